@@ -1,0 +1,89 @@
+"""What a backend is, and how backends are found.
+
+A backend is one real implementation that can run a case. Backends come through the entry-point
+group ``amp_fuzz.backends``: each entry is a function that returns a list of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
+
+__all__ = ["Availability", "Backend", "BackendError", "backends", "choose"]
+
+GROUP = "amp_fuzz.backends"
+
+
+class BackendError(ValueError):
+    """A backend that is unknown or cannot be used here. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a backend can be used here: ``ready``, ``missing`` or ``broken``, and why.
+
+    `detail` is a version when ready, the command that installs it when missing, the error when
+    broken.
+    """
+
+    status: Literal["ready", "missing", "broken"]
+    detail: str
+
+
+class Backend(Protocol):
+    """One real implementation of autocast.
+
+    name: as in ``--backends``. device: the device type whose policy table it implements. trains:
+    whether it can run backward passes. values: whether results have values (fake devices have
+    dtypes and shapes only).
+    """
+
+    name: str
+    device: str
+    trains: bool
+    values: bool
+
+    def availability(self) -> Availability:
+        """Say whether it can be used here."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases and return one observation each; a backend may pack them together."""
+
+    def expect(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases under the reference, on the same tensors and kernels as `run` uses."""
+
+
+@lru_cache(maxsize=1)
+def backends() -> dict[str, Backend]:
+    """Return every installed backend by name, whether or not it can be used here."""
+    found: dict[str, Backend] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        for backend in entry.load()():
+            found[backend.name] = backend
+    return found
+
+
+def choose(names: Iterable[str]) -> list[Backend]:
+    """Return the backends of these names; ``all`` is every one that is ready here.
+
+    Raises `BackendError` for an unknown name, with the nearest one.
+    """
+    known = backends()
+    chosen: dict[str, Backend] = {}
+    for name in names:
+        if name == "all":
+            chosen |= {n: b for n, b in known.items() if b.availability().status == "ready"}
+        elif name in known:
+            chosen[name] = known[name]
+        else:
+            near = difflib.get_close_matches(name, [*known, "all"], n=1)
+            hint = f": did you mean {near[0]!r}?" if near else f": use {', '.join(known)} or all"
+            raise BackendError(f"no backend is called {name!r}{hint}")
+    return list(chosen.values())

@@ -1,0 +1,137 @@
+"""Accelerators that this machine does not have: their real autocast kernels on fake tensors.
+
+Under `FakeTensorMode` a CPU-only torch runs the autocast kernels of cuda, xpu, mps, mtia and maia
+on tensors without values, so that dtypes, shapes and errors of the autocast layer can be checked on
+any machine. ``torch.autocast("cuda")`` disables itself where CUDA is missing, so the state is set
+through the same public setters that it uses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from amp_fuzz import harness
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.guards import register_guard
+from amp_fuzz.backends.reference import reference_runtime
+from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation, Runtime
+
+__all__ = ["FakeAutocast", "FakeBackend", "backends"]
+
+
+class FakeAutocast:
+    """``torch.autocast`` for a device that is not there, through the setters that it uses itself.
+
+    Like `torch.autocast`, it disables for a dtype that the device does not support; cuda takes any.
+    """
+
+    def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
+        self.device = device_type
+        self.dtype = torch.get_autocast_dtype(device_type) if dtype is None else dtype
+        halves = (torch.float16, torch.bfloat16)
+        self.enabled = enabled and (device_type == "cuda" or self.dtype in halves)
+        self.cache = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
+        self.saved = []
+
+    def set(self, enabled, dtype, cache):  # type: ignore[no-untyped-def]
+        torch.set_autocast_enabled(self.device, enabled)
+        torch.set_autocast_dtype(self.device, dtype)
+        torch.set_autocast_cache_enabled(cache)
+        if self.device == "maia":
+            # Fake maia tensors lack the autocast key that those of the other devices carry (seen
+            # on torch 2.13), so it is put on every dispatch of this thread instead.
+            torch._C._dispatch_tls_set_dispatch_key_included("AutocastMAIA", enabled)
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        d = self.device
+        before = (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+        self.saved.append((*before, torch.is_autocast_cache_enabled()))
+        self.set(self.enabled, self.dtype, self.cache)
+        torch.autocast_increment_nesting()
+        return self
+
+    def __exit__(self, *error):  # type: ignore[no-untyped-def]
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        self.set(*self.saved.pop())
+
+    def __call__(self, function):  # type: ignore[no-untyped-def]
+        def decorated(*args, **kwargs):  # type: ignore[no-untyped-def]
+            with self:
+                return function(*args, **kwargs)
+
+        return decorated
+
+
+# Fake kernels log every error that they raise; here an error is an observation like any other.
+_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Enter a `FakeTensorMode` that does not log."""
+    level = _LOGGER.level
+    _LOGGER.setLevel(logging.CRITICAL + 1)
+    try:
+        with FakeTensorMode():
+            yield
+    finally:
+        _LOGGER.setLevel(level)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeBackend:
+    """The real autocast kernels of a device type, on fake tensors."""
+
+    device: str
+    trains: bool = False
+    values: bool = False
+
+    @property
+    def name(self) -> str:
+        """``fake-cuda``, ``fake-xpu``, ..."""
+        return f"fake-{self.device}"
+
+    def availability(self) -> Availability:
+        """Say whether this torch knows autocast for the device type."""
+        if not torch.amp.is_autocast_available(self.device):
+            return Availability("missing", f"torch {torch.__version__} has no autocast for it")
+        if not register_guard(self.device):
+            return Availability("broken", "libc10 has no registry of device guards that we know")
+        return Availability("ready", f"torch {torch.__version__}, no values")
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases one by one under a fake mode each."""
+        register_guard(self.device)
+        runtime = Runtime(
+            device=self.device,
+            autocast=FakeAutocast,
+            checkpoint=torch.utils.checkpoint.checkpoint,
+            custom_fwd=torch.amp.custom_fwd,
+            custom_bwd=torch.amp.custom_bwd,
+            state=lambda: torch_state(self.device),
+            reset=lambda: reset_state(self.device),
+            scope=fake_tensors,
+            fake=True,
+        )
+        return [harness.run(case, runtime) for case in cases]
+
+    def expect(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases under the reference on fake tensors too."""
+        register_guard(self.device)
+        runtime = reference_runtime(self.device, scope=fake_tensors, fake=True)
+        return [runtime.run(case) for case in cases]
+
+
+def backends() -> list[Backend]:
+    """Return one backend for each accelerator that has a policy table."""
+    return [FakeBackend(device) for device in ("cuda", "xpu", "mps", "mtia", "maia")]

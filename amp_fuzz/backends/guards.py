@@ -1,0 +1,71 @@
+"""Stand-in device guards, so that a CPU-only torch can work with fake accelerator tensors.
+
+Autograd and in-place ops ask for the *device guard* of a tensor's device. A torch that was built
+without the device has none: an in-place op on a fake tensor raises, and a leaf that requires grad
+aborts the process. libc10 has a guard that does nothing (`NoOpDeviceGuardImpl`, registered for the
+meta device) and an exported constructor with which out-of-tree devices register theirs
+(`DeviceGuardImplRegistrar`); here the one is registered through the other for devices that have
+none. Forward passes then work, with weights that require grad; backward passes still need a
+device thread of the autograd engine, and raise.
+
+This is the one place that does so. It checks what it finds before it writes anything, and
+`tests/backends/test_guards.py` would notice a change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+__all__ = ["has_guard", "register_guard"]
+
+# c10/core/DeviceType.h: numbers that serialised models rely on, so they never change.
+_TYPES = {"cpu": 0, "cuda": 1, "maia": 8, "xpu": 12, "mps": 13, "meta": 14, "mtia": 19}
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_REGISTRAR = (
+    "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+)
+
+
+@lru_cache(maxsize=1)
+def _c10() -> tuple[ctypes.CDLL, ctypes.Array[ctypes.c_void_p]] | None:
+    """Return libc10 and its registry of guards, or None where they are not what we expect."""
+    suffix = {"linux": "so", "darwin": "dylib"}.get(sys.platform)
+    path = Path(torch.__file__).parent / "lib" / f"libc10.{suffix}"
+    if suffix is None or not path.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        registry = (ctypes.c_void_p * 20).in_dll(library, _REGISTRY)
+        library[_REGISTRAR]
+    except (OSError, ValueError, AttributeError):
+        return None
+    # The CPU and the meta device always have a guard: if these slots are empty, the layout is not
+    # the one that we know.
+    known = registry[_TYPES["cpu"]] and registry[_TYPES["meta"]]
+    return (library, registry) if known else None
+
+
+def has_guard(device: str) -> bool:
+    """Return whether a device type has a guard, its own or the stand-in."""
+    found = _c10()
+    return found is not None and bool(found[1][_TYPES[device]])
+
+
+def register_guard(device: str) -> bool:
+    """Give a device type the guard that does nothing, if it has none; return whether it has one."""
+    found = _c10()
+    if found is None:
+        return False
+    library, registry = found
+    if not registry[_TYPES[device]]:
+        register = library[_REGISTRAR]
+        register.argtypes = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p]
+        register.restype = None
+        this = ctypes.create_string_buffer(16)  # the registrar object itself has no members
+        register(this, _TYPES[device], registry[_TYPES["meta"]])
+    return bool(registry[_TYPES[device]])

@@ -1,0 +1,213 @@
+"""Cases: a program, the plan that drives it, and a seed. Everything needed to run it again.
+
+A case is canonical JSON, and its id a hash of that JSON: the same on every machine and version.
+This module imports neither torch nor Hypothesis, and nothing that it reads is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    Node,
+    Program,
+    ProgramError,
+    Region,
+    check_context,
+    show_context,
+)
+
+__all__ = ["FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
+
+FORMAT = 1
+
+Entry: TypeAlias = Literal["context", "decorator", "custom_fwd"]
+Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
+
+
+class CaseError(ValueError):
+    """A case that cannot be read. The message names the file, the place and the way out."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a program is driven.
+
+    contexts: the autocast contexts around it, outermost first; none runs it bare.
+    entry: how the innermost context is entered: a ``with`` block, autocast as a decorator, or an
+        ``autograd.Function`` with ``custom_fwd`` and ``custom_bwd`` (its backward recomputes the
+        program under the autocast state of its forward).
+    backward: where the backward pass stands; ``under`` is under `backward_context`.
+    second: what follows: another backward over the retained graph, or a double backward.
+    steps: training steps with an in-place weight update after each; `loop` says whether the steps
+        share one context or enter it anew.
+    first_pass: a forward pass in the same context first, under that mode.
+    calls: how often the program is called in the context; the later calls are observed too.
+    checkpoint: whether the whole program is one checkpoint.
+    thread: ``inside`` calls the program in another thread within the context (autocast state is
+        thread-local, so it runs bare); ``whole`` does everything in another thread.
+    interrupted: an earlier pass ends in an exception inside the context, then weights change.
+    scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
+    """
+
+    contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
+    entry: Entry = "context"
+    backward: Backward = "outside"
+    backward_context: Autocast | None = None
+    second: Literal["none", "retain", "double"] = "none"
+    steps: int = 1
+    loop: Literal["outside", "inside"] = "outside"
+    first_pass: Literal["none", "no_grad", "inference_mode"] = "none"
+    calls: int = 1
+    checkpoint: Literal["none", "reentrant", "non_reentrant"] = "none"
+    thread: Literal["none", "inside", "whole"] = "none"
+    interrupted: bool = False
+    scaler: bool = False
+
+    def __str__(self) -> str:
+        contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
+        words = []
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "contexts" and value != field.default:
+                shown = show_context(value) if isinstance(value, Autocast) else value
+                words.append(f"{field.name}={shown}")
+        return ", ".join([contexts, *words])
+
+    def check(self) -> None:
+        """Raise `ProgramError` unless the plan can be driven."""
+        for i, context in enumerate(self.contexts):
+            check_context(context, f"$.contexts[{i}]")
+        if self.backward_context is not None:
+            check_context(self.backward_context, "$.backward_context")
+        if (self.backward == "under") != (self.backward_context is not None):
+            raise ProgramError("$.backward_context belongs to backward='under', and only to it")
+        for name, low, high in (("steps", 1, 8), ("calls", 1, 8)):
+            if not low <= getattr(self, name) <= high:
+                raise ProgramError(f"$.{name}={getattr(self, name)}: use {low} to {high}")
+        if self.backward == "none" and (self.second != "none" or self.steps > 1 or self.scaler):
+            raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
+        if self.entry != "context" and not self.contexts:
+            raise ProgramError(f"$.entry={self.entry!r} needs a context")
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A program, its plan, and the seed of its input values. `version` is the format's."""
+
+    program: Program
+    plan: Plan = Plan()
+    seed: int = 0
+    version: int = FORMAT
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen hex digits of a hash of the canonical JSON."""
+        return hashlib.blake2b(self.json(), digest_size=8).hexdigest()
+
+    def json(self) -> bytes:
+        """Return the canonical JSON: every field, in order, without spaces."""
+        return msgspec.json.encode(self)
+
+    def __str__(self) -> str:
+        return f"case {self.id} seed={self.seed}\nplan: {self.plan}\n{self.program}"
+
+
+def loads(text: bytes | str, where: str = "case") -> Case:
+    """Read a case from JSON and check all that can be checked without the catalogue.
+
+    Raises `CaseError` with one line that names the place: ``case: $.program.body[2].op: ...``.
+    """
+    try:
+        head = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CaseError(
+            f"{where}: not JSON, or cut short ({error}): write the file again, or restore it"
+        ) from error
+    version = head.get("version", FORMAT) if isinstance(head, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise CaseError(
+            f"{where}: $.version={version} was written by a newer amp-fuzz (this one reads up to "
+            f"{FORMAT}): upgrade amp-fuzz"
+        )
+    try:
+        case = msgspec.convert(head, Case)
+        case.program.check()
+        case.plan.check()
+    except (msgspec.ValidationError, ProgramError, RecursionError) as error:
+        raise CaseError(f"{where}: {error}") from error
+    return case
+
+
+def load(path: Path | str) -> Case:
+    """Read a case file. Raises `CaseError` for what cannot be read, naming the file."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise CaseError(f"{path}: {error.strerror}: give the path of a case file") from error
+    return loads(text, str(path))
+
+
+def bare(case: Case) -> Case:
+    """Return the case with no autocast context anywhere: what autocast with enabled=False means."""
+    plan = msgspec.structs.replace(
+        case.plan, contexts=(), entry="context", backward_context=None, backward=_bare(case.plan)
+    )
+    program = msgspec.structs.replace(case.program, body=_strip(case.program.body))
+    return msgspec.structs.replace(case, plan=plan, program=program)
+
+
+def _bare(plan: Plan) -> Backward:
+    return "outside" if plan.backward == "under" else plan.backward
+
+
+def _strip(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for node in body:
+        if not isinstance(node, Region):
+            nodes.append(node)
+        elif isinstance(node.context, Autocast):
+            nodes += _strip(node.body)
+        else:
+            nodes.append(Region(node.context, _strip(node.body)))
+    return tuple(nodes)
+
+
+def map_autocast(case: Case, **changes: object) -> Case:
+    """Return the case with those fields changed in every autocast context that it holds."""
+
+    def change(context: Autocast) -> Autocast:
+        return msgspec.structs.replace(context, **changes)
+
+    def walk(body: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(
+            Region(
+                change(n.context) if isinstance(n.context, Autocast) else n.context, walk(n.body)
+            )
+            if isinstance(n, Region)
+            else n
+            for n in body
+        )
+
+    plan = case.plan
+    under = plan.backward_context
+    plan = msgspec.structs.replace(
+        plan,
+        contexts=tuple(change(c) for c in plan.contexts),
+        backward_context=None if under is None else change(under),
+    )
+    program = msgspec.structs.replace(case.program, body=walk(case.program.body))
+    return msgspec.structs.replace(case, plan=plan, program=program)
+
+
+def has_context(body: tuple[Node, ...], kind: type[Checkpoint] | type[Autocast]) -> bool:
+    """Return whether a body holds a region of that kind."""
+    return any(
+        isinstance(n, Region) and (isinstance(n.context, kind) or has_context(n.body, kind))
+        for n in body
+    )

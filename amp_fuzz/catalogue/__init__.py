@@ -1,0 +1,99 @@
+"""Which ops exist and how they may be called: one file a family, one entry an op.
+
+``CATALOGUE`` maps an op's name to its entry. `check` looks up everything that a program names, so
+that a program which passes can be turned into source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value
+from amp_fuzz.program import Node, Program, ProgramError, Region, Statement
+
+__all__ = [
+    "CATALOGUE",
+    "FORMS",
+    "Builder",
+    "Call",
+    "Op",
+    "Out",
+    "Value",
+    "check",
+    "families",
+    "select",
+]
+
+for _module in pkgutil.iter_modules(__path__):
+    if _module.name != "core":
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+CATALOGUE: Mapping[str, Op] = MappingProxyType(dict(sorted(REGISTRY.items())))
+
+
+def families(ops: Iterable[Op] | None = None) -> tuple[str, ...]:
+    """Return the names of the families (of all ops, or of those given), sorted."""
+    return tuple(sorted({op.family for op in (CATALOGUE.values() if ops is None else ops)}))
+
+
+def select(patterns: Iterable[str]) -> tuple[Op, ...]:
+    """Return the ops that any of the patterns matches, in the order of the catalogue.
+
+    A pattern is an op name, a family, or a glob over op names (``"conv*"``). A pattern that
+    matches nothing raises `ProgramError` with the nearest names.
+    """
+    import fnmatch
+
+    chosen: set[str] = set()
+    for pattern in patterns:
+        hits = {
+            name
+            for name, op in CATALOGUE.items()
+            if op.family == pattern or fnmatch.fnmatchcase(name, pattern)
+        }
+        if not hits:
+            raise ProgramError(
+                f"no op or family matches {pattern!r}{_hint(pattern, [*CATALOGUE, *families()])}"
+            )
+        chosen |= hits
+    return tuple(op for name, op in CATALOGUE.items() if name in chosen)
+
+
+def check(program: Program) -> None:
+    """Raise `ProgramError` unless the program is well formed and the catalogue knows all of it."""
+    program.check()
+    _check_body(program.body, "$.body")
+
+
+def _check_body(body: tuple[Node, ...], where: str) -> None:
+    for i, node in enumerate(body):
+        if isinstance(node, Region):
+            _check_body(node.body, f"{where}[{i}].body")
+        else:
+            _check_statement(node, f"{where}[{i}]")
+
+
+def _check_statement(statement: Statement, where: str) -> None:
+    op = CATALOGUE.get(statement.op)
+    if op is None:
+        raise ProgramError(
+            f"{where}.op={statement.op!r} is not in the catalogue{_hint(statement.op, CATALOGUE)}"
+        )
+    if statement.form not in op.forms:
+        raise ProgramError(
+            f"{where}.form={statement.form!r}: {op.name} has {', '.join(op.forms)}"
+        )
+    if not statement.outputs:
+        raise ProgramError(f"{where}.outputs is empty: name at least one output")
+    for name, _ in statement.kwargs:
+        if not (name.isascii() and name.isidentifier()):
+            raise ProgramError(f"{where}.kwargs has {name!r}, which is not a keyword")
+
+
+def _hint(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,243 @@
+"""What a catalogue entry is: an op, the forms in which it may be called, and how to draw a call.
+
+A catalogue file registers ops with the `op` decorator. The decorated function draws one call from
+a `Builder` and says what comes out; it is the same for every form. Forms are templates of Python
+source, so that the catalogue is also the one place where an op name becomes code.
+
+No file in this package knows an autocast policy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+__all__ = ["Builder", "Call", "Kind", "Op", "Out", "Value", "op", "out"]
+
+Shape: TypeAlias = tuple[int, ...]
+Kind: TypeAlias = Literal["float", "real", "int", "index", "bool", "complex", "any"]
+Form: TypeAlias = Literal["function", "method", "operator", "inplace", "out", "overload", "module"]
+FORMS: tuple[Form, ...] = (
+    "function",
+    "method",
+    "operator",
+    "inplace",
+    "out",
+    "overload",
+    "module",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor at hand while a program is drawn: its shape, and the dtype it is expected to have.
+
+    `writable` says that an in-place op may write it: it is neither an input that others read nor a
+    view of one.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    writable: bool = False
+    requires_grad: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """An output of a call: its shape and dtype.
+
+    `dtype` None is the floating dtype that the op computes in. `keep` False is an output that
+    programs do not use, such as a workspace. `compare` False would hide bugs; there is none.
+    """
+
+    shape: Shape
+    dtype: str | None = None
+    keep: bool = True
+
+
+def out(*shapes: Shape, dtype: str | None = None) -> tuple[Out, ...]:
+    """Return one `Out` for each shape, all of that dtype."""
+    return tuple(Out(tuple(shape), dtype) for shape in shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One drawn call: positional arguments, keyword arguments, outputs.
+
+    Arguments are values, Python literals, or lists of these. `outputs` may be given as one shape.
+    """
+
+    args: tuple[Any, ...]
+    outputs: tuple[Out, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Builder(Protocol):
+    """What a catalogue entry may draw. `strategies.builder` implements it.
+
+    Every choice shrinks towards its first option, its lower bound, or a fresh small input.
+    """
+
+    form: str
+    """The form that is being drawn; an entry seldom needs it."""
+
+    def int(self, low: int, high: int) -> int:
+        """Draw an integer from `low` to `high`, both included."""
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        """Draw one of the options."""
+
+    def flag(self) -> bool:
+        """Draw a boolean, shrinking to False."""
+
+    def dim(self) -> int:
+        """Draw the size of a dimension, 1 or more; small most of the time."""
+
+    def shape(self, low: int = 0, high: int = 3, *, empty: bool = True) -> Shape:
+        """Draw a shape of `low` to `high` dimensions; with `empty`, seldom one with a zero in it."""
+
+    def tensor(
+        self,
+        shape: Shape | None = None,
+        *,
+        rank: int | tuple[int, int] | None = None,
+        kind: Kind = "float",
+        dtype: str | None = None,
+        domain: str | None = None,
+        bound: int = 0,
+        empty: bool = False,
+        weight: bool = False,
+        grad: bool = True,
+    ) -> Value:
+        """Draw a tensor: a value that the program already has and that fits, or a fresh input.
+
+        `shape` None draws any of `rank` (an exact rank or inclusive bounds; default 0 to 3).
+        `domain` asks for a fresh input of that value domain; ``kind="index"`` for int64 in
+        ``[0, bound)``. `empty` allows a dimension of size 0 where the shape is drawn. `weight`
+        prefers a leaf that requires grad. `grad` False: a tensor that does not require grad.
+        Without `dtype` the dtype follows `kind`, and the op's `mixed` rule: an op with
+        ``mixed="raises"`` gets tensors of one dtype most of the time.
+        """
+
+    def receiver(self, shape: Shape | None = None, **options: Any) -> Value:
+        """Draw the tensor that a method is called on: writable if the form is in-place."""
+
+    def broadcastable(self, shape: Shape, *, kind: Kind = "float") -> Value:
+        """Draw a tensor that broadcasts to `shape`, itself of that shape most of the time."""
+
+    def scalar(self, kind: Literal["float", "int"] = "float") -> Any:
+        """Draw a Python number."""
+
+    def dimension(self, rank: int) -> int:
+        """Draw a dimension of a tensor of `rank`, counted from either end."""
+
+    def options(self, **options: Sequence[Any]) -> dict[str, Any]:
+        """Draw keyword arguments; one whose first option is drawn is left out (it is the default)."""
+
+
+Build: TypeAlias = Callable[[Any], Call]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An op of the catalogue.
+
+    name: the key in a case file. family: the catalogue file. overloads: the ATen overloads whose
+    autocast kernels the forms reach on some device, the first one deciding what dtype is expected;
+    empty for an op that no table lists. forms: form -> template. mixed: whether floating inputs of
+    several dtypes promote or raise where autocast does not cast. floats: the floating dtypes that
+    kernels take. devices: device types where it can run; None is all. view: the output may share
+    memory with the first argument. unpacks: it returns a sequence even when that holds one tensor.
+    """
+
+    name: str
+    family: str
+    overloads: tuple[str, ...]
+    forms: Mapping[str, str]
+    build: Build
+    mixed: Literal["promotes", "raises"] = "promotes"
+    floats: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64")
+    devices: tuple[str, ...] | None = None
+    view: bool = False
+    unpacks: bool = False
+
+    def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
+        """Return the Python expression of a call, from the source text of its arguments."""
+        template = self.forms[form]
+        words = [*args, *(f"{name}={text}" for name, text in kwargs)]
+
+        def fill(match: re.Match[str]) -> str:
+            key = match[1]
+            if key == "args":
+                return ", ".join(words)
+            if key.startswith("args"):  # {args1}: all but the first
+                return ", ".join(words[int(key[4:]) :])
+            return args[int(key)] if key.isdigit() else dict(kwargs)[key]
+
+        return _HOLE.sub(fill, template)
+
+
+_HOLE = re.compile(r"\{([a-z]*\d*)\}")
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(
+    name: str,
+    *overloads: str,
+    function: str | None = None,
+    method: str | None = None,
+    operator: str | None = None,
+    inplace: str | None = None,
+    out: str | None = None,
+    overload: str | None = None,
+    module: str | None = None,
+    mixed: Literal["promotes", "raises"] = "promotes",
+    floats: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64"),
+    devices: tuple[str, ...] | None = None,
+    view: bool = False,
+    unpacks: bool = False,
+) -> Callable[[Build], Build]:
+    """Register an op whose calls the decorated function draws.
+
+    `overloads` are written ``"aten::addmm"``. Forms: `function` and `out` are a callable
+    (``"torch.addmm"``), `method` and `inplace` a method name, `operator` a template
+    (``"{0} @ {1}"``), `overload` a callable under ``torch.ops.aten``, `module` a template for
+    what none of these says. A template has holes ``{0}``, ``{1}`` for positional arguments,
+    ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
+    form may be given as a template: text with a hole is taken as one.
+    """
+
+    def template(text: str, plain: str) -> str:
+        return text if "{" in text else plain.format(text)
+
+    def register(build: Build) -> Build:
+        given: list[tuple[str, str | None, str]] = [
+            ("function", function, "{}({{args}})"),
+            ("method", method, "{{0}}.{}({{args1}})"),
+            ("operator", operator, "{}"),
+            ("inplace", inplace, "{{0}}.{}({{args1}})"),
+            ("out", out, "{}({{args}})"),
+            ("overload", overload, "torch.ops.aten.{}({{args}})"),
+            ("module", module, "{}({{args}})"),
+        ]
+        forms = {form: template(text, plain) for form, text, plain in given if text is not None}
+        if not forms:
+            raise ValueError(f"op {name!r} has no form: give at least one, as in function='torch.mm'")
+        if name in REGISTRY:
+            raise ValueError(f"op {name!r} is registered twice")
+        family = build.__module__.rpartition(".")[2]
+        REGISTRY[name] = Op(
+            name, family, tuple(overloads), forms, build, mixed, floats, devices, view, unpacks
+        )
+        return build
+
+    return register

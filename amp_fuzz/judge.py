@@ -1,0 +1,226 @@
+"""Run one case on a backend and under the reference, and say how they compare.
+
+This is what a run, a replay, the minimiser and the pytest plugin all share.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.harness import Observation
+from amp_fuzz.known import Known
+from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, compare, within
+from amp_fuzz.program import statements
+from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
+from amp_fuzz.reference import KernelCall, quirks
+
+__all__ = ["Judge", "Verdict"]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How a case came out on a backend."""
+
+    case: Case
+    backend: str
+    outcome: Outcome
+    divergence: Divergence | None = None
+    known: str = ""
+    kernels: Sequence[KernelCall] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def record(self, family: str) -> CaseRecord:
+        """Return the record of the case."""
+        counts: Counter[tuple[str, str, str]] = Counter(
+            (k.overload, k.policy.value, ",".join(str(d).removeprefix("torch.") for d in k.dtypes))
+            for k in self.kernels
+        )
+        return CaseRecord(
+            id=self.case.id,
+            backend=self.backend,
+            family=family,
+            outcome=self.outcome,
+            ops=tuple(s.op for s in statements(self.case.program.body)),
+            kernels=tuple(KernelRecord(*key, count) for key, count in counts.items()),
+            seconds={k: round(v, 6) for k, v in self.seconds.items()},
+        )
+
+    def finding(self, family: str, minimised: Case | None = None) -> DivergenceRecord:
+        """Return the record of the divergence."""
+        assert self.divergence is not None
+        d = self.divergence
+        op = guilty_op(minimised or self.case, d)
+        kernel = _kernel_of(op, self.kernels)
+        return DivergenceRecord(
+            backend=self.backend,
+            kind=d.kind,
+            where=d.where,
+            op=op,
+            policy=kernel.policy.value if kernel else "none",
+            dtypes=",".join(str(t).removeprefix("torch.") for t in kernel.dtypes) if kernel else "",
+            expected=d.expected,
+            observed=d.observed,
+            known=self.known,
+            case=self.case,
+            minimised=minimised,
+            family=family,
+        )
+
+
+def guilty_op(case: Case, divergence: Divergence) -> str:
+    """Return the op of the statement where a divergence shows, or "" where none is named.
+
+    A value names the statement that made it, an error the line that raised it. A gradient names no
+    statement, unless the program has only one.
+    """
+    made = {name: s.op for s in statements(case.program.body) for name in s.outputs}
+    where = divergence.where
+    if divergence.kind == "raise" and " = " in where:
+        where = where.partition(" = ")[0].partition(",")[0].strip()
+    label = where.rpartition(": ")[2].rpartition(".")[2] or where
+    if label in made:
+        return made[label]
+    ops = {s.op for s in statements(case.program.body)}
+    return ops.pop() if len(ops) == 1 else ""
+
+
+def _kernel_of(op: str, kernels: Sequence[KernelCall]) -> KernelCall | None:
+    entry = CATALOGUE.get(op)
+    wanted = {o.removeprefix("aten::") for o in entry.overloads} if entry else set()
+    return next((k for k in kernels if k.overload in wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges cases on one backend.
+
+    relations: how many metamorphic relations each case is put to: ``none``, ``one`` (a different
+    one from case to case) or ``all``. known: the entries that may explain a divergence.
+    """
+
+    backend: Backend
+    known: Sequence[Known] = ()
+    relations: Literal["none", "one", "all"] = "one"
+
+    def judge(self, case: Case) -> Verdict:
+        """Run a case and compare; a divergence is confirmed before it is reported."""
+        clock = _Clock()
+        backend = self.backend
+        expected = backend.expect([case])[0]
+        clock.lap("reference")
+        observed = backend.run([case])[0]
+        clock.lap("backend")
+        found = compare(expected, observed, values=backend.values)
+        found = found or within(case, observed, values=backend.values)
+        clock.lap("oracle")
+        if found is None and observed.raised is None and backend.values:
+            found = self._relate(case)
+            clock.lap("relations")
+        verdict = Verdict(
+            case, backend.name, "agreed", kernels=expected.kernels, seconds=clock.laps
+        )
+        if found is None:
+            verdict.outcome = "raised" if observed.raised else "agreed"
+            return verdict
+        verdict.divergence = self._confirm(case, found, expected, observed)
+        verdict.known = self.explain(case, verdict.divergence)
+        verdict.outcome = "known" if verdict.known else "diverged"
+        clock.lap("confirm")
+        return verdict
+
+    def _run(self, case: Case) -> Observation:
+        return self.backend.run([case])[0]
+
+    def _relate(self, case: Case) -> Divergence | None:
+        relations = list(RELATIONS.values())
+        if self.relations == "none":
+            return None
+        if self.relations == "one":
+            relations = [relations[case.seed % len(relations)]]
+        for relation in relations:
+            found = check_relation(relation, case, self._run, values=self.backend.values)
+            if found is not None:
+                return found
+        return None
+
+    def _confirm(
+        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+    ) -> Divergence:
+        """Run both sides again: what does not stay as it was is nondeterminism, not a finding of
+        another kind."""
+        for _ in range(3):
+            for first, side in ((expected, self.backend.expect), (observed, self.backend.run)):
+                changed = compare(first, side([case])[0], values=self.backend.values)
+                if changed is not None:
+                    return replace(changed, kind="nondeterminism")
+        if found.kind == "relation" and self._relate_all(case) is None:
+            return replace(found, kind="nondeterminism")
+        return found
+
+    def _relate_all(self, case: Case) -> Divergence | None:
+        return within(case, self._run(case)) or replace(self, relations="all")._relate(case)
+
+    def explain(self, case: Case, found: Divergence) -> str:
+        """Return the ids of the known entries that explain a divergence, joined by +, or ""."""
+        entries = [k for k in self.known if k.on(self.backend.name)]
+        op = guilty_op(case, found)
+        for entry in entries:
+            if entry.explains(found.kind, op):
+                return entry.id
+        quirky = [k for k in entries if k.quirk]
+        for chosen in [[k] for k in quirky] + ([quirky] if len(quirky) > 1 else []):
+            if self._agrees_with(case, found, [k.quirk for k in chosen]):
+                return "+".join(k.id for k in chosen)
+        return ""
+
+    def _agrees_with(self, case: Case, found: Divergence, names: Sequence[str]) -> bool:
+        """Return whether the reference, imitating these bugs, agrees with the backend.
+
+        A relation is between two runs of the backend: it is explained if the imitating reference
+        breaks it in the same way.
+        """
+        with quirks(names):
+            if found.kind == "relation":
+                return self._broken_by_reference(case, found)
+            expected = self.backend.expect([case])[0]
+        return compare(expected, self._run(case), values=self.backend.values) is None
+
+    def _broken_by_reference(self, case: Case, found: Divergence) -> bool:
+        def run(variant: Case) -> Observation:
+            return self.backend.expect([variant])[0]
+
+        name = found.where.partition(":")[0]
+        relation = RELATIONS.get(name)
+        if relation is None:
+            broken = within(case, run(case), values=self.backend.values)
+        else:
+            broken = check_relation(relation, case, run, values=self.backend.values)
+        return broken is not None and broken.where == found.where
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+@contextmanager
+def quiet() -> Iterator[Mapping[str, int]]:
+    """Silence warnings of cases for a batch: deprecations of the ops themselves are not findings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield {}

@@ -1,0 +1,78 @@
+"""The list of known findings: divergences that are explained, and do not fail a run.
+
+An entry says what diverges, why, and where it is discussed. Most name a *quirk* of the reference:
+an upstream bug that the reference can imitate; the entry explains a divergence only if imitating
+it makes the two sides agree on the whole case. So an entry never hides another bug of the same op.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Known", "KnownError", "load_known", "shipped"]
+
+
+class KnownError(ValueError):
+    """A known list that cannot be read. The message names the file and the place."""
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry.
+
+    id: a name for it, the file name of its page in docs/findings/. what, why: one line each.
+    link: the upstream issue, if there is one. quirk: the quirk that must make the case agree.
+    Without one, `kinds` and `ops` say which divergences it explains: all of a kind, at an op.
+    backends: globs over backend names. torch: the versions that have it.
+    """
+
+    id: str
+    what: str
+    why: str
+    link: str = ""
+    quirk: str = ""
+    kinds: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ("*",)
+    torch: str = ">=2.7"
+
+    def on(self, backend: str) -> bool:
+        """Return whether the entry speaks of a backend."""
+        return any(fnmatch.fnmatchcase(backend, pattern) for pattern in self.backends)
+
+    def explains(self, kind: str, op: str) -> bool:
+        """Return whether an entry without a quirk explains a divergence of a kind at an op."""
+        return not self.quirk and kind in self.kinds and op in self.ops
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    known: tuple[Known, ...] = ()
+
+
+def shipped() -> tuple[Known, ...]:
+    """Return the entries that come with the package."""
+    path = resources.files("amp_fuzz") / "known.toml"
+    return _parse(path.read_text(), "amp_fuzz/known.toml")
+
+
+def load_known(path: Path) -> tuple[Known, ...]:
+    """Read a user's own list. Raises `KnownError`."""
+    try:
+        return _parse(path.read_text(), str(path))
+    except OSError as error:
+        raise KnownError(f"{path}: {error.strerror}") from error
+
+
+def _parse(text: str, where: str) -> tuple[Known, ...]:
+    try:
+        known = msgspec.convert(tomllib.loads(text), _File).known
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise KnownError(f"{where}: {error}") from error
+    for entry in known:
+        if not entry.quirk and not (entry.kinds and entry.ops):
+            raise KnownError(f"{where}: {entry.id}: give a quirk, or kinds and ops")
+    return known

@@ -1,0 +1,159 @@
+"""Compare what a backend did with what the reference says, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+from amp_fuzz.harness import Observation, Raised, bits
+
+__all__ = ["Divergence", "Kind", "compare", "describe"]
+
+Kind: TypeAlias = Literal[
+    "raise",
+    "dtype",
+    "shape",
+    "bitwise",
+    "nonfinite",
+    "grad-missing",
+    "grad-dtype",
+    "grad-shape",
+    "grad-bitwise",
+    "grad-nonfinite",
+    "state",
+    "nondeterminism",
+    "relation",
+    "crash",
+    "timeout",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """An expectation and an observation that nothing reconciles.
+
+    kind: what differs. where: the label of the value (``v3``, ``w1.grad``), the source line that
+    raised, or the relation's name. expected, observed: both sides, short.
+    """
+
+    kind: Kind
+    where: str
+    expected: str
+    observed: str
+
+
+def compare(
+    expected: Observation, observed: Observation, *, values: bool = True
+) -> Divergence | None:
+    """Return the first divergence in the order of execution, or None.
+
+    Later ones are mostly consequences of the first. `values` False compares dtypes, shapes and
+    errors only (fake devices). A case that raises the same error at the same line on both sides
+    agrees; the text of the message may differ.
+    """
+    for label, want in expected.values.items():
+        if label not in observed.values:
+            break  # the backend raised before this label
+        found = _value(label, want, observed.values[label], values=values)
+        if found is not None:
+            return found
+    if _signature(expected.raised) != _signature(observed.raised):
+        return Divergence(
+            "raise",
+            (observed.raised or expected.raised or _NOTHING).text,
+            _show_raised(expected.raised),
+            _show_raised(observed.raised),
+        )
+    if observed.leaked is not None and expected.leaked is None:
+        return Divergence("state", "after the case", "state as before", observed.leaked)
+    return None
+
+
+_NOTHING = Raised("", "", 0, "")
+
+
+def _signature(raised: Raised | None) -> tuple[str, int] | None:
+    return None if raised is None else (raised.kind, raised.line)
+
+
+def _show_raised(raised: Raised | None) -> str:
+    if raised is None:
+        return "no error"
+    first = raised.message.strip().splitlines()[0] if raised.message.strip() else ""
+    return f"{raised.kind}: {first[:300]}"
+
+
+def _value(
+    label: str, want: torch.Tensor | None, got: torch.Tensor | None, *, values: bool
+) -> Divergence | None:
+    grad = label.endswith(".grad")
+    if want is None or got is None:
+        if want is got:
+            return None
+        kind: Kind = "grad-missing" if grad else "shape"
+        return Divergence(kind, label, describe(want), describe(got))
+    if want.dtype != got.dtype:
+        return Divergence("grad-dtype" if grad else "dtype", label, _dtype(want), _dtype(got))
+    if want.shape != got.shape:
+        shapes = str(list(want.shape)), str(list(got.shape))
+        return Divergence("grad-shape" if grad else "shape", label, *shapes)
+    if not values or same(want, got):
+        return None
+    if nonfinite_differs(want, got):
+        kind = "grad-nonfinite" if grad else "nonfinite"
+    else:
+        kind = "grad-bitwise" if grad else "bitwise"
+    return Divergence(kind, label, *_first_difference(want, got))
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors of one dtype and shape are equal bit for bit.
+
+    -0 differs from 0. NaN equals NaN whatever its payload: hardware and libraries choose it.
+    """
+    x, y = bits(a), bits(b)
+    if torch.equal(x, y):
+        return True
+    a, b = _real(a), _real(b)
+    if not a.is_floating_point():
+        return False
+    differs = x != y
+    return bool(torch.isnan(a[differs]).all() and torch.isnan(b[differs]).all())
+
+
+def _real(t: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
+def nonfinite_differs(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether NaN or infinities stand at different places, or with another sign."""
+    a, b = _real(a), _real(b)
+    if not a.is_floating_point():
+        return False
+    if not torch.equal(torch.isnan(a), torch.isnan(b)):
+        return True
+    infinite = torch.isinf(a) | torch.isinf(b)
+    return not torch.equal(a[infinite], b[infinite])
+
+
+def _first_difference(want: torch.Tensor, got: torch.Tensor) -> tuple[str, str]:
+    a, b = _real(want), _real(got)
+    differs = bits(want) != bits(got)
+    if a.is_floating_point():
+        differs &= ~(torch.isnan(a) & torch.isnan(b))
+    n = int(differs.sum())
+    index = tuple(int(i) for i in torch.nonzero(differs)[0]) if a.dim() else ()
+    x, y = a[index].item(), b[index].item()
+    place = f" at {list(index)}, {n} of {a.numel()} differ, {_dtype(want)}"
+    return f"{x!r}{place}", f"{y!r}{place}"
+
+
+def _dtype(t: torch.Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
+
+
+def describe(t: torch.Tensor | None) -> str:
+    """Return the type of a value, short: ``bfloat16[2, 3]``."""
+    return "None" if t is None else f"{_dtype(t)}{list(t.shape)}"

@@ -1,0 +1,162 @@
+"""Metamorphic relations: what one backend must agree about with itself.
+
+Two kinds. Some compare labels of one observation (`within`): a second call gives what the first
+gave, a second backward over a retained graph what the first gave. The others run a variant of the
+case that must mean the same (`RELATIONS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from amp_fuzz.case import Case, bare, has_context, map_autocast
+from amp_fuzz.harness import Observation
+from amp_fuzz.oracle.compare import Divergence, compare
+from amp_fuzz.program import Autocast
+
+__all__ = ["RELATIONS", "Relation", "check_relation", "within"]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation between two variants of a case.
+
+    pair: returns the two cases whose results must agree, or None where the relation says nothing.
+    forward: it holds for values only, not for gradients.
+    """
+
+    name: str
+    pair: Callable[[Case], tuple[Case, Case] | None]
+    forward: bool = False
+
+
+def within(case: Case, seen: Observation, *, values: bool = True) -> Divergence | None:
+    """Check the relations that hold inside one observation."""
+    if case.plan.calls > 1:
+        found = _pairs(seen, "call0.", "call1.", "second call", values)
+        if found is not None:
+            return found
+    if case.plan.second == "retain":
+        for label in seen.values:
+            if ".again." not in f".{label}":
+                continue
+            first = label.replace("again.", "", 1)
+            found = _pair(seen, first, label, "retained graph", values)
+            if found is not None:
+                return found
+    return None
+
+
+def _pairs(seen: Observation, old: str, new: str, name: str, values: bool) -> Divergence | None:
+    for label in seen.values:
+        if old in label and label.replace(old, new) in seen.values:
+            found = _pair(seen, label, label.replace(old, new), name, values)
+            if found is not None:
+                return found
+    return None
+
+
+def _pair(seen: Observation, first: str, second: str, name: str, values: bool) -> Divergence | None:
+    if first not in seen.values:
+        return None
+    a = Observation(values={second: seen.values[first]})
+    b = Observation(values={second: seen.values[second]})
+    return _rename(compare(a, b, values=values), name)
+
+
+def _rename(found: Divergence | None, name: str) -> Divergence | None:
+    if found is None:
+        return None
+    return Divergence("relation", f"{name}: {found.where}", found.expected, found.observed)
+
+
+def _plan(case: Case, **changes: object) -> Case:
+    return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, **changes))
+
+
+def _uses_autocast(case: Case) -> bool:
+    return bool(case.plan.contexts) or has_context(case.program.body, Autocast)
+
+
+def _cache(case: Case) -> tuple[Case, Case] | None:
+    """Cache on = cache off, in forward; not where weights change inside the outermost context."""
+    if not _uses_autocast(case) or case.plan.loop == "inside" or case.plan.steps > 1:
+        return None
+    return map_autocast(case, cache_enabled=True), map_autocast(case, cache_enabled=False)
+
+
+def _disabled(case: Case) -> tuple[Case, Case] | None:
+    """``enabled=False`` everywhere = no autocast at all."""
+    if not _uses_autocast(case) or case.plan.entry != "context" or case.plan.loop == "inside":
+        return None
+    return map_autocast(case, enabled=False), bare(case)
+
+
+def _entry(case: Case) -> tuple[Case, Case] | None:
+    """A context object, a decorator and ``custom_fwd`` agree."""
+    plan = case.plan
+    if not plan.contexts or plan.loop == "inside" or plan.first_pass != "none":
+        return None
+    if plan.checkpoint != "none" or plan.thread == "inside":
+        return None
+    other = "decorator" if plan.entry == "context" else "context"
+    return case, _plan(case, entry=other)
+
+
+def _checkpoint(case: Case) -> tuple[Case, Case] | None:
+    """A non-reentrant checkpoint = no checkpoint, gradients too."""
+    plan = case.plan
+    if plan.entry != "context" or plan.loop == "inside" or plan.second == "double":
+        return None
+    if plan.backward == "none":
+        return None  # nothing is recomputed
+    if plan.checkpoint not in ("none", "non_reentrant") or plan.thread == "inside":
+        return None
+    if _writes(case):
+        return None  # a recomputed in-place write happens twice
+    return _plan(case, checkpoint="non_reentrant"), _plan(case, checkpoint="none")
+
+
+def _writes(case: Case) -> bool:
+    return any(spec.role == "buffer" for spec in case.program.inputs)
+
+
+RELATIONS: Mapping[str, Relation] = {
+    r.name: r
+    for r in (
+        Relation("cache", _cache, forward=True),
+        Relation("disabled", _disabled),
+        Relation("entry", _entry),
+        Relation("checkpoint", _checkpoint),
+    )
+}
+
+
+def check_relation(
+    relation: Relation, case: Case, run: Callable[[Case], Observation], *, values: bool = True
+) -> Divergence | None:
+    """Run the two variants and compare them, or return None where the relation says nothing."""
+    pair = relation.pair(case)
+    if pair is None:
+        return None
+    forward = relation.forward or "custom_fwd" in (pair[0].plan.entry, pair[1].plan.entry)
+    first, second = run(pair[0]), run(pair[1])
+    if forward:
+        first, second = _forward(first), _forward(second)
+    else:
+        # The two sources differ in their lines: whether they raise is compared, not where.
+        first, second = _lineless(first), _lineless(second)
+    return _rename(compare(first, second, values=values), relation.name)
+
+
+def _forward(seen: Observation) -> Observation:
+    values = {k: v for k, v in seen.values.items() if not k.endswith((".grad", ".updated"))}
+    return Observation(values=values)
+
+
+def _lineless(seen: Observation) -> Observation:
+    raised = seen.raised and type(seen.raised)(seen.raised.kind, seen.raised.message, 0, "")
+    return Observation(values=seen.values, raised=raised)

@@ -1,0 +1,118 @@
+"""What a run writes down: one JSON line an event, append-only, readable without torch.
+
+A run is a folder: ``run.json`` (a `RunRecord`) and ``records-*.jsonl``, one file a worker, of
+`CaseRecord`, `DivergenceRecord` and `EndRecord` lines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.case import Case
+
+__all__ = [
+    "BackendRecord",
+    "CaseRecord",
+    "DivergenceRecord",
+    "EndRecord",
+    "KernelRecord",
+    "Outcome",
+    "Record",
+    "RunRecord",
+]
+
+RECORDS_FORMAT = 1
+
+Outcome: TypeAlias = Literal["agreed", "raised", "known", "diverged"]
+
+
+class BackendRecord(msgspec.Struct, frozen=True):
+    """A backend of a run: its name, device type, and version or why it could not be used.
+
+    `kernels` are the autocast kernels that torch's dispatcher lists for the device and that can be
+    reached; what `CaseRecord.kernels` covers of them is the run's kernel coverage.
+    """
+
+    name: str
+    device: str
+    detail: str
+    kernels: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The head of a run. `started` is UTC in ISO 8601."""
+
+    id: str
+    seed: int
+    profile: str
+    backends: tuple[BackendRecord, ...]
+    versions: dict[str, str]
+    started: str
+    command: str = ""
+    format: int = RECORDS_FORMAT
+
+
+class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
+    """An autocast kernel that a case reached: overload, policy, dtypes of its tensors joined by
+    commas, and how often."""
+
+    overload: str
+    policy: str
+    dtypes: str
+    count: int
+
+
+class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
+    """A case that was run. raised: both sides raised the same error. seconds: wall time by part."""
+
+    id: str
+    backend: str
+    family: str
+    outcome: Outcome
+    ops: tuple[str, ...]
+    kernels: tuple[KernelRecord, ...]
+    seconds: dict[str, float]
+
+
+class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
+    """A divergence, with the case that shows it.
+
+    op, policy, dtypes: of the statement that diverges first ("" where no statement does: a
+    gradient, the state). known: the id of the entry of the known list that explains it, or "".
+    minimised: a smaller case with the same divergence. stable: it came back every time.
+    """
+
+    backend: str
+    kind: str
+    where: str
+    op: str
+    policy: str
+    dtypes: str
+    expected: str
+    observed: str
+    known: str
+    case: Case
+    minimised: Case | None = None
+    explicit: str = ""
+    family: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of the case to replay: the minimised one if there is one."""
+        return (self.minimised or self.case).id
+
+
+class EndRecord(msgspec.Struct, frozen=True, tag="end"):
+    """A worker, or the run, came to its end."""
+
+    backend: str
+    family: str
+    cases: int
+    seconds: float
+    reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+
+
+Record: TypeAlias = CaseRecord | DivergenceRecord | EndRecord

@@ -1,0 +1,554 @@
+"""Autocast, written again in Python, at the same place of the dispatcher.
+
+``autocast`` is a context manager and decorator like `torch.autocast`, driven by a policy table. It
+sees what torch's autocast sees: composite ops decompose through it, backward passes run under it,
+and it works on any module. It never asks torch's own autocast what to do.
+
+State is what torch's is: enabled and dtype for each device type, and whether casts of weights are
+cached, all thread-local; the cache itself is one for the process and is cleared when the outermost
+context of a thread ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.utils.checkpoint
+
+from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.casts import (
+    cacheable,
+    eligible,
+    promoted,
+    promoted_in_order,
+    tensors_of,
+)
+from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, Rule, load_table
+
+__all__ = [
+    "QUIRKS",
+    "Cast",
+    "KernelCall",
+    "autocast",
+    "checkpoint",
+    "clear_cache",
+    "custom_bwd",
+    "custom_fwd",
+    "log_kernels",
+    "quirks",
+    "snapshot",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One cast that the reference made: which tensor (by `id`), from and to which dtype."""
+
+    source: int
+    old: torch.dtype
+    new: torch.dtype
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One call that reached an autocast kernel of the reference.
+
+    overload: without ``aten::``. policy: its policy. dtypes: of its tensor arguments, in order.
+    casts: those that were made. sets_dtype: whether it set the op's ``dtype=`` instead of casting.
+    """
+
+    device: str
+    overload: str
+    policy: Policy
+    dtypes: tuple[torch.dtype, ...]
+    casts: tuple[Cast, ...]
+    sets_dtype: bool = False
+
+
+class _State(threading.local):
+    """The autocast state of a thread."""
+
+    def __init__(self) -> None:
+        self.enabled: dict[str, bool] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.tables: dict[str, PolicyTable] = {}
+        self.cache_enabled = True
+        self.nesting = 0
+        self.log: list[KernelCall] | None = None
+
+    def dtype(self, device: str) -> torch.dtype:
+        return self.dtypes.get(device) or _dtype(_table(device).default_dtype)
+
+
+_state = _State()
+
+# (id of a leaf, dtype) -> (the leaf, weakly; its cast). The weak reference guards against a new
+# tensor that takes the id of a dead one. The dtype belongs to the key: contexts of two dtypes nest.
+_cache: dict[tuple[int, torch.dtype | None], tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+_cache_lock = threading.Lock()
+
+
+# In which order the arguments of one op are cast. Autocast's wrapper casts them inside one C++
+# call, whose order of evaluation the language leaves open: GCC goes from the last to the first,
+# Clang from the first to the last. It shows in the last bit of a gradient that is summed from
+# several casts of one tensor, since autograd runs later nodes first.
+_LAST_FIRST = "GCC" in torch.__config__.show()
+
+
+def clear_cache() -> None:
+    """Forget every cached cast, in every thread."""
+    with _cache_lock:
+        _cache.clear()
+
+
+# Upstream bugs that the reference imitates on request: see `quirks`.
+QUIRKS = ("cache-ignores-dtype", "promote-foreign-half", "promote-skips-optional")
+_quirks: frozenset[str] = frozenset()
+
+
+@contextmanager
+def quirks(names: Iterable[str]) -> Iterator[None]:
+    """Imitate known upstream bugs for a block, in every thread.
+
+    A divergence that vanishes when the reference imitates a bug is explained by that bug, exactly;
+    one that does not vanish is another one. Each name has a page in docs/findings/.
+
+    cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
+        contexts of two dtypes the cast of the outer one is used in the inner one.
+    promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
+        ``promote`` policy, unless an argument before it is float32.
+    promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
+    """
+    global _quirks
+    names = frozenset(names)
+    if unknown := names - set(QUIRKS):
+        raise ValueError(f"quirks={sorted(unknown)!r} are unknown: use {', '.join(QUIRKS)}")
+    before, _quirks = _quirks, names
+    try:
+        yield
+    finally:
+        _quirks = before
+
+
+@lru_cache(maxsize=None)
+def _table(device: str) -> PolicyTable:
+    return load_table(device)
+
+
+def _dtype(name: str) -> torch.dtype:
+    return cast(torch.dtype, getattr(torch, name))
+
+
+_registered: set[str] = set()
+
+
+def _register(table: PolicyTable) -> None:
+    for name in table.rules:
+        if name not in _registered:
+            _registered.add(name)
+            overload = dispatch.overload_of(name)
+            if overload is not None:  # this torch is older or newer than the rule
+                dispatch.register(name, _kernel(name, overload))
+
+
+def _kernel(name: str, overload: Any) -> Callable[..., Any]:
+    """Return the kernel for an overload: one for all devices, since they share the key."""
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        found = _rule(name, args, kwargs)
+        if found is None:
+            return overload.redispatch(dispatch.after(keyset), *args, **kwargs)
+        device, rule = found
+        return _POLICIES[rule.policy](_Caster(device, rule), overload, args, kwargs)
+
+    return kernel
+
+
+def _rule(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[str, Rule] | None:
+    """Return the device whose autocast handles a call, and its rule for the op.
+
+    That is the enabled device which has a tensor among the arguments; an accelerator comes before
+    the CPU, as in the order of torch's dispatch keys.
+    """
+    enabled = [d for d, on in _state.enabled.items() if on]
+    if not enabled:
+        return None
+    present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
+    here = sorted((d for d in enabled if d in present), key=lambda d: d == "cpu")
+    if not here:
+        return None
+    rule = _state.tables[here[0]].rules.get(name)
+    return None if rule is None else (here[0], rule)
+
+
+class _Caster:
+    """Casts the arguments of one call, and logs it."""
+
+    __slots__ = ("casts", "device", "low", "rule")
+
+    def __init__(self, device: str, rule: Rule) -> None:
+        self.device, self.rule = device, rule
+        self.low = _state.dtype(device)
+        self.casts: list[Cast] = []
+
+    def log(self, args: Sequence[Any], kwargs: dict[str, Any], *, sets_dtype: bool = False) -> None:
+        if _state.log is not None:
+            dtypes = tuple(t.dtype for t in tensors_of((*args, *kwargs.values())))
+            _state.log.append(
+                KernelCall(
+                    self.device,
+                    self.rule.overload,
+                    self.rule.policy,
+                    dtypes,
+                    tuple(self.casts),
+                    sets_dtype,
+                )
+            )
+
+    def run(
+        self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any], to: torch.dtype
+    ) -> Any:
+        """Cast every eligible tensor to `to` and call the op with autocast off."""
+        given = [*args, *kwargs.values()]
+        if _LAST_FIRST:
+            cast_args = [self._argument(a, to) for a in reversed(given)][::-1]
+            self.casts.reverse()
+        else:
+            cast_args = [self._argument(a, to) for a in given]
+        self.log(args, kwargs)
+        n = len(args)
+        return overload(*cast_args[:n], **dict(zip(kwargs, cast_args[n:], strict=True)))
+
+    def _argument(self, arg: Any, to: torch.dtype) -> Any:
+        if isinstance(arg, torch.Tensor):
+            return self._cast(arg, to)
+        if isinstance(arg, (list, tuple)):
+            return [self._cast(a, to) if isinstance(a, torch.Tensor) else a for a in arg]
+        return arg
+
+    def _cast(self, tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
+        if tensor.dtype is to or not eligible(tensor, self.device):
+            return tensor
+        cached = _state.cache_enabled and cacheable(tensor, to, self.low)
+        self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
+        return _cached(tensor, to) if cached else tensor.to(to)
+
+
+def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
+    """Return the cached cast of a weight, making it first if need be.
+
+    It is made with grad enabled whatever the mode, so that a first pass under ``no_grad`` does not
+    leave a cast behind through which no gradient flows. It is not made anew when the weight was
+    updated in place inside the outermost context.
+    """
+    kind = None if "cache-ignores-dtype" in _quirks else to
+    with _cache_lock:
+        entry = _cache.get((id(tensor), kind))
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        with torch.enable_grad():
+            made = tensor.to(to)
+        _cache[id(tensor), kind] = (weakref.ref(tensor), made)
+        return made
+
+
+def _lower(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    with dispatch.exclude():
+        return c.run(overload, args, kwargs, c.low)
+
+
+def _fp32(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    with dispatch.exclude():
+        return c.run(overload, args, kwargs, torch.float32)
+
+
+def _promote(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    with dispatch.exclude():
+        asked = tensors_of((*args, *kwargs.values()))
+        if "promote-skips-optional" in _quirks:
+            parameters = {p.name: p for p in overload._schema.arguments}
+            given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+            optional = torch.OptionalType.ofTensor()
+            asked = tensors_of(
+                v for name, v in given.items() if parameters[name].type != optional
+            )
+        if "promote-foreign-half" in _quirks:
+            to = promoted_in_order(asked, c.device, c.low)
+        else:
+            to = promoted(asked, c.device, c.low)
+        return c.run(overload, args, kwargs, to)
+
+
+def _set_dtype(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``softmax(x)`` runs as ``softmax(x, dtype=float32)``, unless the caller gave a dtype."""
+    with dispatch.exclude():
+        first = args[0]
+        sets = isinstance(first, torch.Tensor) and eligible(first, c.device)
+        c.log(args, kwargs, sets_dtype=sets)
+        if not sets:
+            return overload(*args, **kwargs)
+        args = list(args)
+        for i, parameter in enumerate(overload._schema.arguments):
+            if parameter.name != "dtype":
+                continue
+            if i < len(args):
+                args[i] = torch.float32 if args[i] is None else args[i]
+            elif kwargs.get("dtype") is None:
+                kwargs = {**kwargs, "dtype": torch.float32}
+        return overload(*args, **kwargs)
+
+
+def _append_dtype(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``norm(x, p)`` runs as the overload of ``norm`` that takes a dtype."""
+    with dispatch.exclude():
+        first = args[0]
+        dtype = torch.float32 if eligible(first, c.device) else first.dtype
+        c.log(args, kwargs, sets_dtype=True)
+        target = dispatch.overload_of(cast(str, c.rule.redispatch))
+        if target is None:
+            raise RuntimeError(f"{c.rule.overload} has no overload {c.rule.redispatch}")
+        names = [p.name for p in overload._schema.arguments]
+        defaults = {p.name: p.default_value for p in overload._schema.arguments}
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs, "dtype": dtype}
+        wanted = target._schema.arguments
+        positional = [given[p.name] for p in wanted if not p.kwarg_only]
+        keywords = {p.name: given[p.name] for p in wanted if p.kwarg_only}
+        return target(*positional, **keywords)
+
+
+def _banned(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    c.log(args, kwargs)
+    raise RuntimeError(
+        f"aten::{c.rule.overload} is unsafe to autocast: combine it with the sigmoid before it, as "
+        "in torch.nn.functional.binary_cross_entropy_with_logits"
+    )
+
+
+_POLICIES: dict[Policy, Callable[..., Any]] = {
+    Policy.LOWER_PRECISION_FP: _lower,
+    Policy.FP32: _fp32,
+    Policy.FP32_SET_OPT_DTYPE: _set_dtype,
+    Policy.FP32_APPEND_DTYPE: _append_dtype,
+    Policy.PROMOTE: _promote,
+    Policy.BANNED: _banned,
+}
+
+
+class autocast:
+    """Run a block, or a function, under the reference's autocast.
+
+    Args:
+        device_type: the device type whose tensors are cast: "cpu", "cuda", "xpu", "mps", "mtia",
+            "maia", or whatever `table` is for.
+        dtype: what ``lower_precision_fp`` ops run in; None is the current autocast dtype of the
+            device, at first its default. A dtype that the device's table does not support warns
+            and disables, as `torch.autocast` does.
+        enabled: False disables autocast in the block.
+        cache_enabled: whether casts of float32 leaves that require grad are cached; None keeps the
+            current setting.
+        table: a policy table to use instead of the one shipped for the device type.
+
+    Example::
+
+        with amp_fuzz.reference.autocast("cpu", dtype=torch.bfloat16):
+            output = model(input)
+
+    Source of the behaviour: https://docs.pytorch.org/docs/stable/amp.html.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        table: PolicyTable | None = None,
+    ) -> None:
+        if table is None and device_type not in DEVICES:
+            raise ValueError(
+                f"device_type={device_type!r} has no policy table: use one of "
+                f"{', '.join(DEVICES)}, or give table="
+            )
+        self.device = device_type
+        self.table = table or _table(device_type)
+        self.dtype = dtype or _state.dtypes.get(device_type) or _dtype(self.table.default_dtype)
+        self.cache_enabled = _state.cache_enabled if cache_enabled is None else cache_enabled
+        if enabled and str(self.dtype).removeprefix("torch.") not in self.table.supported_dtypes:
+            warnings.warn(
+                f"autocast for {device_type} supports {', '.join(self.table.supported_dtypes)}, "
+                f"not {self.dtype}: disabled",
+                stacklevel=2,
+            )
+            enabled = False
+        self.enabled = enabled
+        self._saved: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> autocast:
+        s, d = _state, self.device
+        _register(self.table)
+        self._saved.append(
+            (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
+        )
+        s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table
+        s.cache_enabled = self.cache_enabled
+        s.nesting += 1
+        dispatch.switch(any(s.enabled.values()))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        s, d = _state, self.device
+        s.nesting -= 1
+        if s.nesting == 0:
+            clear_cache()
+        enabled, dtype, table, s.cache_enabled = self._saved.pop()
+        s.enabled[d] = enabled
+        _restore(s.dtypes, d, dtype)
+        _restore(s.tables, d, table)
+        dispatch.switch(any(s.enabled.values()))
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def decorated(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast(F, decorated)
+
+
+def _restore(mapping: dict[str, Any], key: str, value: Any) -> None:
+    if value is None:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The autocast state of a thread at one moment."""
+
+    contexts: tuple[tuple[str, torch.dtype, bool, bool], ...]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Enter the same state again, as a new nested context."""
+        with ExitStack() as stack:
+            for device, dtype, enabled, cache in self.contexts:
+                stack.enter_context(autocast(device, dtype, enabled, cache))
+            yield
+
+
+def snapshot(*devices: str) -> Snapshot:
+    """Return the state of these devices, and of the CPU."""
+    return Snapshot(
+        tuple(
+            (d, _state.dtype(d), _state.enabled.get(d, False), _state.cache_enabled)
+            for d in dict.fromkeys((*devices, "cpu"))
+        )
+    )
+
+
+def checkpoint(device: str) -> Callable[..., Any]:
+    """Return `torch.utils.checkpoint.checkpoint` as it behaves under the reference.
+
+    The recomputation runs under the autocast state of the forward pass, whatever surrounds the
+    backward pass (documented for ``preserve_rng_state`` and autocast alike).
+    """
+
+    def run(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+        state = snapshot(device)
+        first = [True]
+
+        def body(*inputs: Any) -> Any:
+            if first.pop() if first else False:
+                return function(*inputs)
+            with state.restored():
+                return function(*inputs)
+
+        return torch.utils.checkpoint.checkpoint(body, *args, use_reentrant=use_reentrant)
+
+    return run
+
+
+def custom_fwd(*, device_type: str) -> Callable[[F], F]:
+    """Like `torch.amp.custom_fwd` without ``cast_inputs``: remember the state for the backward."""
+
+    def decorate(forward: F) -> F:
+        @functools.wraps(forward)
+        def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+            ctx._reference_dtype = _state.dtype(device_type)
+            ctx._reference_enabled = _state.enabled.get(device_type, False)
+            return forward(ctx, *args, **kwargs)
+
+        return cast(F, decorated)
+
+    return decorate
+
+
+def custom_bwd(*, device_type: str) -> Callable[[F], F]:
+    """Like `torch.amp.custom_bwd`: run the backward under the state of the forward."""
+
+    def decorate(backward: F) -> F:
+        @functools.wraps(backward)
+        def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+            with autocast(device_type, ctx._reference_dtype, ctx._reference_enabled):
+                return backward(ctx, *args, **kwargs)
+
+        return cast(F, decorated)
+
+    return decorate
+
+
+@contextmanager
+def log_kernels() -> Iterator[list[KernelCall]]:
+    """Collect every call that reaches a kernel of the reference in this thread."""
+    before, log = _state.log, []
+    _state.log = log
+    try:
+        yield log
+    finally:
+        _state.log = before
+
+
+def state() -> tuple[object, ...]:
+    """Return the whole state of this thread, comparable: for the check that it is restored."""
+    s = _state
+    return (
+        tuple(sorted((d, on) for d, on in s.enabled.items() if on)),
+        tuple(sorted((d, str(t)) for d, t in s.dtypes.items())),
+        s.cache_enabled,
+        s.nesting,
+        dispatch.is_on(),
+        len(_cache),
+    )
+
+
+def reset() -> None:
+    """Put the state of this thread back to that of a fresh one, and clear the cache."""
+    s = _state
+    s.enabled.clear()
+    s.dtypes.clear()
+    s.tables.clear()
+    s.cache_enabled, s.nesting = True, 0
+    dispatch.switch(on=False)
+    clear_cache()

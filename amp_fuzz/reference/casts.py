@@ -1,0 +1,87 @@
+"""The rules of autocast as pure functions: who is eligible, what is cast to what.
+
+Written from the documented semantics (https://docs.pytorch.org/docs/stable/amp.html, "Autocast Op
+Reference"), not by asking torch. `amp_fuzz.reference.autocast` is only how they come to be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+__all__ = ["cacheable", "eligible", "promoted", "promoted_in_order", "tensors_of"]
+
+
+def eligible(tensor: torch.Tensor, device: str) -> bool:
+    """Return whether autocast for `device` may cast a tensor.
+
+    It must be floating point (complex is not), on that device, and not float64: "Only CUDA ops
+    [of the device] and only out-of-place ops are eligible ... float64 or non-floating-point dtypes
+    are not eligible, and will run in these types whether or not autocast is enabled."
+    """
+    return (
+        tensor.is_floating_point()
+        and tensor.dtype is not torch.float64
+        and tensor.device.type == device
+    )
+
+
+def promoted(tensors: Iterable[torch.Tensor], device: str, low: torch.dtype) -> torch.dtype:
+    """Return the dtype in which an op of the ``promote`` policy runs.
+
+    "These ops don't require a particular dtype for stability, but take multiple inputs and require
+    that the inputs' dtypes match": the widest of the eligible inputs' dtypes, `low` (the autocast
+    dtype) if there are none. Two different 16-bit dtypes meet in float32, as torch's own type
+    promotion has it; float64 inputs are ignored.
+    """
+    dtypes = {t.dtype for t in tensors if eligible(t, device)}
+    if not dtypes or dtypes == {low}:
+        return low
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def promoted_in_order(
+    tensors: Iterable[torch.Tensor], device: str, low: torch.dtype
+) -> torch.dtype:
+    """Return what upstream's fold over the arguments makes of the ``promote`` policy.
+
+    It starts from `low` and raises for any other 16-bit dtype, unless float32 came before it
+    (pytorch#132715); kept apart because the documentation promises no such error.
+    """
+    current = low
+    for tensor in tensors:
+        if not eligible(tensor, device):
+            continue
+        if torch.float32 in (current, tensor.dtype):
+            current = torch.float32
+        elif not (current is low and tensor.dtype is low):
+            raise RuntimeError(f"{tensor.dtype} is not the autocast dtype {low}, nor float32")
+    return current
+
+
+def cacheable(tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
+    """Return whether the weight cache may hold the cast of a tensor to `to`.
+
+    A float32 leaf that requires grad and is no view, cast to the autocast dtype, and not under
+    ``inference_mode``, where a cast could never serve a later pass that trains.
+    """
+    return (
+        to is low
+        and tensor.dtype is torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and not torch.is_inference_mode_enabled()
+    )
+
+
+def tensors_of(args: Iterable[object]) -> list[torch.Tensor]:
+    """Return the tensors among arguments, and inside lists among them, in order."""
+    found: list[torch.Tensor] = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            found.append(arg)
+        elif isinstance(arg, Sequence) and not isinstance(arg, str):
+            found += [a for a in arg if isinstance(a, torch.Tensor)]
+    return found

@@ -1,0 +1,191 @@
+"""The store: append-only records of runs, and findings, under one folder (``.amp-fuzz/``).
+
+A record is written and flushed a line at a time, so that a killed worker loses at most the case
+that it was running. Nothing here imports torch, and nothing that is read is executed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from amp_fuzz.case import Case, CaseError, load
+from amp_fuzz.records import RECORDS_FORMAT, DivergenceRecord, Record, RunRecord
+
+__all__ = ["Store", "StoreError", "Writer"]
+
+_decoder = msgspec.json.Decoder(Record)
+_encoder = msgspec.json.Encoder()
+
+
+class StoreError(RuntimeError):
+    """A store that cannot be read or written. The message names the file and what to do."""
+
+
+class Writer:
+    """Appends records to one file, a line at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("ab", buffering=0)
+
+    def write(self, record: Record) -> None:
+        """Append one record. Raises `StoreError` if the disk takes no more."""
+        line = _encoder.encode(record) + b"\n"
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(28, os.strerror(28))
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: cannot write ({error.strerror}): free some space; what stands there "
+                "already is whole up to its last line"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Store:
+    """A folder of runs and findings."""
+
+    def __init__(self, root: Path | str = ".amp-fuzz") -> None:
+        self.root = Path(root)
+
+    def create(self) -> None:
+        """Make the folder, with a .gitignore of its own. Raises `StoreError` if that fails."""
+        try:
+            (self.root / "runs").mkdir(parents=True, exist_ok=True)
+            (self.root / "findings").mkdir(exist_ok=True)
+            ignore = self.root / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("# written by amp-fuzz\n*\n")
+        except OSError as error:
+            raise StoreError(
+                f"{self.root}: cannot make the store ({error.strerror}): give another with --store"
+            ) from error
+
+    def run_path(self, run: str) -> Path:
+        """Return the folder of a run."""
+        return self.root / "runs" / run
+
+    def begin(self, run: RunRecord) -> Path:
+        """Make a run's folder and write its head."""
+        self.create()
+        path = self.run_path(run.id)
+        path.mkdir(parents=True, exist_ok=True)
+        write_whole(path / "run.json", msgspec.json.format(_encoder.encode(run), indent=2))
+        return path
+
+    def writer(self, run: str, worker: str) -> Writer:
+        """Return a writer for one worker of a run."""
+        return Writer(self.run_path(run) / f"records-{worker}.jsonl")
+
+    def runs(self) -> list[str]:
+        """Return the ids of the runs, oldest first."""
+        return sorted(p.parent.name for p in (self.root / "runs").glob("*/run.json"))
+
+    def run(self, run: str) -> RunRecord:
+        """Read a run's head. Raises `StoreError` for a run that is missing or unreadable."""
+        path = self.run_path(run) / "run.json"
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}: use one of {', '.join(self.runs())}") from error
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{path}: {error}: the head of the run is damaged") from error
+        if record.format > RECORDS_FORMAT:
+            raise StoreError(f"{path}: written by a newer amp-fuzz: upgrade amp-fuzz")
+        return record
+
+    def records(self, run: str) -> Iterator[Record]:
+        """Yield the records of a run, file by file; a last line that was cut short is left out.
+
+        Raises `StoreError`, with file and line, for any other line that cannot be read.
+        """
+        for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+            yield from read_records(path)
+
+    def save(self, finding: DivergenceRecord) -> Path:
+        """Keep a finding under its id, for replay and repro. Returns its file."""
+        self.create()
+        path = self.root / "findings" / f"{finding.id}.json"
+        write_whole(path, msgspec.json.format(_encoder.encode(finding), indent=1))
+        return path
+
+    def findings(self) -> list[str]:
+        """Return the ids of the findings kept."""
+        return sorted(p.stem for p in (self.root / "findings").glob("*.json"))
+
+    def finding(self, identity: str) -> DivergenceRecord:
+        """Read a finding by id or by an unambiguous start of it. Raises `StoreError`."""
+        hits = [f for f in self.findings() if f.startswith(identity)]
+        if len(hits) != 1:
+            known = ", ".join(self.findings()[:8]) or "none yet"
+            what = "several findings start with" if hits else "no finding has the id"
+            raise StoreError(f"{self.root}: {what} {identity!r} (kept: {known})")
+        return load_finding(self.root / "findings" / f"{hits[0]}.json")
+
+
+def load_finding(path: Path) -> DivergenceRecord:
+    """Read a finding's file. Raises `StoreError`, naming the place."""
+    try:
+        record = _decoder.decode(path.read_bytes())
+        if not isinstance(record, DivergenceRecord):
+            raise StoreError(f"{path}: holds no finding")
+        record.case.program.check()
+        record.case.plan.check()
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StoreError(f"{path}: {error}") from error
+    return record
+
+
+def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:
+    """Return the case that an id or a path names, and its finding if it has one.
+
+    A path may be a case file or a finding's file. Raises `StoreError` or `CaseError`.
+    """
+    path = Path(what)
+    if path.suffix == ".json" or path.exists():
+        try:
+            return load(path), None
+        except CaseError as error:
+            try:
+                finding = load_finding(path)
+            except StoreError:
+                raise error from None
+            return finding.minimised or finding.case, finding
+    finding = store.finding(what)
+    return finding.minimised or finding.case, finding
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of one file."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            yield _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            if number == len(lines):  # no newline after it: the writer was killed
+                return
+            raise StoreError(f"{path}:{number}: {error}") from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees all of it or the old one. Raises `StoreError`."""
+    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot write ({error.strerror})") from error

@@ -1,0 +1,309 @@
+"""Draw plans and programs from a source of integers; `strategies` wraps these for Hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.catalogue import CATALOGUE, Op
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    Context,
+    Domain,
+    InferenceMode,
+    Layout,
+    NoGrad,
+    Node,
+    Program,
+    Region,
+    Statement,
+)
+from amp_fuzz.reference.tables import PolicyTable, load_table
+from amp_fuzz.strategies.builder import Frame, Palette, ProgramBuilder
+
+__all__ = ["Integer", "draw_case", "draw_plan", "draw_program", "usable"]
+
+Integer = Callable[[int, int], int]
+
+_PALETTES: tuple[tuple[str, ...], ...] = (
+    ("float32",),
+    ("float32", "bfloat16"),
+    ("float32", "float16"),
+    ("float32", "bfloat16", "float16"),
+    ("bfloat16",),
+    ("float16",),
+    ("float64", "float32"),
+    ("float32", "bfloat16", "float16", "float64"),
+)
+_DOMAINS: tuple[tuple[Domain, ...], ...] = (
+    ("normal",),
+    ("integers",),
+    ("uniform", "normal"),
+    ("normal", "ties"),
+    ("normal", "overflow"),
+    ("normal", "subnormal"),
+    ("cancelling", "zeros", "normal"),
+    ("uniform", "ties", "cancelling", "integers"),
+)
+_LAYOUTS: tuple[tuple[Layout, ...], ...] = (
+    ("contiguous",),
+    ("contiguous", "contiguous", "transposed", "strided", "offset"),
+)
+_SWARM = 8
+_STATEMENTS = 12
+_MAX_DEPTH = 3
+
+
+@lru_cache(maxsize=32)
+def _table(device: str) -> PolicyTable:
+    return load_table(device)
+
+
+@lru_cache(maxsize=32)
+def _policies(device: str) -> Mapping[str, str]:
+    return {name: rule.policy.value for name, rule in _table(device).rules.items()}
+
+
+def usable(ops: Iterable[Op], device: str) -> tuple[Op, ...]:
+    """Return the ops that can run on a device type."""
+    return tuple(op for op in ops if op.devices is None or device in op.devices)
+
+
+def _dtypes(device: str) -> tuple[str, ...]:
+    """The autocast dtypes of a device, its default first."""
+    table = _table(device)
+    low = [d for d in ("bfloat16", "float16") if d in table.supported_dtypes]
+    return tuple(sorted(low, key=lambda d: d != "bfloat16"))
+
+
+def draw_autocast(integer: Integer, device: str) -> Autocast:
+    """Draw an autocast context for the device under test; seldom one for another device."""
+    dtypes = _dtypes(device)
+    i = integer(0, 15)
+    dtype = dtypes[0] if i < 9 else dtypes[-1] if i < 14 else None if i == 14 else "float32"
+    how = integer(0, 11)
+    other = "cpu" if device != "cpu" else None
+    return Autocast(
+        device=other if how == 11 else None,
+        dtype="bfloat16" if how == 11 and other else dtype,
+        enabled=how not in (7, 8, 9),
+        cache_enabled=False if how == 10 else True if how == 6 else None,
+    )
+
+
+def draw_plan(integer: Integer, device: str, *, trains: bool = True) -> Plan:
+    """Draw a plan. The simplest: one bfloat16 context around the forward, the backward after it."""
+    dtypes = _dtypes(device)
+    contexts = [Autocast(dtype=dtypes[-1] if integer(0, 3) == 3 else dtypes[0])]
+    outer = integer(0, 11)
+    if outer == 11:
+        contexts = []
+    elif outer >= 8:
+        contexts = [draw_autocast(integer, device) for _ in range(outer - 7)] + contexts
+    elif outer == 7:
+        contexts = [draw_autocast(integer, device)]
+    plan = Plan(contexts=tuple(contexts), backward="outside" if trains else "none")
+    changes: dict[str, object] = {}
+    if trains:
+        backward = integer(0, 9)
+        if backward >= 7:
+            changes["backward"] = ("inside", "under", "none")[backward - 7]
+            if backward == 8:
+                changes["backward_context"] = draw_autocast(integer, device)
+    # Most cases have no more than one or two of the rest, so that a finding says which matters.
+    for _ in range(2):
+        changes |= _ingredient(integer(0, 19), integer, trains=trains)
+    return _consistent(plan, changes)
+
+
+def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
+    entry = {"entry": ("decorator", "custom_fwd")[integer(0, 1)]} if i == 10 else {}
+    kinds: dict[int, dict[str, object]] = {
+        10: dict(entry),
+        11: {"first_pass": "no_grad"},
+        12: {"first_pass": "inference_mode"},
+        13: {"calls": 2},
+        14: {"interrupted": True},
+        15: {"thread": "inside"},
+        16: {"thread": "whole"},
+    }
+    if i in (17, 18, 19) and trains:
+        j = integer(0, 7)
+        return (
+            {"second": "retain"},
+            {"second": "double"},
+            {"steps": 2},
+            {"steps": 2, "loop": "inside"},
+            {"checkpoint": "reentrant"},
+            {"checkpoint": "non_reentrant"},
+            {"scaler": True},
+            {"scaler": True, "steps": 2},
+        )[j]
+    return kinds.get(i, {})
+
+
+def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
+    """Apply changes, dropping what has no meaning together."""
+    plan = msgspec.structs.replace(plan, **changes)
+    drop: dict[str, object] = {}
+    if plan.backward == "none":
+        drop |= {"second": "none", "steps": 1, "loop": "outside", "scaler": False}
+    if plan.entry != "context" and not plan.contexts:
+        drop["entry"] = "context"
+    if plan.steps == 1 or not plan.contexts:
+        drop["loop"] = "outside"
+    plan = msgspec.structs.replace(plan, **drop)
+    if plan.loop == "inside":
+        plan = msgspec.structs.replace(
+            plan, entry="context", backward="inside", backward_context=None
+        )
+    if plan.checkpoint != "none" and (plan.entry != "context" or plan.thread == "inside"):
+        plan = msgspec.structs.replace(plan, checkpoint="none")
+    if plan.checkpoint != "none" and plan.second == "double":
+        plan = msgspec.structs.replace(plan, second="none")
+    if plan.scaler and plan.second != "none":
+        plan = msgspec.structs.replace(plan, second="none")
+    return plan
+
+
+def draw_program(
+    integer: Integer,
+    device: str,
+    *,
+    plan: Plan | None = None,
+    ops: Sequence[Op] | None = None,
+    focus: Sequence[Op] = (),
+    forms: str | None = None,
+    statements: int = _STATEMENTS,
+) -> Program:
+    """Draw a program whose statements come from a random few of `ops`, and from `focus`.
+
+    ops: what to draw from; all that can run on the device if None. focus: ops of which the program
+    has at least one, in its first statements. forms: the form of the first focused statement.
+    """
+    pool = usable(ops if ops is not None else CATALOGUE.values(), device)
+    focus = usable(focus, device)
+    if not pool and not focus:
+        raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
+    return _ProgramDrawing(integer, device, pool or focus, focus, forms, statements).draw(plan)
+
+
+class _ProgramDrawing:
+    def __init__(
+        self,
+        integer: Integer,
+        device: str,
+        pool: Sequence[Op],
+        focus: Sequence[Op],
+        form: str | None,
+        limit: int,
+    ) -> None:
+        self.integer, self.device, self.limit, self.form = integer, device, limit, form
+        palette = Palette(
+            floats=_PALETTES[integer(0, len(_PALETTES) - 1)],
+            domains=_DOMAINS[integer(0, len(_DOMAINS) - 1)],
+            layouts=_LAYOUTS[integer(0, 1)],
+            mixes=integer(0, 15) == 15,
+        )
+        self.build = ProgramBuilder(integer, _policies(device), palette)
+        # Swarm testing (Groce et al. 2012): a program of few ops repeats them and lets rare ones
+        # meet; over many programs every pair comes up.
+        swarm = [pool[integer(0, len(pool) - 1)] for _ in range(min(_SWARM, len(pool)))]
+        self.swarm = swarm
+        self.focus = [focus[integer(0, len(focus) - 1)]] if focus else []
+        self.count = 0
+
+    def draw(self, plan: Plan | None) -> Program:
+        self.build.frame = _frame(plan, self.device)
+        self.trains = plan is None or plan.backward != "none"
+        body = self.body(0)
+        outputs = [n for s in _statements(body) for n in s.outputs if n != "_"]
+        return Program(tuple(self.build.inputs), tuple(body), tuple(outputs))
+
+    def body(self, depth: int) -> list[Node]:
+        nodes: list[Node] = []
+        # One draw decides whether there is another statement, so that shrinking deletes one whole.
+        while self.count < self.limit and (not nodes or self.integer(0, 9 - depth) > 0):
+            if depth < _MAX_DEPTH and self.integer(0, 9) == 9:
+                nodes.append(self.region(depth))
+            else:
+                nodes.append(self.statement())
+        return nodes
+
+    def statement(self) -> Statement:
+        self.count += 1
+        form = None
+        if self.focus and (self.count > 3 or self.integer(0, 2) == 0):
+            op, form = self.focus.pop(), self.form
+        else:
+            op = self.swarm[self.integer(0, len(self.swarm) - 1)]
+        if form is None and not self.build.forms(op):
+            op = next((o for o in self.swarm if self.build.forms(o)), CATALOGUE["mm"])
+        return self.build.statement(op, form)
+
+    def region(self, depth: int) -> Region:
+        context = self.context()
+        outer = self.build.frame
+        self.build.frame = _inner(outer, context, self.device)
+        body = self.body(depth + 1)
+        self.build.frame = outer
+        return Region(context, tuple(body))
+
+    def context(self) -> Context:
+        i = self.integer(0, 9)
+        if i < 6 or (i < 8 and not self.trains):
+            return draw_autocast(self.integer, self.device)
+        if i < 8:
+            return Checkpoint(use_reentrant=i == 7)
+        return NoGrad() if i == 8 else InferenceMode()
+
+
+def _statements(body: Sequence[Node]) -> list[Statement]:
+    found: list[Statement] = []
+    for node in body:
+        found += [node] if isinstance(node, Statement) else _statements(node.body)
+    return found
+
+
+def _frame(plan: Plan | None, device: str) -> Frame:
+    frame = Frame(dtype=_dtypes(device)[0])
+    if plan is None or plan.thread == "inside":
+        return frame
+    for context in plan.contexts:
+        frame = _inner(frame, context, device)
+    return replace(frame, checkpoint=plan.checkpoint != "none" or plan.entry == "custom_fwd")
+
+
+def _inner(frame: Frame, context: Context, device: str) -> Frame:
+    if isinstance(context, Autocast):
+        if context.device not in (None, device):
+            return frame
+        dtype = context.dtype or frame.dtype
+        supported = dtype in _table(device).supported_dtypes
+        return replace(frame, autocast=context.enabled and supported, dtype=dtype)
+    if isinstance(context, Checkpoint):
+        return replace(frame, checkpoint=True)
+    return replace(frame, grad=False)
+
+
+def draw_case(
+    integer: Integer,
+    device: str = "cpu",
+    *,
+    trains: bool = True,
+    ops: Sequence[Op] | None = None,
+    focus: Sequence[Op] = (),
+    form: str | None = None,
+    statements: int = _STATEMENTS,
+) -> Case:
+    """Draw a case for a device type."""
+    plan = draw_plan(integer, device, trains=trains)
+    program = draw_program(
+        integer, device, plan=plan, ops=ops, focus=focus, forms=form, statements=statements
+    )
+    return Case(program, plan, integer(0, 0xFFFF))

@@ -1,0 +1,465 @@
+"""The reference against torch's autocast, bit for bit, over PyTorch's own operator database.
+
+On the CPU values and gradients are compared, by their bits. The kernels of the other devices run on
+fake tensors, which need no device: there dtypes, shapes and strides are compared. Whether an op
+raises, and what, is compared everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from amp_fuzz import reference
+from amp_fuzz.reference import Policy, load_table
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+C64, I64 = torch.complex64, torch.int64
+FAKE_DEVICES = ("cuda", "xpu", "mps", "mtia", "maia")
+
+UNINITIALISED = "returns uninitialised memory: only its dtype, shape and strides mean anything"
+EXCEPTIONS = {
+    "empty": UNINITIALISED,
+    "empty_like": UNINITIALISED,
+    "empty_permuted": UNINITIALISED,
+    "empty_strided": UNINITIALISED,
+    "new_empty": UNINITIALISED,
+    "new_empty_strided": UNINITIALISED,
+}
+"""Ops whose values are not compared, and why."""
+
+# Where one of these meets the other as autocast dtype, torch's promote policy raises: the reference
+# follows the documentation instead, as tests/reference/test_autocast.py holds it to.
+SIXTEEN_BITS = {BF16, F16}
+PROMOTE_RAISES = "Unexpected floating ScalarType in at::autocast::prioritize"  # pytorch#132715
+
+thoroughly = pytest.mark.parametrize(
+    "thorough", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["brief", "thorough"]
+)
+every_op = pytest.mark.parametrize("op", op_db, ids=lambda op: op.formatted_name)
+Autocast = Callable[[str, torch.dtype], AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Reductions that several threads share need not add in the same order twice."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# --- outcomes, and how they differ
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception as an outcome: its text is for people."""
+
+    kind: type[Exception]
+    text: str = dataclasses.field(compare=False)
+
+
+def outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **kwargs)
+    except Exception as error:
+        return Raised(type(error), str(error)[:200])
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the strided tensors that a tensor of another layout is made of."""
+    if tensor.is_nested:
+        return tuple(tensor.unbind())
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a tensor as integers: the same for every NaN, others for -0 than for 0."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point():
+        return tensor
+    nan = tensor.double().isnan()
+    quiet = torch.full((), math.nan, dtype=tensor.dtype)
+    return torch.where(nan, quiet, tensor).view(BITS[tensor.element_size()])
+
+
+def same_bits(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        pairs = zip(parts(a), parts(b), strict=True)
+        return all(torch.equal(bits(x), bits(y)) for x, y in pairs)
+    return repr(a) == repr(b)
+
+
+def no_values(a: object, b: object) -> bool:
+    return True
+
+
+def metadata(value: object) -> tuple[object, ...]:
+    """Return what a fake tensor knows of itself; of anything else, its type."""
+    if not isinstance(value, torch.Tensor):
+        return (type(value),)
+    plain = value.layout is torch.strided and not value.is_nested
+    shape = (value.shape, value.stride()) if plain else tuple(part.shape for part in parts(value))
+    return value.dtype, value.device, value.layout, shape
+
+
+def difference(torchs: Any, ours: Any, same_value: Callable[[Any, Any], bool]) -> str | None:
+    """Return what differs between torch's outcome and the reference's, or None."""
+    if isinstance(torchs, Raised) or isinstance(ours, Raised):
+        return None if torchs == ours else f"torch: {torchs}\nreference: {ours}"
+    (xs, form), (ys, our_form) = tree_flatten(torchs), tree_flatten(ours)
+    if form != our_form:
+        return f"torch: {form}\nreference: {our_form}"
+    for x, y in zip(xs, ys, strict=True):
+        if metadata(x) != metadata(y):
+            return f"torch: {metadata(x)}\nreference: {metadata(y)}"
+        if not same_value(x, y):
+            return f"torch: {x!r}\nreference: {y!r}"
+    return None
+
+
+# --- samples, and running them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """A call of the operator database under an autocast dtype; its `repr` says how to find it."""
+
+    sample: SampleInput = dataclasses.field(repr=False)
+    dtype: torch.dtype
+    number: int
+    low: torch.dtype
+
+    @property
+    def upstream_may_raise(self) -> bool:
+        return {self.dtype, self.low} == SIXTEEN_BITS
+
+
+def cases(op: OpInfo, samples: dict[torch.dtype, int]) -> Iterator[Case]:
+    """Yield so many samples of each dtype that the op takes, under both autocast dtypes."""
+    for dtype, count in samples.items():
+        if op.supports_dtype(dtype, "cpu"):
+            torch.default_generator.manual_seed(0)
+            requires_grad = op.supports_autograd and dtype is not I64
+            drawn = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
+            for number, sample in enumerate(itertools.islice(drawn, count)):
+                for low in (BF16, F16):
+                    yield Case(sample, dtype, number, low)
+
+
+def copied(
+    sample: SampleInput, copy: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
+    everything = ([sample.input, *sample.args], sample.kwargs)
+    return tree_map_only(torch.Tensor, copy, everything)
+
+
+def check(torchs: Any, ours: Any, case: Case, where: str, same: Callable[[Any, Any], bool]) -> bool:
+    """Fail if two outcomes differ without a reason; return whether the op ran."""
+    ran = not isinstance(torchs, Raised)
+    if not ran and case.upstream_may_raise and torchs.text.startswith(PROMOTE_RAISES):
+        return False
+    difference_ = difference(torchs, ours, same)
+    assert difference_ is None, f"{where}, {case}:\n{difference_}"
+    return ran
+
+
+# --- the CPU: values and gradients
+
+
+def forward_and_gradients(
+    op: OpInfo, case: Case, autocast: Autocast, *, backward_inside: bool = False
+) -> tuple[Any, Any]:
+    """Run a sample; gradients are those of the input for random gradients of the output."""
+    args, kwargs = copied(case.sample, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
+    leaves = [t for t in tree_leaves((args, kwargs)) if is_tensor(t) and t.requires_grad]
+
+    def gradients() -> tuple[torch.Tensor | None, ...]:
+        torch.default_generator.manual_seed(2)
+        ends = [t for t in tree_leaves(out) if is_tensor(t) and t.requires_grad]
+        seeds = [torch.randn(t.shape, dtype=torch.promote_types(t.dtype, F32)) for t in ends]
+        seeds = [seed.to(t.dtype) for seed, t in zip(seeds, ends, strict=True)]
+        return torch.autograd.grad(ends, leaves, seeds, allow_unused=True) if ends else ()
+
+    torch.default_generator.manual_seed(1)
+    with autocast("cpu", case.low):
+        out = outcome(op, *args, **kwargs)
+        if backward_inside:
+            return out, outcome(gradients)
+    return out, outcome(gradients)
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+CUDA_ONLY = "makes CUDA kernels only"
+NEVER_RUNS_ON_CPU = {
+    "jiterator_2inputs_2outputs": CUDA_ONLY,
+    "jiterator_4inputs_with_extra_args": CUDA_ONLY,
+    "jiterator_binary": CUDA_ONLY,
+    "jiterator_binary_return_by_ref": CUDA_ONLY,
+    "jiterator_unary": CUDA_ONLY,
+}
+
+BRIEF = {F32: 3, BF16: 3, F16: 3, F64: 1, C64: 1, I64: 1}
+THOROUGH = {F32: 30, BF16: 30, F16: 30, F64: 10, C64: 10, I64: 10}
+
+
+@every_op
+@thoroughly
+def test_on_cpu_values_and_gradients_are_torchs_bit_for_bit(op: OpInfo, thorough: bool) -> None:
+    same = no_values if op.name in EXCEPTIONS else same_bits
+    ran = False
+    for case in cases(op, THOROUGH if thorough else BRIEF):
+        for inside in (False, True) if thorough else (False,):
+            torchs = forward_and_gradients(op, case, torch.autocast, backward_inside=inside)
+            ours = forward_and_gradients(op, case, reference.autocast, backward_inside=inside)
+            if check(torchs[0], ours[0], case, op.name, same):
+                ran = True
+                check(torchs[1], ours[1], case, f"{op.name}, gradients ({inside=})", same)
+    assert ran == (op.name not in NEVER_RUNS_ON_CPU)
+
+
+@every_op
+@pytest.mark.slow
+def test_in_place_variants_leave_what_torchs_leave(op: OpInfo) -> None:
+    if op.inplace_variant is None:
+        pytest.skip("has no in-place variant")
+    same = no_values if op.name in EXCEPTIONS else same_bits
+    for case in cases(op, THOROUGH):
+        runs = []
+        for autocast in (torch.autocast, reference.autocast):
+            args, kwargs = copied(case.sample, lambda t: t.detach().clone())
+            torch.default_generator.manual_seed(1)
+            with autocast("cpu", case.low):
+                out = outcome(op.inplace_variant, *args, **kwargs)
+            runs.append(out if isinstance(out, Raised) else (out, args, kwargs))
+        check(*runs, case, f"{op.name}, in place", same)
+
+
+# --- the other devices, on fake tensors
+
+
+@contextmanager
+def torchs_autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Do what torch.autocast does, which refuses devices that this build of torch lacks.
+
+    FakeTensorMode gives MAIA tensors no backend key and so no AutocastMAIA: it is switched on here.
+    """
+    enabled, before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    torch.autocast_increment_nesting()
+    try:
+        with key_included("AutocastMAIA") if device == "maia" else nullcontext():
+            yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, before)
+
+
+@contextmanager
+def key_included(key: str) -> Iterator[None]:
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+
+
+def on_fake_device(op: OpInfo, case: Case, autocast: Autocast, device: str) -> Any:
+    """Run a sample, its tensors made fake; none requires grad, which would abort the process."""
+    mode = FakeTensorMode()
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        shaped = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
+        return FakeTensor(mode, shaped, torch.device(device))
+
+    args, kwargs = copied(case.sample, fake)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": device}
+    torch.default_generator.manual_seed(1)
+    with mode, autocast(device, case.low):
+        return outcome(op, *args, **kwargs)
+
+
+def has_plain_tensors(sample: SampleInput) -> bool:
+    tensors = filter(is_tensor, tree_leaves((sample.input, sample.args, sample.kwargs)))
+    return all(t.layout is torch.strided and not t.is_nested for t in tensors)
+
+
+def fake_cases(op: OpInfo, thorough: bool) -> Iterator[Case]:
+    """Yield a few cases: fake tensors are slow, and most of a sample's variety is in its values."""
+    samples = {F32: 6, BF16: 4, F16: 4, F64: 2} if thorough else {F32: 2, BF16: 1}
+    for n, case in enumerate(cases(op, samples)):
+        # Briefly, the two samples of float32 run under one autocast dtype each.
+        if has_plain_tensors(case.sample) and (thorough or n in (0, 3, 4)):
+            yield case
+
+
+@every_op
+@thoroughly
+def test_on_fake_devices_dtypes_and_shapes_are_torchs(op: OpInfo, thorough: bool) -> None:
+    for case in fake_cases(op, thorough):
+        for device in FAKE_DEVICES:
+            torchs = on_fake_device(op, case, torchs_autocast, device)
+            ours = on_fake_device(op, case, reference.autocast, device)
+            check(torchs, ours, case, f"{op.name} on {device}", no_values)
+
+
+# --- the comparison itself
+
+
+def find(name: str) -> OpInfo:
+    return next(op for op in op_db if op.formatted_name == name)
+
+
+def wrong(device: str, overload: str, policy: Policy) -> Autocast:
+    """Return the reference's autocast with another policy for one op."""
+    table = load_table(device)
+    rule = dataclasses.replace(table.rules[overload], policy=policy)
+    table = dataclasses.replace(table, rules={**table.rules, overload: rule})
+    return lambda device, dtype: reference.autocast(device, dtype, table=table)
+
+
+@pytest.mark.parametrize(
+    ("overload", "policy"),
+    [("mm", Policy.FP32), ("mm", Policy.PROMOTE), ("trace", Policy.LOWER_PRECISION_FP)],
+)
+def test_a_wrong_rule_is_noticed_on_cpu(overload: str, policy: Policy) -> None:
+    op, case = find(overload), next(cases(find(overload), {F32: 1}))
+    torchs, _ = forward_and_gradients(op, case, torch.autocast)
+    ours, _ = forward_and_gradients(op, case, wrong("cpu", overload, policy))
+    with pytest.raises(AssertionError, match=f"(?s){overload}, Case.*number=0.*torch:.*reference:"):
+        check(torchs, ours, case, overload, same_bits)
+
+
+@pytest.mark.parametrize("device", FAKE_DEVICES)
+def test_a_wrong_rule_is_noticed_on_fake_devices(device: str) -> None:
+    op, case = find("mm"), next(cases(find("mm"), {F32: 1}))
+    torchs = on_fake_device(op, case, torchs_autocast, device)
+    ours = on_fake_device(op, case, wrong(device, "mm", Policy.FP32), device)
+    with pytest.raises(AssertionError, match="mm"):
+        check(torchs, ours, case, "mm", no_values)
+
+
+def test_a_missing_cast_of_a_gradient_is_noticed() -> None:
+    op = find("nn_functional_linear")
+    case = next(c for c in cases(op, {F32: 3}) if c.number == 0)
+
+    def uncached(device: str, dtype: torch.dtype) -> reference.autocast:
+        return reference.autocast(device, dtype, table=None, cache_enabled=False)
+
+    def twice(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs) + op(*args, **kwargs)
+
+    torchs = forward_and_gradients(twice, case, torch.autocast)
+    assert (
+        difference(torchs, forward_and_gradients(twice, case, reference.autocast), same_bits)
+        is None
+    )
+    assert difference(torchs, forward_and_gradients(twice, case, uncached), same_bits) is not None
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64, C64, torch.float8_e5m2], ids=str)
+def test_bits_tell_zeros_apart_and_nans_not(dtype: torch.dtype) -> None:
+    def made(*values: float) -> torch.Tensor:
+        return torch.tensor(values).to(dtype)
+
+    assert same_bits(made(math.nan, 1), made(-math.nan, 1))
+    assert not same_bits(made(0.0), made(-0.0))
+    assert not same_bits(made(math.nan), made(0.0))
+    assert same_bits(made(0.0, math.inf), made(0.0, math.inf))
+
+
+def test_the_payload_of_a_nan_does_not_count() -> None:
+    payloads = torch.tensor([0x7F800001, 0x7FC00000, -1], dtype=torch.int32).view(F32)
+    assert same_bits(payloads, torch.full((3,), math.nan))
+
+
+@pytest.mark.parametrize(
+    ("torchs", "ours"),
+    [
+        (Raised(RuntimeError, ""), torch.ones(1)),
+        (torch.ones(1), Raised(RuntimeError, "")),
+        (Raised(RuntimeError, ""), Raised(TypeError, "")),
+        (torch.ones(1), torch.ones(1, dtype=BF16)),
+        (torch.ones(1), torch.ones(1, 1)),
+        (torch.ones(2, 2), torch.ones(2, 2).t().contiguous().t()),
+        (torch.ones(1), (torch.ones(1),)),
+        (torch.ones(1), None),
+        (1, 1.0),
+        (1.0, -1.0),
+        (torch.eye(2).to_sparse(), torch.eye(2)),
+        (torch.eye(2).to_sparse(), -torch.eye(2).to_sparse()),
+    ],
+)
+def test_whatever_differs_is_a_difference(torchs: object, ours: object) -> None:
+    assert difference(torchs, ours, same_bits) is not None
+    assert difference(torchs, torchs, same_bits) is None
+    assert difference(ours, ours, same_bits) is None
+
+
+def test_the_text_of_an_exception_may_differ() -> None:
+    assert difference(Raised(ValueError, "no"), Raised(ValueError, "never"), same_bits) is None
+
+
+def test_only_the_two_sixteen_bit_dtypes_excuse_that_torch_raises() -> None:
+    sample = next(find("stack").sample_inputs("cpu", F32))
+    raised, fine = Raised(RuntimeError, PROMOTE_RAISES), torch.ones(1)
+    assert not check(raised, fine, Case(sample, F16, 0, BF16), "stack", same_bits)
+    for dtype, low in [(F32, BF16), (BF16, BF16), (F64, F16)]:
+        with pytest.raises(AssertionError):
+            check(raised, fine, Case(sample, dtype, 0, low), "stack", same_bits)
+
+
+@pytest.mark.parametrize("names", [EXCEPTIONS, NEVER_RUNS_ON_CPU], ids=["values", "runs"])
+def test_every_exception_is_still_an_op_of_the_database(names: dict[str, str]) -> None:
+    assert names.keys() <= {op.name for op in op_db}
+
+
+def test_torchs_autocast_on_a_fake_device_leaves_no_trace() -> None:
+    def state() -> tuple[object, ...]:
+        key = torch._C._dispatch_tls_is_dispatch_key_included("AutocastMAIA")
+        return key, *(
+            (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in FAKE_DEVICES
+        )
+
+    before = state()
+    for device, dtype in itertools.product(FAKE_DEVICES, (BF16, F16)):
+        with torchs_autocast(device, dtype):
+            assert torch.is_autocast_enabled(device)
+            assert torch.get_autocast_dtype(device) is dtype
+        assert state() == before

@@ -1,0 +1,60 @@
+"""Every catalogue entry draws calls that run, and says truly what comes out of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.inputs import tensor
+from amp_fuzz.program import TensorSpec
+from amp_fuzz.source import statement_source
+from amp_fuzz.strategies.builder import Palette, ProgramBuilder
+
+DRAWS = 25
+CASES = [(name, form) for name, op in CATALOGUE.items() for form in op.forms]
+
+
+def draw(name: str, form: str, seed: int):
+    rng = random.Random(f"{name}/{form}/{seed}")
+    palette = Palette(floats=("float32",))
+    builder = ProgramBuilder(rng.randint, {}, palette)
+    return builder, builder.statement(CATALOGUE[name], form)
+
+
+def materialise(specs: list[TensorSpec], device: str = "cpu"):
+    made = {s.name: tensor(s, seed=0) for s in specs}
+    return {
+        s.name: made[s.name].requires_grad_() if s.requires_grad else made[s.name] for s in specs
+    }
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
+    op = CATALOGUE[name]
+    if op.devices is not None and "cpu" not in op.devices:
+        pytest.skip(f"only on {', '.join(op.devices)}")
+    errors: Counter[str] = Counter()
+    for seed in range(DRAWS):
+        builder, statement = draw(name, form, seed)
+        names = {"torch": torch, **materialise(builder.inputs)}
+        text = statement_source(statement)
+        try:
+            with torch.random.fork_rng():
+                exec(text, names)
+        except Exception as error:
+            errors[f"{text}: {type(error).__name__}: {str(error)[:150]}"] += 1
+            continue
+        declared = {v.name: v for v in builder.values}
+        for output in statement.outputs:
+            if output == "_":
+                continue
+            got, want = names[output], declared[output]
+            assert isinstance(got, torch.Tensor), text
+            assert tuple(got.shape) == want.shape, text
+            assert str(got.dtype).removeprefix("torch.") == want.dtype, text
+    # float32 everywhere: nearly every drawn call must be legal on an honest torch
+    assert sum(errors.values()) <= DRAWS // 5, "\n".join(errors)

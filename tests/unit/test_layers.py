@@ -1,0 +1,326 @@
+"""Who may import whom.
+
+Data flows one way: strategies, case, reference and backends, oracle, records, reports. A module
+that reaches back is caught here by its source, wherever in the module the import stands, and by
+what importing the leaf modules loads in a fresh interpreter.
+"""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "amp_fuzz"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one layer, a module or a package with all that it holds, may not use.
+
+    A forbidden module stands for its submodules too. `only` is the complete list of what the layer
+    may import from `amp_fuzz`, for layers that are easier to say that way round.
+    """
+
+    layer: str
+    forbidden: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
+
+
+RULES = (
+    # Plain data: readable by a tool that has neither.
+    Rule("amp_fuzz.program", forbidden=("torch", "hypothesis")),
+    Rule("amp_fuzz.case", forbidden=("torch", "hypothesis")),
+    # What ops exist must not depend on what autocast does with them.
+    Rule(
+        "amp_fuzz.catalogue",
+        forbidden=(
+            "amp_fuzz.reference",
+            "amp_fuzz.strategies",
+            "amp_fuzz.backends",
+            "amp_fuzz.oracle",
+        ),
+    ),
+    # Independent of what it judges: written from the documentation, so it reads neither the
+    # dispatcher's list of autocast kernels nor the lists in PyTorch's test suite.
+    Rule(
+        "amp_fuzz.reference",
+        forbidden=(
+            "amp_fuzz.backends",
+            "amp_fuzz.strategies",
+            "amp_fuzz.oracle",
+            "torch.testing",
+        ),
+        names=(
+            "_dispatch_dump",
+            "_dispatch_dump_table",
+            "_dispatch_get_all_op_names",
+            "_dispatch_get_registrations_for_dispatch_key",
+            "_dispatch_has_kernel_for_dispatch_key",
+        ),
+    ),
+    Rule("amp_fuzz.backends", forbidden=("amp_fuzz.oracle",)),
+    # Records of any run, on any machine, can be read where torch is not installed.
+    Rule(
+        "amp_fuzz.reports",
+        forbidden=("torch", "hypothesis"),
+        only=(
+            "amp_fuzz.reports",
+            "amp_fuzz.records",
+            "amp_fuzz.store",
+            "amp_fuzz.case",
+            "amp_fuzz.program",
+            "amp_fuzz.errors",
+        ),
+    ),
+)
+
+
+def inside(module: str, layer: str) -> bool:
+    return module == layer or module.startswith(layer + ".")
+
+
+def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the line and the absolute name of everything that `tree` imports.
+
+    `from a import b` yields `a.b`, since `b` may be a module; as a prefix it says `a` as well.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            up = node.level - is_package
+            base = parts[: len(parts) - up] if node.level else []
+            base += node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield node.lineno, ".".join([*base, alias.name])
+
+
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each identifier, imported name and whole string (getattr)."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                yield node.lineno, name
+            case ast.Constant(value=str(name)):
+                yield node.lineno, name
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                for alias in aliases:
+                    yield node.lineno, alias.name.rpartition(".")[2]
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Return `module:line: reason` for each rule that `source`, as `module`, breaks."""
+    tree = ast.parse(source)
+    imported = sorted(set(imports(tree, module, is_package=is_package)))
+    used = sorted(set(names(tree)))
+    found = []
+    for rule in RULES:
+        if not inside(module, rule.layer):
+            continue
+        for line, target in imported:
+            outside = (
+                rule.only is not None
+                and inside(target, "amp_fuzz")
+                and not any(inside(target, allowed) for allowed in rule.only)
+            )
+            if outside or any(inside(target, banned) for banned in rule.forbidden):
+                found.append(f"{module}:{line}: {rule.layer} may not import {target}")
+        found += [
+            f"{module}:{line}: {rule.layer} may not use {name}"
+            for line, name in used
+            if name in rule.names
+        ]
+    return found
+
+
+def top_level_imports(source: str, module: str) -> set[str]:
+    """Return the top packages that importing `source` imports at once.
+
+    Not those inside a function, nor those under `if TYPE_CHECKING`. Any other block runs.
+    """
+
+    def running(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for node in body:
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    pass
+                case ast.If(
+                    test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")
+                ):
+                    yield from running(node.orelse)
+                case ast.Import() | ast.ImportFrom():
+                    yield node
+                case _:
+                    for block in ("body", "orelse", "finalbody"):
+                        yield from running(getattr(node, block, []))
+                    for handler in getattr(node, "handlers", []):
+                        yield from running(handler.body)
+
+    found = running(ast.parse(source).body)
+    return {target.partition(".")[0] for node in found for _, target in imports(node, module)}
+
+
+def modules() -> Iterator[tuple[Path, str, bool]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        yield path, ".".join(parts[:-1] if is_package else parts), is_package
+
+
+def exists(module: str) -> bool:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def test_no_module_reaches_back() -> None:
+    broken = [
+        line
+        for path, module, is_package in modules()
+        for line in violations(path.read_text("utf-8"), module, is_package=is_package)
+    ]
+    assert not broken, "\n".join(["imports against the layers:", *broken])
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "said"),
+    [
+        ("amp_fuzz.program", "import torch", "may not import torch"),
+        ("amp_fuzz.program", "def f():\n    import torch.nn", "may not import torch.nn"),
+        ("amp_fuzz.case", "from hypothesis import given", "may not import hypothesis.given"),
+        (
+            "amp_fuzz.catalogue.matmul",
+            "from amp_fuzz import reference",
+            "may not import amp_fuzz.reference",
+        ),
+        (
+            "amp_fuzz.catalogue.matmul",
+            "from ..oracle import x",
+            "may not import amp_fuzz.oracle.x",
+        ),
+        (
+            "amp_fuzz.reference.tables",
+            "import amp_fuzz.backends.eager as e",
+            "may not import amp_fuzz.backends.eager",
+        ),
+        (
+            "amp_fuzz.reference.tables",
+            "from torch.testing._internal import autocast_test_lists",
+            "may not import torch.testing._internal.autocast_test_lists",
+        ),
+        (
+            "amp_fuzz.reference.tables",
+            "import torch\ntorch._C._dispatch_get_all_op_names()",
+            "tables:2: amp_fuzz.reference may not use _dispatch_get_all_op_names",
+        ),
+        (
+            "amp_fuzz.reference.tables",
+            "getattr(c, '_dispatch_dump')",
+            "may not use _dispatch_dump",
+        ),
+        (
+            "amp_fuzz.reference.tables",
+            "from torch._C import _dispatch_has_kernel_for_dispatch_key as has",
+            "may not use _dispatch_has_kernel_for_dispatch_key",
+        ),
+        ("amp_fuzz.backends.eager", "import amp_fuzz.oracle", "may not import amp_fuzz.oracle"),
+        ("amp_fuzz.reports.html", "import torch", "may not import torch"),
+        ("amp_fuzz.reports.html", "from amp_fuzz import engine", "may not import amp_fuzz.engine"),
+    ],
+)
+def test_the_checker_sees(module: str, source: str, said: str) -> None:
+    (line,) = violations(source, module)
+    assert line.endswith(said)
+
+
+def test_the_checker_resolves_relative_imports_of_a_package() -> None:
+    (line,) = violations("from ..oracle import x", "amp_fuzz.backends", is_package=True)
+    assert line == "amp_fuzz.backends:1: amp_fuzz.backends may not import amp_fuzz.oracle.x"
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("amp_fuzz.program", "import torchlight, numpy"),  # a prefix of letters is not a package
+        ("amp_fuzz.engine", "import torch, hypothesis, amp_fuzz.oracle"),
+        ("amp_fuzz.reference.tables", "import torch\nfrom amp_fuzz import catalogue"),
+        ("amp_fuzz.reference.tables", "'''Not by _dispatch_dump: see DESIGN.'''"),
+        ("amp_fuzz.reports.html", "import pandas\nfrom amp_fuzz.store import Store"),
+        ("amp_fuzz.reports.html", "from . import frames"),
+    ],
+)
+def test_the_checker_lets_pass(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_the_plugin_imports_only_pytest_and_the_standard_library() -> None:
+    """Every pytest run in every project that has amp_fuzz installed pays for these."""
+    if not exists("amp_fuzz.pytest_plugin"):
+        pytest.skip("amp_fuzz.pytest_plugin is not written yet")
+    source = (PACKAGE / "pytest_plugin.py").read_text("utf-8")
+    found = top_level_imports(source, "amp_fuzz.pytest_plugin")
+    assert found - sys.stdlib_module_names <= {"pytest", "_pytest"}
+
+
+def test_top_level_imports_are_those_that_run_on_import() -> None:
+    source = """
+from __future__ import annotations
+import json, os.path
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import pandas
+else:
+    import numpy
+try:
+    import click
+except ImportError:
+    import rich
+class C:
+    import jinja2
+    def f(self):
+        import torch
+from . import engine
+"""
+    found = top_level_imports(source, "amp_fuzz.pytest_plugin")
+    assert found == {
+        "__future__", "json", "os", "typing", "numpy", "click", "rich", "jinja2", "amp_fuzz",
+    }  # fmt: skip
+
+
+def loaded_by(module: str) -> set[str]:
+    """Return the names of all modules loaded once a fresh interpreter has imported `module`."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        ("amp_fuzz", {"torch", "pandas", "hypothesis", "numpy"}),
+        ("amp_fuzz.pytest_plugin", {"torch", "pandas", "hypothesis", "numpy"}),
+        ("amp_fuzz.program", {"torch", "hypothesis"}),
+        ("amp_fuzz.case", {"torch", "hypothesis"}),
+        ("amp_fuzz.reports", {"torch"}),
+    ],
+)
+def test_importing_a_leaf_loads_no_heavy_library(module: str, never: set[str]) -> None:
+    """The imports of imports count too, and so does `amp_fuzz/__init__.py`, which all run."""
+    if not exists(module):
+        pytest.skip(f"{module} is not written yet")
+    assert loaded_by(module) & never == set()
+
+
+def test_a_heavy_library_would_be_seen() -> None:
+    assert importlib.util.find_spec("numpy") is not None
+    assert "numpy" in loaded_by("numpy")
