@@ -76,7 +76,8 @@ def _floats(spec: TensorSpec, rng: np.random.Generator) -> NDArray[np.float64]:
         return rng.permutation(both).reshape(shape)
     if domain == "psd" and len(shape) >= 2 and shape[-1] == shape[-2]:
         a = rng.normal(size=shape)
-        return a @ a.swapaxes(-1, -2) + np.eye(shape[-1]) * shape[-1]
+        psd: NDArray[np.float64] = a @ a.swapaxes(-1, -2) + np.eye(shape[-1]) * shape[-1]
+        return psd
     return rng.normal(size=shape)
 
 

@@ -115,7 +115,7 @@ class Judge:
         """Run a case and compare; a divergence is confirmed before it is reported."""
         clock = _Clock()
         backend = self.backend
-        expected = backend.expect([case])[0]
+        expected = backend.reference().run(case)
         clock.lap("reference")
         observed = backend.run([case])[0]
         clock.lap("backend")
@@ -158,8 +158,8 @@ class Judge:
         """Run both sides again: what does not stay as it was is nondeterminism, not a finding of
         another kind."""
         for _ in range(3):
-            for first, side in ((expected, self.backend.expect), (observed, self.backend.run)):
-                changed = compare(first, side([case])[0], values=self.backend.values)
+            for first, side in ((expected, self.backend.reference().run), (observed, self._run)):
+                changed = compare(first, side(case), values=self.backend.values)
                 if changed is not None:
                     return replace(changed, kind="nondeterminism")
         if found.kind == "relation" and self._relate_all(case) is None:
@@ -191,12 +191,12 @@ class Judge:
         with quirks(names):
             if found.kind == "relation":
                 return self._broken_by_reference(case, found)
-            expected = self.backend.expect([case])[0]
+            expected = self.backend.reference().run(case)
         return compare(expected, self._run(case), values=self.backend.values) is None
 
     def _broken_by_reference(self, case: Case, found: Divergence) -> bool:
         def run(variant: Case) -> Observation:
-            return self.backend.expect([variant])[0]
+            return self.backend.reference().run(variant)
 
         name = found.where.partition(":")[0]
         relation = RELATIONS.get(name)

@@ -7,6 +7,7 @@ none may use anything but torch, the standard library, and its neighbours here.
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
@@ -35,9 +36,9 @@ def nudge(weights):  # type: ignore[no-untyped-def]
             weight.mul_(0.5)
 
 
-def in_thread(function, *args):  # type: ignore[no-untyped-def]
+def in_thread(function: Any, *args: Any) -> Any:
     """Call a function in a new thread and return, or raise, what it returns or raises."""
-    box = []
+    box: list[Any] = []
 
     def call():  # type: ignore[no-untyped-def]
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
 
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 
@@ -45,10 +46,21 @@ class Backend(Protocol):
     dtypes and shapes only).
     """
 
-    name: str
-    device: str
-    trains: bool
-    values: bool
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def device(self) -> str:
+        """The device type."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether backward passes run."""
+
+    @property
+    def values(self) -> bool:
+        """Whether results have values."""
 
     def availability(self) -> Availability:
         """Say whether it can be used here."""
@@ -56,8 +68,8 @@ class Backend(Protocol):
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases and return one observation each; a backend may pack them together."""
 
-    def expect(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases under the reference, on the same tensors and kernels as `run` uses."""
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference, on the same tensors and kernels as `run` uses."""
 
 
 @lru_cache(maxsize=1)

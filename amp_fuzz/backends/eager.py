@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 
 from amp_fuzz import harness
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
@@ -50,10 +50,9 @@ class EagerBackend:
         )
         return [harness.run(case, runtime) for case in cases]
 
-    def expect(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases under the reference on the same device."""
-        runtime = reference_runtime(self.device)
-        return [runtime.run(case) for case in cases]
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the same device."""
+        return reference_runtime(self.device)
 
 
 def _is_available(device: str) -> bool:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from amp_fuzz import harness
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.guards import register_guard
-from amp_fuzz.backends.reference import reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
@@ -42,7 +42,7 @@ class FakeAutocast:
         self.cache = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
         self.saved = []
 
-    def set(self, enabled, dtype, cache):  # type: ignore[no-untyped-def]
+    def set(self, enabled: bool, dtype: torch.dtype, cache: bool) -> None:
         torch.set_autocast_enabled(self.device, enabled)
         torch.set_autocast_dtype(self.device, dtype)
         torch.set_autocast_cache_enabled(cache)
@@ -125,11 +125,10 @@ class FakeBackend:
         )
         return [harness.run(case, runtime) for case in cases]
 
-    def expect(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases under the reference on fake tensors too."""
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on fake tensors of the device."""
         register_guard(self.device)
-        runtime = reference_runtime(self.device, scope=fake_tensors, fake=True)
-        return [runtime.run(case) for case in cases]
+        return reference_runtime(self.device, scope=fake_tensors, fake=True)
 
 
 def backends() -> list[Backend]:

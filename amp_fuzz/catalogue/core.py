@@ -9,6 +9,7 @@ No file in this package knows an autocast policy.
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ class Builder(Protocol):
     form: str
     """The form that is being drawn; an entry seldom needs it."""
 
-    def int(self, low: int, high: int) -> int:
+    def int(self, low: builtins.int, high: builtins.int) -> builtins.int:
         """Draw an integer from `low` to `high`, both included."""
 
     def choice(self, options: Sequence[Any]) -> Any:
@@ -98,21 +99,21 @@ class Builder(Protocol):
     def flag(self) -> bool:
         """Draw a boolean, shrinking to False."""
 
-    def dim(self) -> int:
+    def dim(self) -> builtins.int:
         """Draw the size of a dimension, 1 or more; small most of the time."""
 
-    def shape(self, low: int = 0, high: int = 3, *, empty: bool = True) -> Shape:
+    def shape(self, low: builtins.int = 0, high: builtins.int = 3, *, empty: bool = True) -> Shape:
         """Draw a shape of `low` to `high` dimensions; with `empty`, seldom one with a zero in it."""
 
     def tensor(
         self,
         shape: Shape | None = None,
         *,
-        rank: int | tuple[int, int] | None = None,
+        rank: builtins.int | tuple[builtins.int, builtins.int] | None = None,
         kind: Kind = "float",
         dtype: str | None = None,
         domain: str | None = None,
-        bound: int = 0,
+        bound: builtins.int = 0,
         empty: bool = False,
         weight: bool = False,
         grad: bool = True,
@@ -136,7 +137,7 @@ class Builder(Protocol):
     def scalar(self, kind: Literal["float", "int"] = "float") -> Any:
         """Draw a Python number."""
 
-    def dimension(self, rank: int) -> int:
+    def dimension(self, rank: builtins.int) -> builtins.int:
         """Draw a dimension of a tensor of `rank`, counted from either end."""
 
     def options(self, **options: Sequence[Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from amp_fuzz.reference.casts import (
     promoted_in_order,
     tensors_of,
 )
+from amp_fuzz.reference.queries import Queries
 from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, Rule, load_table
 
 __all__ = [
@@ -87,6 +88,7 @@ class _State(threading.local):
         self.tables: dict[str, PolicyTable] = {}
         self.cache_enabled = True
         self.nesting = 0
+        self.answers = True
         self.log: list[KernelCall] | None = None
 
     def dtype(self, device: str) -> torch.dtype:
@@ -94,6 +96,17 @@ class _State(threading.local):
 
 
 _state = _State()
+
+
+def _default_dtype(device: str) -> torch.dtype:
+    return _state.dtype(device) if device in DEVICES else torch.float16
+
+
+_queries = Queries(
+    inside=lambda: _state.nesting > 0 and _state.answers,
+    enabled=lambda device: _state.enabled.get(device, False),
+    dtype=_default_dtype,
+)
 
 # (id of a leaf, dtype) -> (the leaf, weakly; its cast). The weak reference guards against a new
 # tensor that takes the id of a dead one. The dtype belongs to the key: contexts of two dtypes nest.
@@ -408,6 +421,7 @@ class autocast:
         s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table
         s.cache_enabled = self.cache_enabled
         s.nesting += 1
+        _queries.enter()
         dispatch.switch(any(s.enabled.values()))
         return self
 
@@ -418,6 +432,7 @@ class autocast:
         traceback: TracebackType | None,
     ) -> None:
         s, d = _state, self.device
+        _queries.leave()
         s.nesting -= 1
         if s.nesting == 0:
             clear_cache()
@@ -468,6 +483,15 @@ def snapshot(*devices: str) -> Snapshot:
     )
 
 
+@contextmanager
+def _answering(answers: bool) -> Iterator[None]:
+    before, _state.answers = _state.answers, answers
+    try:
+        yield
+    finally:
+        _state.answers = before
+
+
 def checkpoint(device: str) -> Callable[..., Any]:
     """Return `torch.utils.checkpoint.checkpoint` as it behaves under the reference.
 
@@ -480,12 +504,16 @@ def checkpoint(device: str) -> Callable[..., Any]:
         first = [True]
 
         def body(*inputs: Any) -> Any:
-            if first.pop() if first else False:
-                return function(*inputs)
-            with state.restored():
-                return function(*inputs)
+            with _answering(True):
+                if first.pop() if first else False:
+                    return function(*inputs)
+                with state.restored():
+                    return function(*inputs)
 
-        return torch.utils.checkpoint.checkpoint(body, *args, use_reentrant=use_reentrant)
+        # torch's checkpoint asks for the autocast state, to restore torch's own: it must not be
+        # told the reference's.
+        with _answering(False):
+            return torch.utils.checkpoint.checkpoint(body, *args, use_reentrant=use_reentrant)
 
     return run
 
@@ -522,8 +550,8 @@ def custom_bwd(*, device_type: str) -> Callable[[F], F]:
 @contextmanager
 def log_kernels() -> Iterator[list[KernelCall]]:
     """Collect every call that reaches a kernel of the reference in this thread."""
-    before, log = _state.log, []
-    _state.log = log
+    log: list[KernelCall] = []
+    before, _state.log = _state.log, log
     try:
         yield log
     finally:

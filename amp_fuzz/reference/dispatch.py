@@ -16,7 +16,7 @@ import torch
 
 __all__ = ["after", "exclude", "overload_of", "register", "switch"]
 
-_KEY = torch._C.DispatchKey.AutocastIPU
+_KEY: Any = getattr(torch._C.DispatchKey, "AutocastIPU")  # noqa: B009 - not in torch's stubs
 _KEYSET = torch._C.DispatchKeySet(_KEY)
 _AFTER = torch._C._dispatch_keyset_full_after(_KEY)
 

@@ -8,6 +8,7 @@ run to their end; a wrong guess costs one case that raises on both sides, never 
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -79,7 +80,7 @@ class ProgramBuilder:
     that the program is meant for.
     """
 
-    integer: Callable[[int, int], int]
+    integer: Callable[[builtins.int, builtins.int], builtins.int]
     policies: Mapping[str, str]
     palette: Palette = field(default_factory=Palette)
     frame: Frame = field(default_factory=Frame)
@@ -88,7 +89,7 @@ class ProgramBuilder:
     form: str = "function"
     _op: Op | None = None
     _same: str | None = None
-    _names: int = 0
+    _names: builtins.int = 0
 
     # -- statements ---------------------------------------------------------------------------
 
@@ -151,7 +152,8 @@ class ProgramBuilder:
     def _policy(self, op: Op) -> str | None:
         if not (self.frame.autocast and op.overloads) or self.form in ("inplace", "out"):
             return None
-        return self.policies.get(op.overloads[0].removeprefix("aten::"))
+        names = (name.removeprefix("aten::") for name in op.overloads)
+        return next((self.policies[name] for name in names if name in self.policies), None)
 
     def _result(self, op: Op, arguments: Sequence[Value]) -> str:
         """The floating dtype that the call computes in, as the policy table promises it."""
@@ -171,7 +173,7 @@ class ProgramBuilder:
 
     # -- choices ------------------------------------------------------------------------------
 
-    def int(self, low: int, high: int) -> int:
+    def int(self, low: builtins.int, high: builtins.int) -> builtins.int:
         """Draw an integer from `low` to `high`."""
         return self.integer(low, high)
 
@@ -183,15 +185,15 @@ class ProgramBuilder:
         """Draw a boolean."""
         return self.integer(0, 1) == 1
 
-    def seldom(self, n: int) -> bool:
+    def seldom(self, n: builtins.int) -> bool:
         """Draw a boolean that is True once in `n` times."""
         return self.integer(0, n - 1) == n - 1
 
-    def dim(self) -> int:
+    def dim(self) -> builtins.int:
         """Draw the size of a dimension."""
         return _DIMS[self.integer(0, len(_DIMS) - 1)]
 
-    def shape(self, low: int = 0, high: int = 3, *, empty: bool = True) -> Shape:
+    def shape(self, low: builtins.int = 0, high: builtins.int = 3, *, empty: bool = True) -> Shape:
         """Draw a shape."""
         rank = low if low == high else _near(self.integer(0, high - low), 2 - low, high - low) + low
         shape = tuple(self.dim() for _ in range(rank))
@@ -204,7 +206,7 @@ class ProgramBuilder:
         """Draw a Python number."""
         return self.choice(_INT_SCALARS if kind == "int" else _FLOAT_SCALARS)
 
-    def dimension(self, rank: int) -> int:
+    def dimension(self, rank: builtins.int) -> builtins.int:
         """Draw a dimension of a tensor of `rank`."""
         return self.integer(-rank, rank - 1) if rank else self.choice((0, -1))
 
@@ -244,11 +246,11 @@ class ProgramBuilder:
         self,
         shape: Shape | None = None,
         *,
-        rank: int | tuple[int, int] | None = None,
+        rank: builtins.int | tuple[builtins.int, builtins.int] | None = None,
         kind: Kind = "float",
         dtype: str | None = None,
         domain: str | None = None,
-        bound: int = 0,
+        bound: builtins.int = 0,
         empty: bool = False,
         weight: bool = False,
         grad: bool = True,
@@ -301,7 +303,7 @@ class ProgramBuilder:
     def _existing(
         self,
         shape: Shape | None,
-        rank: int | tuple[int, int] | None,
+        rank: builtins.int | tuple[builtins.int, builtins.int] | None,
         options: Mapping[str, Any],
         *,
         writable: bool = False,
@@ -332,7 +334,7 @@ class ProgramBuilder:
         i = self.integer(0, len(found)) if found else 0
         return found[i - 1] if i else None
 
-    def _shape(self, rank: int | tuple[int, int] | None, options: Mapping[str, Any]) -> Shape:
+    def _shape(self, rank: builtins.int | tuple[builtins.int, builtins.int] | None, options: Mapping[str, Any]) -> Shape:
         low, high = _ranks(rank)
         return self.shape(low, min(high, max(low, 4)), empty=bool(options.get("empty")))
 
@@ -363,13 +365,14 @@ class ProgramBuilder:
         *,
         role: Role,
         domain: Domain | None = None,
-        bound: int = 0,
+        bound: builtins.int = 0,
     ) -> Value:
         letter = {"input": "x", "weight": "w", "buffer": "b"}[role]
         name = f"{letter}{len(self.inputs)}"
         if domain is None:
             domain = self.choice(self.palette.domains)
-        layout = "contiguous" if _size(shape) < 2 else self.choice(self.palette.layouts)
+        layouts = self.palette.layouts
+        layout: Layout = "contiguous" if _size(shape) < 2 else self.choice(layouts)
         spec = TensorSpec(name, shape, dtype, domain, layout, role, bound)
         self.inputs.append(spec)
         value = Value(name, shape, dtype, role == "buffer", role == "weight")

@@ -122,9 +122,9 @@ def draw_plan(integer: Integer, device: str, *, trains: bool = True) -> Plan:
 
 
 def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
-    entry = {"entry": ("decorator", "custom_fwd")[integer(0, 1)]} if i == 10 else {}
+    if i == 10:
+        return {"entry": ("decorator", "custom_fwd")[integer(0, 1)]}
     kinds: dict[int, dict[str, object]] = {
-        10: dict(entry),
         11: {"first_pass": "no_grad"},
         12: {"first_pass": "inference_mode"},
         13: {"calls": 2},
@@ -133,8 +133,7 @@ def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
         16: {"thread": "whole"},
     }
     if i in (17, 18, 19) and trains:
-        j = integer(0, 7)
-        return (
+        second: tuple[dict[str, object], ...] = (
             {"second": "retain"},
             {"second": "double"},
             {"steps": 2},
@@ -143,7 +142,8 @@ def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
             {"checkpoint": "non_reentrant"},
             {"scaler": True},
             {"scaler": True, "steps": 2},
-        )[j]
+        )
+        return second[integer(0, len(second) - 1)]
     return kinds.get(i, {})
 
 

@@ -1,0 +1,37 @@
+"""Which autocast kernels torch's dispatcher lists for a device, and which of them can be reached.
+
+This asks torch what it registers: it is what coverage is measured against, and knows no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from amp_fuzz.catalogue.unreachable import UNREACHABLE
+
+__all__ = ["Kernels", "kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The autocast kernels of a device: those that a caller can reach, and the others with why."""
+
+    reachable: tuple[str, ...]
+    unreachable: Mapping[str, str]
+
+
+@lru_cache(maxsize=16)
+def kernels(device: str) -> Kernels:
+    """Return the kernels listed for a device type, overload names without ``aten::``."""
+    key = f"Autocast{device.upper()}"
+    listed = sorted(
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    )
+    why = {n: UNREACHABLE[n] for n in listed if n in UNREACHABLE}
+    return Kernels(tuple(n for n in listed if n not in why), why)

@@ -1,0 +1,70 @@
+"""Answer questions about autocast's state while the reference is in force.
+
+Some modules of torch ask whether autocast is on and choose a path by the answer (the fast path of
+`torch.nn.TransformerEncoderLayer`, for one). Under the reference torch's own autocast is off, so
+the public query functions are wrapped for as long as any thread is inside a reference context:
+they answer for the reference, in threads that are inside one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Queries"]
+
+_NAMES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
+
+
+class Queries:
+    """Wraps torch's query functions while `enter` was called more often than `leave`.
+
+    inside: whether this thread is inside a reference context. enabled, dtype: the answers there,
+    for a device type.
+    """
+
+    def __init__(
+        self,
+        inside: Callable[[], bool],
+        enabled: Callable[[str], bool],
+        dtype: Callable[[str], torch.dtype],
+    ) -> None:
+        self._inside, self._enabled, self._dtype = inside, enabled, dtype
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._originals: dict[str, Any] = {}
+
+    def enter(self) -> None:
+        """Start answering; calls nest."""
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
+                return
+            self._originals = {name: getattr(torch, name) for name in _NAMES}
+            torch.is_autocast_enabled = self._is_enabled
+            torch.get_autocast_dtype = self._get_dtype
+            torch.is_autocast_cpu_enabled = lambda: self._is_enabled("cpu")
+
+    def leave(self) -> None:
+        """Stop answering, at the outermost call."""
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                for name, function in self._originals.items():
+                    setattr(torch, name, function)
+
+    def _is_enabled(self, device_type: str | None = None) -> bool:
+        if not self._inside():
+            original = self._originals["is_autocast_enabled"]
+            return bool(original() if device_type is None else original(device_type))
+        # Without an argument the question is about CUDA, for historical reasons.
+        return self._enabled(device_type or "cuda")
+
+    def _get_dtype(self, device_type: str) -> torch.dtype:
+        if not self._inside():
+            original: Callable[[str], torch.dtype] = self._originals["get_autocast_dtype"]
+            return original(device_type)
+        return self._dtype(device_type)
