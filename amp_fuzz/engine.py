@@ -13,8 +13,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -38,6 +39,7 @@ __all__ = [
     "Failed",
     "Finding",
     "Finished",
+    "Planned",
     "Progress",
     "Settings",
     "Task",
@@ -84,6 +86,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """So many cases more will be run on a backend."""
+
+    backend: str
+    cases: int
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Cases that were judged since the last one, by outcome and by known entry; kernels reached."""
 
@@ -126,7 +136,7 @@ class Failed:
     usage: bool = False
 
 
-Event: TypeAlias = Progress | Finding | Finished | Crashed | Failed
+Event: TypeAlias = Planned | Progress | Finding | Finished | Crashed | Failed
 
 
 class Stop(BaseException):
@@ -346,9 +356,7 @@ def _aimed(
         missing = set(kernels(backend.device).reachable) - reached.get(backend.name, set())
         for kernel in sorted(missing):
             ops = [
-                op.name
-                for op in usable(pool, backend.device)
-                if f"aten::{kernel}" in op.overloads
+                op.name for op in usable(pool, backend.device) if f"aten::{kernel}" in op.overloads
             ]
             if ops:
                 seed = seed_of(settings.seed, backend.name, kernel)
@@ -369,6 +377,8 @@ class _Supervisor:
         self.started = time.monotonic()
 
     def work(self, tasks: list[Task]) -> Iterator[Event]:
+        for name in dict.fromkeys(task.backend for task in tasks):
+            yield Planned(name, sum(task.cases for task in tasks if task.backend == name))
         queue = list(reversed(tasks))
         while (queue or any(w.task for w in self.workers)) and not self.stopped:
             while queue and len(self.workers) < self.settings.workers:
@@ -396,7 +406,8 @@ class _Supervisor:
             args=(theirs, self.settings, str(self.store.root), self.run_id, number),
             daemon=True,
         )
-        process.start()
+        with _no_interrupts():
+            process.start()
         theirs.close()
         return _Worker(number, process, ours, current)
 
@@ -483,6 +494,21 @@ class _Supervisor:
         self.writer.close()
 
 
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Block Ctrl-C, for this thread and for good in a process that it starts meanwhile.
+
+    A terminal sends it to all of them, and a worker that is still importing would answer with a
+    traceback.
+    """
+    resource_tracker.ensure_running()  # starting it, as the first process does, would unblock
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end(worker: _Worker) -> None:
     worker.pipe.close()
     worker.process.join(timeout=0.5)
@@ -503,15 +529,19 @@ def _worker_main(
 
     torch.set_num_threads(1)
     store = Store(root)
-    current = os.open(store.run_path(run_id) / f"current-{number}.json", os.O_WRONLY)
-    writer = store.writer(run_id, str(number))
+    path = store.run_path(run_id) / f"current-{number}.json"
 
     def note(case: Case) -> None:
         text = case.json()
-        os.pwrite(current, text, 0)
-        os.ftruncate(current, len(text))
+        try:
+            os.pwrite(current, text, 0)
+            os.ftruncate(current, len(text))
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
 
     try:
+        current = os.open(path, os.O_WRONLY)
+        writer = store.writer(run_id, str(number))
         while True:
             task, signatures = pipe.recv()
             for event in _task(task, settings, writer, note, signatures):

@@ -1,13 +1,16 @@
 """Input values: deterministic in the seed and the input's name, on every machine and version.
 
-They come from NumPy's counter-based Philox generator, keyed by seed and name, never from torch's
-generators. Each value is made in float64 and rounded once, to nearest even, to the input's dtype.
+They come from NumPy's counter-based Philox generator (Salmon et al. 2011), keyed by seed and name,
+never from torch's generators. Each value is made in float64 and rounded once, to nearest even, to
+the input's dtype.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -23,12 +26,66 @@ _TINY = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}
 _MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 
 
+Array: TypeAlias = "NDArray[np.float64]"
+
+
+class _Draws:
+    """Values made from Philox's raw 64-bit words by exact arithmetic alone.
+
+    NumPy promises the words for ever, its distributions not; and a logarithm or a cosine may differ
+    in the last bit from one libm to the next.
+    """
+
+    def __init__(self, key: int, shape: tuple[int, ...]) -> None:
+        self._philox = np.random.Philox(key=key)
+        self.shape = shape
+        self.n = math.prod(shape)
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        words: NDArray[np.uint64] = self._philox.random_raw(count)
+        return words
+
+    def unit(self) -> Array:
+        """Uniform in [0, 1), multiples of 2^-53."""
+        return self._unit(self.n).reshape(self.shape)
+
+    def _unit(self, count: int) -> Array:
+        return (self._words(count) >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
+
+    def uniform(self, low: float, high: float) -> Array:
+        """Uniform in [low, high)."""
+        return low + self.unit() * (high - low)
+
+    def integers(self, low: int, high: int) -> NDArray[np.int64]:
+        """Integers in [low, high)."""
+        words = self._words(self.n) % np.uint64(high - low)
+        values: NDArray[np.int64] = words.astype(np.int64) + low
+        return values.reshape(self.shape)
+
+    def normal(self) -> Array:
+        """Nearly normal: the sum of twelve uniform values less six (Irwin-Hall), so |x| < 6."""
+        parts = self._unit(12 * self.n).reshape(12, self.n)
+        total: Array = parts[0]
+        for part in parts[1:]:  # in this order: a library's sum may pair terms as it likes
+            total = total + part
+        return (total - np.float64(6.0)).reshape(self.shape)
+
+    def signs(self) -> Array:
+        """Minus one or one."""
+        return np.where(self._words(self.n) & np.uint64(1), -1.0, 1.0).reshape(self.shape)
+
+    def shuffled(self, values: Array) -> Array:
+        """The first n of these values, in random order, in the shape."""
+        order = np.argsort(self._words(self.n), kind="stable")
+        return values[: self.n][order].reshape(self.shape)
+
+
 def array(spec: TensorSpec, seed: int) -> NDArray[np.generic]:
     """Return the values of an input as float64, int64, bool or complex128, in the spec's shape."""
     key = (seed & 0xFFFFFFFF) << 32 | zlib.crc32(spec.name.encode())
-    rng = np.random.Generator(np.random.Philox(key=key))
+    draws = _Draws(key, spec.shape)
     if spec.dtype == "bool":
-        return rng.random(spec.shape) < 0.5
+        return draws.unit() < 0.5
     if spec.dtype in ("int64", "int32", "uint8"):
         low, high = (0, 5) if spec.dtype == "uint8" else (-4, 5)
         if spec.domain == "index":
@@ -37,48 +94,45 @@ def array(spec: TensorSpec, seed: int) -> NDArray[np.generic]:
             low, high = 0, 1
         elif spec.domain == "positive":
             low, high = 1, 5
-        return rng.integers(low, high, size=spec.shape, dtype=np.int64)
+        return draws.integers(low, high)
     if spec.dtype.startswith("complex"):
-        real, imaginary = _floats(spec, rng), _floats(spec, rng)
-        return real + 1j * imaginary
-    return _floats(spec, rng)
+        part = "float32" if spec.dtype == "complex64" else "float64"
+        return _floats(spec.domain, part, draws) + 1j * _floats(spec.domain, part, draws)
+    return _floats(spec.domain, spec.dtype, draws)
 
 
-def _floats(spec: TensorSpec, rng: np.random.Generator) -> NDArray[np.float64]:
-    shape, dtype = spec.shape, spec.dtype.replace("complex64", "float32").replace("128", "64")
-    dtype = dtype.replace("complex64", "float64")
-    n = int(np.prod(shape))
-    domain = spec.domain
+def _floats(domain: str, dtype: str, draws: _Draws) -> Array:
     if domain == "zeros":
-        return np.where(rng.random(shape) < 0.25, -0.0, 0.0)
+        return np.where(draws.unit() < 0.25, -0.0, 0.0)
     if domain == "uniform":
-        return rng.uniform(-2.0, 2.0, shape)
+        return draws.uniform(-2.0, 2.0)
     if domain == "integers":
-        return rng.integers(-4, 5, shape).astype(np.float64)
+        return draws.integers(-4, 5).astype(np.float64)
     if domain == "positive":
-        return rng.uniform(0.25, 4.0, shape)
+        return draws.uniform(0.25, 4.0)
     if domain == "unit":
-        return rng.uniform(0.0, 1.0, shape)
+        return draws.unit()
     if domain == "overflow":
+        # Half of them within a factor of the largest value, half around its square root.
         top = _MAX.get(dtype, 1e300)
-        scale = np.where(rng.random(shape) < 0.5, top, np.sqrt(top))
-        return rng.uniform(-1.0, 1.0, shape) * scale
+        return draws.uniform(-1.0, 1.0) * np.where(draws.unit() < 0.5, top, math.sqrt(top))
     if domain == "subnormal":
-        return rng.uniform(-4.0, 4.0, shape) * 2.0 ** (_TINY[dtype] - 1)
+        return draws.uniform(-4.0, 4.0) * 2.0 ** (_TINY[dtype] - 1)
     if domain == "ties":
-        # One more bit than the dtype's neighbours keep: casts to bfloat16 or float16 must round.
+        # Exactly between two neighbours of the 16-bit dtype that a cast rounds to.
         mantissa = _MANTISSA["bfloat16" if dtype == "float32" else dtype]
-        odd = rng.integers(0, 2**mantissa, shape) * 2 + 1
-        return (1.0 + odd * 2.0 ** -(mantissa + 1)) * np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+        odd = draws.integers(0, 2**mantissa) * 2 + 1
+        return (1.0 + odd * 2.0 ** -(mantissa + 1)) * draws.signs()
     if domain == "cancelling":
-        half = rng.normal(size=(n + 1) // 2) * 8.0
-        both = np.concatenate([half, -half * (1.0 + 2.0**-7)])[:n]
-        return rng.permutation(both).reshape(shape)
+        half = draws.normal().reshape(-1)[: (draws.n + 1) // 2] * 8.0
+        return draws.shuffled(np.concatenate([half, -half * (1.0 + 2.0**-7)]))
+    shape = draws.shape
     if domain == "psd" and len(shape) >= 2 and shape[-1] == shape[-2]:
-        a = rng.normal(size=shape)
-        psd: NDArray[np.float64] = a @ a.swapaxes(-1, -2) + np.eye(shape[-1]) * shape[-1]
+        # Of small integers: exact, in whatever order a library sums.
+        a = draws.integers(-2, 3).astype(np.float64)
+        psd: Array = np.matmul(a, a.swapaxes(-1, -2)) + np.eye(shape[-1]) * shape[-1]
         return psd
-    return rng.normal(size=shape)
+    return draws.normal()
 
 
 _DTYPES = {

@@ -40,10 +40,9 @@ class Verdict:
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
-        counts: Counter[tuple[str, str, str]] = Counter(
-            (k.overload, k.policy.value, ",".join(str(d).removeprefix("torch.") for d in k.dtypes))
-            for k in self.kernels
-        )
+        counts = Counter(_key(k) for k in self.kernels)
+        op = guilty_op(self.case, self.divergence) if self.divergence else ""
+        kernel = _kernel_of(op, self.kernels)
         return CaseRecord(
             id=self.case.id,
             backend=self.backend,
@@ -52,6 +51,10 @@ class Verdict:
             ops=tuple(s.op for s in statements(self.case.program.body)),
             kernels=tuple(KernelRecord(*key, count) for key, count in counts.items()),
             seconds={k: round(v, 6) for k, v in self.seconds.items()},
+            kind=self.divergence.kind if self.divergence else "",
+            op=op,
+            known=self.known,
+            at=list(counts).index(_key(kernel)) if kernel else -1,
         )
 
     def finding(self, family: str, minimised: Case | None = None) -> DivergenceRecord:
@@ -91,6 +94,11 @@ def guilty_op(case: Case, divergence: Divergence) -> str:
         return made[label]
     ops = {s.op for s in statements(case.program.body)}
     return ops.pop() if len(ops) == 1 else ""
+
+
+def _key(kernel: KernelCall) -> tuple[str, str, str]:
+    dtypes = ",".join(str(d).removeprefix("torch.") for d in kernel.dtypes)
+    return kernel.overload, kernel.policy.value, dtypes
 
 
 def _kernel_of(op: str, kernels: Sequence[KernelCall]) -> KernelCall | None:

@@ -1,1 +1,84 @@
-"""The pytest plugin (being written)."""
+"""The pytest plugin: ``pytest --amp-fuzz`` fuzzes autocast beside a project's own tests.
+
+Every pytest run in every project that has amp_fuzz installed loads this module, so it imports
+nothing but pytest. What it takes to fuzz stands in `amp_fuzz.pytest_session` and
+`amp_fuzz.pytest_items`, which are imported once ``--amp-fuzz`` is given.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+__all__ = ["OPTIONS"]
+
+# name -> metavar, help. The options of `amp_fuzz.config` that mean something under pytest, written
+# out, because importing that module would cost every pytest run 10 ms; tests/plugin/test_options.py
+# holds the two together. Left out: `workers` is xdist's -n, `fail-fast` is -x, and `timeout` needs
+# a process that watches another.
+OPTIONS = {
+    "backends": ("NAME,...", "Backends to test; all: every one that is ready here."),
+    "ops": ("PATTERN,...", "Ops to draw from: names, families, globs over names."),
+    "cases": ("N", "Cases for each backend."),
+    "seed": ("N", "What the cases depend on; drawn, and printed, unless given."),
+    "profile": (
+        "NAME",
+        "A set of options: dev, ci, nightly, or one of the configuration file.",
+    ),
+    "seconds": ("S", "Stop the run after S seconds; 0: never."),
+    "relations": ("none|one|all", "Metamorphic relations that each case is put to."),
+    "store": ("FOLDER", "Where records and findings are kept."),
+    "report": ("FOLDER", "Where the HTML and Markdown report goes."),
+    "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
+    "max-statements": ("N", "The most statements of a program."),
+    "minimize": (
+        "S",
+        "Seconds for making each new finding smaller; 0: keep it as it was drawn.",
+    ),
+    "require": ("NAME,...", "Backends that must be ready, or exit with code 4."),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare ``--amp-fuzz`` and what goes with it.
+
+    Each option takes a value, always: one that may stand without would swallow a path after it.
+    """
+    group = parser.getgroup("amp-fuzz", "fuzzing of PyTorch's autocast (amp-fuzz)")
+    group.addoption(
+        "--amp-fuzz",
+        action="store_true",
+        dest="amp_fuzz",
+        help="Fuzz autocast, in addition to the tests: one item for each backend and family of ops.",
+    )
+    for name, (metavar, text) in OPTIONS.items():
+        group.addoption(
+            f"--amp-fuzz-{name}",
+            action="append" if name == "known" else "store",
+            dest=dest(name),
+            metavar=metavar,
+            help=text,
+        )
+
+
+def dest(name: str) -> str:
+    """Return the name under which pytest keeps an option."""
+    return f"amp_fuzz_{name.replace('-', '_')}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker; get ready to fuzz if ``--amp-fuzz`` was given."""
+    config.addinivalue_line(
+        "markers", "amp_fuzz: an item that amp-fuzz made: pytest --amp-fuzz -m 'not amp_fuzz'"
+    )
+    if config.option.amp_fuzz and not (config.option.help or config.option.version):
+        from amp_fuzz.pytest_session import activate
+
+        activate(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say so when options of amp-fuzz have no effect."""
+    given = [name for name in OPTIONS if getattr(config.option, dest(name)) is not None]
+    if config.option.amp_fuzz or not given:
+        return None
+    return f"amp-fuzz: off, --amp-fuzz-{given[0]} has no effect: add --amp-fuzz"

@@ -66,7 +66,12 @@ class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
-    """A case that was run. raised: both sides raised the same error. seconds: wall time by part."""
+    """A case that was run. raised: both sides raised the same error. seconds: wall time by part.
+
+    kind, op, known: of its divergence, as in `DivergenceRecord`, or "". Only the first
+    divergence of its like is written out with its case; these say how often each came. at: the
+    index in `kernels` of that op's kernel; -1 if it reached none.
+    """
 
     id: str
     backend: str
@@ -75,6 +80,10 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     ops: tuple[str, ...]
     kernels: tuple[KernelRecord, ...]
     seconds: dict[str, float]
+    kind: str = ""
+    op: str = ""
+    known: str = ""
+    at: int = -1
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):

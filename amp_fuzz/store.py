@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from amp_fuzz.case import Case, CaseError, load
+from amp_fuzz.case import Case, CaseError, load, loads
 from amp_fuzz.records import RECORDS_FORMAT, DivergenceRecord, Record, RunRecord
 
 __all__ = ["Store", "StoreError", "Writer"]
@@ -31,7 +31,10 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO = path.open("ab", buffering=0)
+        try:
+            self._file: BinaryIO = path.open("ab", buffering=0)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
 
     def write(self, record: Record) -> None:
         """Append one record. Raises `StoreError` if the disk takes no more."""
@@ -78,7 +81,10 @@ class Store:
         """Make a run's folder and write its head."""
         self.create()
         path = self.run_path(run.id)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot make the folder ({error.strerror})") from error
         write_whole(path / "run.json", msgspec.json.format(_encoder.encode(run), indent=2))
         return path
 
@@ -138,12 +144,16 @@ def load_finding(path: Path) -> DivergenceRecord:
         record = _decoder.decode(path.read_bytes())
         if not isinstance(record, DivergenceRecord):
             raise StoreError(f"{path}: holds no finding")
-        record.case.program.check()
-        record.case.plan.check()
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise StoreError(f"{path}: {error}") from error
+    for name, case in (("case", record.case), ("minimised", record.minimised)):
+        if case is not None:
+            try:
+                loads(case.json(), f"{path}: {name}")
+            except CaseError as error:
+                raise StoreError(str(error)) from error
     return record
 
 
@@ -156,14 +166,21 @@ def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:
     if path.suffix == ".json" or path.exists():
         try:
             return load(path), None
-        except CaseError as error:
-            try:
-                finding = load_finding(path)
-            except StoreError:
-                raise error from None
-            return finding.minimised or finding.case, finding
+        except CaseError:
+            if not _holds_finding(path):
+                raise
+        finding = load_finding(path)
+        return finding.minimised or finding.case, finding
     finding = store.finding(what)
     return finding.minimised or finding.case, finding
+
+
+def _holds_finding(path: Path) -> bool:
+    try:
+        head = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(head, dict) and head.get("type") == "divergence"
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -102,10 +102,29 @@ def _default_dtype(device: str) -> torch.dtype:
     return _state.dtype(device) if device in DEVICES else torch.float16
 
 
+def _is_enabled(device: str | None) -> bool:
+    """Answer whether autocast is on; without a device, whether any is.
+
+    Modules ask without a device where their documentation says "autocast is disabled"
+    (`torch.nn.MultiheadAttention`, conditions of the fast path).
+    """
+    if device is None and "query-asks-cuda" in _quirks:
+        device = "cuda"
+    if device is None:
+        return any(_state.enabled.values())
+    return _state.enabled.get(device, False)
+
+
+def _is_any_enabled() -> bool:
+    blind = ("mps", "maia") if "any-query-misses-devices" in _quirks else ()
+    return any(on for device, on in _state.enabled.items() if device not in blind)
+
+
 _queries = Queries(
     inside=lambda: _state.nesting > 0 and _state.answers,
-    enabled=lambda device: _state.enabled.get(device, False),
+    enabled=_is_enabled,
     dtype=_default_dtype,
+    any_enabled=_is_any_enabled,
 )
 
 # (id of a leaf, dtype) -> (the leaf, weakly; its cast). The weak reference guards against a new
@@ -128,7 +147,13 @@ def clear_cache() -> None:
 
 
 # Upstream bugs that the reference imitates on request: see `quirks`.
-QUIRKS = ("cache-ignores-dtype", "promote-foreign-half", "promote-skips-optional")
+QUIRKS = (
+    "any-query-misses-devices",
+    "cache-ignores-dtype",
+    "promote-foreign-half",
+    "promote-skips-optional",
+    "query-asks-cuda",
+)
 _quirks: frozenset[str] = frozenset()
 
 
@@ -139,11 +164,15 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     A divergence that vanishes when the reference imitates a bug is explained by that bug, exactly;
     one that does not vanish is another one. Each name has a page in docs/findings/.
 
+    any-query-misses-devices: the question whether any autocast is on, which recurrent modules ask
+        before they compare dtypes, leaves out mps and maia.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
         ``promote`` policy, unless an argument before it is float32.
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
+    query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
+        which ask so take their fast path under the autocast of any other device.
     """
     global _quirks
     names = frozenset(names)

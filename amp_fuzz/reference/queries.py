@@ -17,25 +17,31 @@ import torch
 __all__ = ["Queries"]
 
 _NAMES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
+# Private, and asked by torch.nn.RNNBase before it compares dtypes.
+_ANY = "_is_any_autocast_enabled"
 
 
 class Queries:
     """Wraps torch's query functions while `enter` was called more often than `leave`.
 
-    inside: whether this thread is inside a reference context. enabled, dtype: the answers there,
-    for a device type.
+    inside: whether this thread is inside a reference context. enabled: whether autocast is on
+    there, for a device type, or for any (None). dtype: the autocast dtype of a device type.
+    any_enabled: the answer to the private question whether any autocast is on.
     """
 
     def __init__(
         self,
         inside: Callable[[], bool],
-        enabled: Callable[[str], bool],
+        enabled: Callable[[str | None], bool],
         dtype: Callable[[str], torch.dtype],
+        any_enabled: Callable[[], bool],
     ) -> None:
         self._inside, self._enabled, self._dtype = inside, enabled, dtype
+        self._any_enabled = any_enabled
         self._lock = threading.Lock()
         self._depth = 0
         self._originals: dict[str, Any] = {}
+        self._original_any: Callable[[], bool] | None = None
 
     def enter(self) -> None:
         """Start answering; calls nest."""
@@ -47,6 +53,9 @@ class Queries:
             torch.is_autocast_enabled = self._is_enabled
             torch.get_autocast_dtype = self._get_dtype
             torch.is_autocast_cpu_enabled = lambda: self._is_enabled("cpu")
+            self._original_any = getattr(torch._C, _ANY, None)
+            if self._original_any is not None:
+                setattr(torch._C, _ANY, self._is_any_enabled)
 
     def leave(self) -> None:
         """Stop answering, at the outermost call."""
@@ -55,13 +64,19 @@ class Queries:
             if self._depth == 0:
                 for name, function in self._originals.items():
                     setattr(torch, name, function)
+                if self._original_any is not None:
+                    setattr(torch._C, _ANY, self._original_any)
 
     def _is_enabled(self, device_type: str | None = None) -> bool:
         if not self._inside():
             original = self._originals["is_autocast_enabled"]
             return bool(original() if device_type is None else original(device_type))
-        # Without an argument the question is about CUDA, for historical reasons.
-        return self._enabled(device_type or "cuda")
+        return self._enabled(device_type)
+
+    def _is_any_enabled(self) -> bool:
+        if not self._inside() and self._original_any is not None:
+            return bool(self._original_any())
+        return self._any_enabled()
 
     def _get_dtype(self, device_type: str) -> torch.dtype:
         if not self._inside():

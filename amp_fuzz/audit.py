@@ -1,0 +1,477 @@
+"""The audit: every op, every mix of floating dtypes, every device, one call each.
+
+A cell of the conformance matrix is one call of one op under autocast, with one combination of
+input dtypes, on one backend. It says what dtype comes out under the reference and under the real
+implementation, or that they raise, and whether the two agree in all that `amp_fuzz.oracle.compare`
+compares. Each cell is a case, so it can be replayed.
+
+Where `amp_fuzz.engine` draws at random, nothing here is: the same cells, with the same case ids,
+on every machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.catalogue import CATALOGUE, Op
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import Known
+from amp_fuzz.oracle import Divergence, compare
+from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.reference import PolicyTable, load_table
+from amp_fuzz.store import StoreError, write_whole
+from amp_fuzz.strategies.builder import Palette, ProgramBuilder
+from amp_fuzz.strategies.drawing import usable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "AUTOCAST_DTYPES",
+    "Cell",
+    "audit",
+    "audit_op",
+    "combinations",
+    "count",
+    "describe",
+    "differences",
+    "frame",
+    "markdown",
+    "matrix",
+    "summary",
+    "write",
+]
+
+Status: TypeAlias = Literal["agree", "known", "differs"]
+
+AUTOCAST_DTYPES = ("bfloat16", "float16")
+_EXHAUSTIVE = 3  # floating inputs: 64 combinations
+_DRAWS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One call of one op on one backend.
+
+    overload: the first autocast kernel that the op reaches on some device, "" if no table lists
+    one. policy: what the device's table says of it, or "none". input_dtypes: of the floating
+    inputs, in order. expected, observed: the dtypes that come out under the reference and under
+    the backend (``float32``, ``float32, int64``), or ``raises RuntimeError``. kind: the kind of
+    divergence, "" if they agree. known: the known entries that explain it. finding: a divergence
+    that none explains, for replay and repro.
+    """
+
+    device: str
+    backend: str
+    op: str
+    overload: str
+    policy: str
+    autocast_dtype: str
+    input_dtypes: tuple[str, ...]
+    expected: str
+    observed: str
+    status: Status
+    kind: str
+    known: str
+    case_id: str
+    finding: DivergenceRecord | None = None
+
+
+# -- cases ----------------------------------------------------------------------------------------
+
+
+def combinations(floats: int) -> tuple[tuple[str, ...], ...]:
+    """Return the combinations of dtypes of so many floating inputs.
+
+    All 4^k of them up to three inputs. Beyond, those with one dtype for all and those in which one
+    input has another dtype than the rest: 4 + 12 k.
+    """
+    if floats <= _EXHAUSTIVE:
+        return tuple(itertools.product(FLOAT_DTYPES, repeat=floats))
+    found = {(dtype,) * floats: None for dtype in FLOAT_DTYPES}
+    for most, odd in itertools.permutations(FLOAT_DTYPES, 2):
+        for i in range(floats):
+            found[tuple(odd if j == i else most for j in range(floats))] = None
+    return tuple(found)
+
+
+@cache
+def template(name: str) -> Program:
+    """Return the one call of an op that is audited, in its first form, with float32 inputs.
+
+    Of a fixed number of draws, those that run without autocast and without an empty tensor; of
+    these, the first with the most floating inputs, so that biases and states are there.
+    """
+    op = CATALOGUE[name]
+    drawn = [_draw(op, seed) for seed in range(_DRAWS)]
+    drawn = [p for p in drawn if all(0 not in spec.shape for spec in p.inputs)] or drawn
+    drawn.sort(key=lambda p: -len(_floating(p)))
+    device = "cpu" if op.devices is None or "cpu" in op.devices else op.devices[0]
+    backend = backends()["eager-cpu" if device == "cpu" else f"fake-{device}"]
+    bare = Plan(contexts=(), backward="none")
+    runs = (p for p in drawn if backend.run([Case(p, bare)])[0].raised is None)
+    return next(runs, drawn[0])
+
+
+def _draw(op: Op, seed: int) -> Program:
+    rng = random.Random(f"{op.name}/{seed}")
+    builder = ProgramBuilder(rng.randint, {}, Palette(floats=("float32",)))
+    statement = builder.statement(op, next(iter(op.forms)))
+    # Nothing trains here: weights are inputs.
+    inputs = tuple(
+        msgspec.structs.replace(spec, role="input") if spec.requires_grad else spec
+        for spec in builder.inputs
+    )
+    return Program(inputs, (statement,), tuple(n for n in statement.outputs if n != "_"))
+
+
+def _floating(program: Program) -> list[int]:
+    return [i for i, spec in enumerate(program.inputs) if spec.dtype in FLOAT_DTYPES]
+
+
+def case_of(op: Op, autocast_dtype: str, input_dtypes: Sequence[str]) -> Case:
+    """Return the case of a cell."""
+    program = template(op.name)
+    inputs = list(program.inputs)
+    for i, dtype in zip(_floating(program), input_dtypes, strict=True):
+        inputs[i] = msgspec.structs.replace(inputs[i], dtype=dtype)
+    program = msgspec.structs.replace(program, inputs=tuple(inputs))
+    return Case(program, Plan(contexts=(Autocast(dtype=autocast_dtype),), backward="none"))
+
+
+def _dtypes(device: str) -> tuple[str, ...]:
+    supported = _table(device).supported_dtypes
+    return tuple(dtype for dtype in AUTOCAST_DTYPES if dtype in supported)
+
+
+@cache
+def _table(device: str) -> PolicyTable:
+    return load_table(device)
+
+
+def count(chosen: Iterable[Backend], ops: Iterable[Op]) -> int:
+    """Return how many pairs of op and backend an audit goes through: the lists it yields."""
+    ops = tuple(ops)
+    return sum(len(usable(ops, backend.device)) for backend in chosen)
+
+
+# -- judging --------------------------------------------------------------------------------------
+
+
+def audit_op(
+    backend: Backend, op: Op, known: Sequence[Known] = (), part: slice = slice(None)
+) -> list[Cell]:
+    """Return the cells of one op on one backend, or a part of them, run in this process."""
+    with quiet():
+        return [_judged(backend, op, known, case) for case in _cases(backend, op)[part]]
+
+
+def _cases(backend: Backend, op: Op) -> list[Case]:
+    mixes = combinations(len(_floating(template(op.name))))
+    return [case_of(op, dtype, mix) for dtype in _dtypes(backend.device) for mix in mixes]
+
+
+def _judged(backend: Backend, op: Op, known: Sequence[Known], case: Case) -> Cell:
+    expected = backend.reference().run(case)
+    observed = backend.run([case])[0]
+    record: DivergenceRecord | None = None
+    if compare(expected, observed, values=backend.values) is not None:
+        verdict = Judge(backend, known, relations="none").judge(case)
+        record = verdict.finding(op.family) if verdict.divergence is not None else None
+    return _cell(backend, op, case, _outcome(expected), _outcome(observed), record)
+
+
+def _outcome(seen: Observation) -> str:
+    if seen.raised is not None:
+        return f"raises {seen.raised.kind}"
+    return ", ".join(
+        str(t.dtype).removeprefix("torch.") for t in seen.values.values() if t is not None
+    )
+
+
+def _cell(
+    backend: Backend,
+    op: Op,
+    case: Case,
+    expected: str,
+    observed: str,
+    record: DivergenceRecord | None,
+) -> Cell:
+    names = [name.removeprefix("aten::") for name in op.overloads]
+    rules = _table(backend.device).rules
+    program = case.program
+    return Cell(
+        device=backend.device,
+        backend=backend.name,
+        op=op.name,
+        overload=names[0] if names else "",
+        policy=next((rules[n].policy.value for n in names if n in rules), "none"),
+        autocast_dtype=case.plan.contexts[0].dtype or "",
+        input_dtypes=tuple(program.inputs[i].dtype for i in _floating(program)),
+        expected=expected,
+        observed=observed,
+        status="agree" if record is None else "known" if record.known else "differs",
+        kind="" if record is None else record.kind,
+        known="" if record is None else record.known,
+        case_id=case.id,
+        finding=None if record is None or record.known else record,
+    )
+
+
+# -- many processes -------------------------------------------------------------------------------
+
+
+def audit(
+    chosen: Sequence[Backend],
+    ops: Sequence[Op],
+    *,
+    known: Sequence[Known] = (),
+    workers: int = 1,
+) -> Iterator[list[Cell]]:
+    """Audit ops on backends over worker processes; yield the cells of each pair as they come.
+
+    A worker that dies costs the cell that it died of: that one differs, with kind ``crash``.
+    Closing the iterator (an interrupt) ends the workers.
+    """
+    known = tuple(known)
+    waiting = deque((b.name, op.name) for b in chosen for op in usable(ops, b.device))
+    while waiting:
+        running: dict[Future[list[Cell]], tuple[str, str]] = {}
+        lost: list[tuple[str, str]] = []
+        with _pool(min(workers, len(waiting))) as pool:
+            try:
+                while (waiting or running) and not lost:
+                    while waiting and len(running) < 2 * workers:
+                        pair = waiting.popleft()
+                        running[pool.submit(_work, *pair, known)] = pair
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        pair = running.pop(future)
+                        try:
+                            yield future.result()
+                        except BrokenProcessPool:
+                            lost.append(pair)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        # One of these killed a worker, and the pool with it.
+        for name, op in (*lost, *running.values()):
+            backend, entry = backends()[name], CATALOGUE[op]
+            yield _alone(backend, entry, known, 0, len(_cases(backend, entry)))
+
+
+def _alone(backend: Backend, op: Op, known: tuple[Known, ...], start: int, stop: int) -> list[Cell]:
+    """Run cells in a process of their own, and halve them until the one that kills it is alone."""
+    try:
+        with _pool(1) as pool:
+            return pool.submit(_work, backend.name, op.name, known, start, stop).result()
+    except BrokenProcessPool:
+        middle = (start + stop) // 2
+        if middle > start:
+            left = _alone(backend, op, known, start, middle)
+            return left + _alone(backend, op, known, middle, stop)
+        return [_crash(backend, op, _cases(backend, op)[start])]
+
+
+def _crash(backend: Backend, op: Op, case: Case) -> Cell:
+    found = Divergence("crash", "", "an answer", "the process died")
+    verdict = Verdict(case, backend.name, "diverged", found)
+    return _cell(backend, op, case, found.expected, found.observed, verdict.finding(op.family))
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start)
+
+
+def _start() -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is the one to interrupt
+    torch.set_num_threads(1)
+
+
+def _work(
+    backend: str, op: str, known: tuple[Known, ...], start: int = 0, stop: int | None = None
+) -> list[Cell]:
+    return audit_op(backends()[backend], CATALOGUE[op], known, slice(start, stop))
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+_ROW = ["op", "overload", "policy"]
+_CALL = ["op", "overload", "autocast_dtype", "inputs"]
+
+
+def frame(cells: Iterable[Cell]) -> pd.DataFrame:
+    """Return a row for each cell, in a fixed order; `inputs` are the input dtypes, joined."""
+    import pandas as pd
+
+    fields = [f for f in Cell.__slots__ if f != "finding"]
+    ordered = sorted(cells, key=_place)
+    table = pd.DataFrame([{f: getattr(c, f) for f in fields} for c in ordered], columns=fields)
+    table["input_dtypes"] = table["input_dtypes"].map(", ".join)
+    return table.rename(columns={"input_dtypes": "inputs"})
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    dtypes = tuple(FLOAT_DTYPES.index(dtype) for dtype in cell.input_dtypes)
+    return cell.op, cell.backend, AUTOCAST_DTYPES.index(cell.autocast_dtype), dtypes
+
+
+def matrix(cells: Iterable[Cell]) -> pd.DataFrame:
+    """Return the conformance matrix: op, overload and policy by backend.
+
+    An entry is ``32`` if all of 32 cells agree, ``30/32, 2 known`` if two do not but are explained,
+    ``30/32`` if they are not; "" where the op has no kernel, or another policy, on the device.
+    """
+    table = frame(cells)
+    shown = table.groupby([*_ROW, "backend"])["status"].agg(_share)
+    return shown.unstack("backend").fillna("")
+
+
+def _share(statuses: pd.Series[str]) -> str:
+    counts = Counter(statuses)
+    total, agree, known = len(statuses), counts["agree"], counts["known"]
+    if agree == total:
+        return str(total)
+    return f"{agree}/{total}" + (f", {known} known" if known else "")
+
+
+def differences(cells: Iterable[Cell]) -> pd.DataFrame:
+    """Return the calls that come out otherwise on one backend than on another: facts, not faults.
+
+    Rows are op, overload, autocast dtype and input dtypes; columns are backends, with the dtype
+    that came out or what was raised, and "" where the backend has no such cell. A fake device has
+    no kernels, so it does not raise where a real one lacks a kernel for the dtype.
+    """
+    import pandas as pd
+
+    table = frame(cells)
+    wide = table.pivot(index=_CALL, columns="backend", values="observed")
+    wide = wide.reindex(pd.MultiIndex.from_frame(table[_CALL].drop_duplicates()))
+    return wide[wide.nunique(axis=1) > 1].fillna("")
+
+
+def summary(cells: Sequence[Cell], tables: Path | None = None) -> str:
+    """Return what the terminal shows: counts, what is known, what differs, and what to type next.
+
+    tables: where `write` put the tables.
+    """
+    counts = Counter((c.backend, c.status) for c in cells)
+    names = list(dict.fromkeys(c.backend for c in cells))
+    width = max(map(len, names), default=0)
+    lines = [f"{'':{width}}    cells    agree    known   differ"]
+    for name in names:
+        row = [counts[name, status] for status in ("agree", "known", "differs")]
+        lines.append(f"{name:{width}}" + "".join(f"{n:9,}" for n in (sum(row), *row)))
+    totals = Counter(c.status for c in cells)
+    ops = len({c.op for c in cells})
+    lines.append(
+        f"{len(cells):,} cells of {ops} ops: {totals['agree']:,} agree, {totals['known']:,} known, "
+        f"{totals['differs']:,} differ"
+    )
+    known = Counter(c.known for c in cells if c.known)
+    lines += [f"known: {name} ({n:,} cells)" for name, n in sorted(known.items())]
+    differing = [c for c in cells if c.status == "differs"]
+    for cell in differing[:_SHOWN]:
+        lines.append(f"differs: {describe(cell)}")
+        lines.append(f"         amp-fuzz repro {cell.case_id}")
+    if len(differing) > _SHOWN:
+        lines.append(f"and {len(differing) - _SHOWN:,} more, all in the tables")
+    if tables is None:
+        lines.append("for the tables: amp-fuzz audit --output=FOLDER")
+    else:
+        lines.append(f"tables: {tables / 'audit.md'}, {tables / 'audit.csv'}")
+    return "\n".join(lines)
+
+
+_SHOWN = 20
+
+
+def describe(cell: Cell) -> str:
+    """Return a cell that does not agree as one line."""
+    inputs = ", ".join(cell.input_dtypes) or "no floating input"
+    what = f"{cell.expected} expected, {cell.observed} observed"
+    if cell.expected == cell.observed:
+        what = f"{cell.kind}, {cell.observed}"
+    return f"{cell.backend} {cell.op}({inputs}) under {cell.autocast_dtype}: {what}"
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """Return the summary, the matrix and the comparison of devices as a Markdown page."""
+    import torch
+
+    found = differences(cells)
+    plain = found[[_is_plain(*key) for key in found.index]]
+    ops = found.index.get_level_values("op").nunique()
+    return _PAGE.format(
+        torch=torch.__version__,
+        summary=summary(cells, Path()),
+        matrix=_table_text(matrix(cells)),
+        compared=f"{len(found):,} calls of {ops} ops",
+        plain=_table_text(plain),
+    )
+
+
+_PAGE = """\
+# Conformance of autocast, torch {torch}
+
+```text
+{summary}
+```
+
+## Matrix
+
+Cells that agree with the reference, by backend. `32`: all of 32. `30/32, 2 known`: two do not, and
+are explained; `30/32`: two do not. Empty: no kernel, or another policy, on that device.
+
+{matrix}
+
+## Devices compared
+
+{compared} come out otherwise on one device than on another. These are facts, not faults. Here are
+those with one dtype for all floating inputs, under bfloat16; audit.csv has all. A fake device has
+no kernels, so it does not raise where a real one lacks a kernel for a dtype.
+
+{plain}
+"""
+
+
+def _is_plain(op: str, overload: str, autocast_dtype: str, inputs: str) -> bool:
+    return autocast_dtype == "bfloat16" and len(set(inputs.split(", "))) == 1
+
+
+def _table_text(table: pd.DataFrame) -> str:
+    names = [str(name) for name in (*table.index.names, *table.columns)]
+    lines = [names, ["---"] * len(names)]
+    lines += [
+        [*map(str, key), *map(str, row)] for key, row in zip(table.index, table.values, strict=True)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(cells: Sequence[Cell], folder: Path) -> tuple[Path, Path]:
+    """Write audit.md and audit.csv, which has a row for each cell. Raises `StoreError`."""
+    page, table = folder / "audit.md", folder / "audit.csv"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot make the folder ({error.strerror})") from error
+    write_whole(page, markdown(cells).encode())
+    write_whole(table, frame(cells).to_csv(index=False).encode())
+    return page, table

@@ -1,0 +1,172 @@
+"""What the commands share: exit codes, options made from `amp_fuzz.config`, consoles, tables."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic since click 8.2
+
+__all__ = [
+    "Exit",
+    "Stopped",
+    "command_line",
+    "console",
+    "duration",
+    "options",
+    "resolve_options",
+    "table",
+    "version",
+]
+
+
+class Exit(enum.IntEnum):
+    """The exit codes. An interrupt is 128 and the signal's number: 130 (Ctrl-C), 143 (SIGTERM)."""
+
+    OK = 0
+    DIVERGED = 1
+    USAGE = 2
+    INTERNAL = 3
+    MISSING = 4
+    NOTHING = 5
+
+
+class Stopped(Exception):
+    """A command cannot go on. `message` is one line for stderr, `code` the exit code."""
+
+    def __init__(self, message: str, code: int = Exit.USAGE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+def version(package: str = "amp-fuzz") -> str:
+    """Return the version of an installed package, or ``not installed``."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+class _Value(_ParamType):
+    """A click type that parses as the option says."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        self.name = option.kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.option.parse(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_REPEATABLE = ("list", "paths")
+
+
+def options(*names: str) -> Callable[[_Command], _Command]:
+    """Give a command these options of `amp_fuzz.config`, in this order.
+
+    They come as keyword arguments, None where they are not given; see `resolve_options`.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        for name in reversed(names):
+            command = _click_option(OPTIONS[name])(command)
+        return command
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[_Command], _Command]:
+    text = f"{option.help}{_default(option)}"
+    if option.kind == "flag":
+        return click.option(f"--{option.name}/--no-{option.name}", default=None, help=text)
+    return click.option(
+        f"--{option.name}",
+        type=_Value(option),
+        metavar=option.metavar,
+        multiple=option.kind in _REPEATABLE,
+        help=text,
+    )
+
+
+def _default(option: Option) -> str:
+    if option.default is None or option.default == () or option.kind == "flag":
+        return ""
+    value = option.default
+    shown = ",".join(value) if isinstance(value, tuple) else f"{value:g}" if value == 0 else value
+    return f"  [default: {shown}]"
+
+
+def resolve_options(given: Mapping[str, Any]) -> Resolved:
+    """Return the options in force, from those that a command was given."""
+    explicit: dict[str, object] = {}
+    for name, option in OPTIONS.items():
+        value = given.get(option.field)
+        if option.kind in _REPEATABLE and value is not None:
+            value = tuple(item for part in value for item in part) or None
+        explicit[name] = value
+    return resolve(explicit)
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def console() -> Console:
+    """Return the console of stdout. Where that is no terminal, lines are long, not cut."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, emoji=False, width=wide)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. The last column folds; the others are never cut, since people copy them."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns[:-1]:
+        grid.add_column(column, no_wrap=True, overflow="ignore")
+    grid.add_column(columns[-1], overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console().print(grid)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people read it: ``0.4 s``, ``38 s``, ``4 min 05 s``, ``2 h 03 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def command_line(*words: str) -> str:
+    """Return an ``amp-fuzz`` command to copy and paste into a shell."""
+    return shlex.join(["amp-fuzz", *words])

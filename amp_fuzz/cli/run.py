@@ -1,0 +1,241 @@
+"""``amp-fuzz run``: fuzz, show progress, sum up, say how it went by the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from amp_fuzz.cli.common import (
+    Exit,
+    Stopped,
+    command_line,
+    console,
+    options,
+    resolve_options,
+    waiting,
+)
+from amp_fuzz.cli.progress import Board, shown
+from amp_fuzz.cli.signals import Interrupted, Interrupts
+from amp_fuzz.config import OPTIONS, Options
+from amp_fuzz.records import DivergenceRecord, EndRecord
+from amp_fuzz.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from amp_fuzz.engine import Event
+    from amp_fuzz.session import Session
+
+__all__ = ["run"]
+
+# What a run depends on, but its profile: that stands for values of the others.
+_AGAIN = ("seed", "backends", "ops", "cases", "relations", "max-statements", "seconds", "known")
+
+
+@click.command()
+@options(
+    "backends",
+    "ops",
+    "cases",
+    "seed",
+    "profile",
+    "workers",
+    "seconds",
+    "relations",
+    "max-statements",
+    "known",
+    "fail-fast",
+    "require",
+    "timeout",
+    "minimize",
+    "store",
+    "report",
+)
+def run(**given: Any) -> int:
+    """Draw random programs, run them under the reference and under each backend, and compare.
+
+    Prints a summary, writes a report, and keeps every record and finding in the store.
+    """
+    resolved = resolve_options(given)
+    chosen = resolved.options
+    if chosen.seed is None:
+        chosen = dataclasses.replace(chosen, seed=secrets.randbelow(2**32))
+    store = Store(chosen.store)
+    store.create()
+    with waiting("importing torch"):
+        from amp_fuzz.session import prepare
+
+        session = prepare(chosen)
+    names = tuple(backend.name for backend in session.chosen)
+    again = _again(dataclasses.replace(chosen, backends=names))
+    session = dataclasses.replace(
+        session, record=session.record.__replace__(command=again)
+    )
+    store.begin(session.record)
+    _head(session, chosen, resolved.files)
+
+    with Interrupts() as interrupts:
+        tally = _Tally(Board(limit=chosen.seconds))
+        _listen(session, store, tally, interrupts)
+        _end(store, session, tally, interrupts)
+        code = _conclude(store, session, tally, chosen)
+    return interrupts.code or code
+
+
+def _again(chosen: Options) -> str:
+    """Return the command that draws the same cases again."""
+    words = []
+    for name in _AGAIN:
+        option = OPTIONS[name]
+        value = getattr(chosen, option.field)
+        if value == option.default:
+            continue
+        if option.kind == "paths":
+            words += [f"--{name}={path}" for path in value]
+        else:
+            words.append(f"--{name}={','.join(value) if isinstance(value, tuple) else value}")
+    return command_line("run", *words)
+
+
+def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
+    """Say what is run, before it runs."""
+    record, settings = session.record, session.settings
+    ops = f"{len(settings.ops)} ops" if settings.ops else "all ops"
+    say = console().print
+    say(
+        f"amp-fuzz {record.versions['amp-fuzz']}, torch {record.versions['torch']}, "
+        f"seed {record.seed}, profile {record.profile}"
+    )
+    names = ", ".join(b.name for b in record.backends)
+    say(f"{names}: {settings.cases} cases each, {ops}, {settings.workers} workers", soft_wrap=True)
+    for path in files:
+        say(f"options from {_short(path)}", soft_wrap=True)
+    say(f"records in {_short(chosen.store / 'runs' / record.id)}", soft_wrap=True)
+
+
+def _short(path: Path) -> str:
+    """Return a path relative to the current folder if it is below that."""
+    try:
+        return os.fspath(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return os.fspath(path)
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a run came to."""
+
+    board: Board
+    started: float = field(default_factory=time.monotonic)
+    cases: int = 0
+    new: int = 0
+    failure: str = ""
+    internal: bool = False
+
+    def note(self, event: Event) -> None:
+        from amp_fuzz.engine import Crashed, Failed, Finding, Planned, Progress
+
+        now = self.board.clock()
+        if isinstance(event, Planned):
+            self.board.row(event.backend).total += event.cases
+        elif isinstance(event, Progress):
+            count, new = event.outcomes.total(), event.outcomes["diverged"]
+            self.cases += count
+            self.new += new
+            self.board.row(event.backend).add(
+                count, known=event.outcomes["known"], new=new, now=now
+            )
+        elif isinstance(event, Crashed):
+            self.cases += 1
+            self.new += 1
+            self.board.row(event.record.backend).add(1, known=0, new=1, now=now)
+            _announce(event.record, event.detail)
+        elif isinstance(event, Finding):
+            if event.new:
+                # Its case is counted by the `Progress` that follows, unless an interrupt comes first.
+                self.new = max(self.new, 1)
+                _announce(event.record, "")
+        elif isinstance(event, Failed):
+            self.failure, self.internal = event.detail, not event.usage
+
+
+def _announce(record: DivergenceRecord, detail: str) -> None:
+    at = f" at {record.op}" if record.op else ""
+    what = detail or f"{record.expected} became {record.observed}"
+    console().print(
+        f"new: {record.kind}{at} on {record.backend}: {what.splitlines()[0][:160]}\n"
+        f"     {command_line('replay', record.id)}",
+        soft_wrap=True,
+    )
+
+
+def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupts) -> None:
+    """Run, and show progress, until the end or the first interrupt; workers are ended then."""
+    from amp_fuzz import engine
+
+    with closing(engine.run(session.settings, store, session.record.id)) as events:
+        try:
+            with interrupts.stoppable(), shown(tally.board) as tick:
+                for event in events:
+                    tally.note(event)
+                    if isinstance(event, engine.Progress):
+                        tick()
+        except Interrupted:
+            console().print("stopping: the workers are ended, what they recorded is kept")
+        except StoreError as error:
+            tally.failure = str(error)
+
+
+def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) -> None:
+    """Record that the run came to its end, and how."""
+    limit = session.settings.seconds
+    seconds = time.monotonic() - tally.started
+    reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+    if interrupts.received:
+        reason = "interrupted"
+    elif tally.failure:
+        reason = "crashed"
+    elif (limit and seconds > limit) or (session.settings.fail_fast and tally.new):
+        reason = "stopped"
+    try:
+        writer = store.writer(session.record.id, "run")
+        writer.write(EndRecord("", "", tally.cases, round(seconds, 3), reason))
+        writer.close()
+    except StoreError as error:
+        tally.failure = tally.failure or str(error)
+
+
+# -- after it -------------------------------------------------------------------------------------
+
+
+def _conclude(store: Store, session: Session, tally: _Tally, chosen: Options) -> int:
+    """Print the summary, write the report, and return the exit code."""
+    from amp_fuzz import reports
+
+    run_id, known = session.record.id, session.settings.known
+    console().print()
+    console().print(
+        reports.terminal(store, run_id, known=known, width=console().width), soft_wrap=True
+    )
+    try:
+        paths = reports.write(store, run_id, chosen.report, known=known)
+        console().print(f"report: {', '.join(_short(path) for path in paths)}", soft_wrap=True)
+    except StoreError as error:
+        tally.failure = tally.failure or str(error)
+    console().print(f"again:  {session.record.command}", soft_wrap=True)
+    if tally.internal:
+        raise Internal(tally.failure)
+    if tally.failure:
+        raise Stopped(tally.failure)
+    if tally.new:
+        return Exit.DIVERGED
+    return Exit.OK if tally.cases else _nothing(session)

@@ -1,0 +1,438 @@
+"""The options: their names, types, defaults and help in one place, and where values come from.
+
+`Options` is the record that the rest of the package reads. `OPTIONS` describes its fields; the
+command line and the pytest plugin make their own options from it, so that names, types, defaults
+and help cannot drift apart. `resolve` puts the record together: explicit values first, then
+``AMP_FUZZ_*`` variables, the profile, the table of the configuration file, the defaults.
+
+This module imports neither torch nor anything else that is slow to import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from amp_fuzz.profiles import DEFAULT_PROFILE, PROFILES
+
+__all__ = [
+    "OPTIONS",
+    "ConfigError",
+    "Option",
+    "Options",
+    "Resolved",
+    "did_you_mean",
+    "find_config",
+    "resolve",
+]
+
+Kind: TypeAlias = Literal["integer", "number", "flag", "word", "choice", "list", "path", "paths"]
+
+
+class ConfigError(ValueError):
+    """An option that cannot be had. One line: where it stands, its value, and the way out."""
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return ``": did you mean 'x'?"`` for the nearest of the words, or "" if none is near."""
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: what it is called, what it takes, and what it does.
+
+    name: kebab-case, as on the command line and in configuration files. default: the value where
+    nothing else says one. metavar: what stands for the value in help. minimum: inclusive.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    metavar: str
+    choices: tuple[str, ...] = ()
+    minimum: float = -math.inf
+
+    @property
+    def field(self) -> str:
+        """The name as a Python identifier: the field of `Options`."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that gives it."""
+        return f"AMP_FUZZ_{self.field.upper()}"
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for, as on a command line.
+
+        Raises `ConfigError` without the option's name, which the caller knows better how to write.
+        """
+        match self.kind:
+            case "integer":
+                return self._bounded(_number(text, int, "a whole number"))
+            case "number":
+                return self._bounded(_number(text, float, "a number"))
+            case "flag":
+                return _flag(text)
+            case "list":
+                return self._items(part.strip() for part in text.split(","))
+            case "path":
+                return _path(text)
+            case "paths":
+                return (_path(text),)
+            case _:
+                return self._word(text)
+
+    def convert(self, value: object, folder: Path) -> Any:
+        """Return the value that a TOML value stands for; paths are relative to `folder`.
+
+        Raises `ConfigError` without the option's name, as `parse` does.
+        """
+        match self.kind, value:
+            case ("integer", int()) if not isinstance(value, bool):
+                return self._bounded(value)
+            case ("number", int() | float()) if not isinstance(value, bool):
+                return self._bounded(float(value))
+            case ("flag", bool()):
+                return value
+            case ("word" | "choice", str()):
+                return self._word(value)
+            case ("path", str()):
+                return folder / _path(value)
+            case ("list", list()) if all(isinstance(item, str) for item in value):
+                return self._items(value)
+            case ("paths", list()) if all(isinstance(item, str) for item in value):
+                return tuple(folder / _path(item) for item in value)
+        raise ConfigError(f"{_show(value)} is {_type_of(value)}: write {_EXAMPLES[self.kind]}")
+
+    def _bounded(self, value: Any) -> Any:
+        if not math.isfinite(value):
+            raise ConfigError(f"{value} is not finite")
+        if value < self.minimum:
+            raise ConfigError(f"{value} is too small: use {self.minimum:g} or more")
+        return value
+
+    def _word(self, text: str) -> str:
+        if not text:
+            raise ConfigError("the value is empty")
+        if self.choices and text not in self.choices:
+            hint = did_you_mean(text, self.choices) or f": use {', '.join(self.choices)}"
+            raise ConfigError(f"{text!r} is none of its values{hint}")
+        return text
+
+    def _items(self, parts: Iterable[str]) -> tuple[str, ...]:
+        items = tuple(parts)
+        if not items or not all(items):
+            raise ConfigError("an item of the list is empty")
+        return items
+
+
+def _number(text: str, kind: type[int] | type[float], what: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not {what}") from None
+
+
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True}
+_FLAGS |= {"0": False, "false": False, "no": False, "off": False}
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ConfigError(f"{text!r} is neither yes nor no")
+    return _FLAGS[text.lower()]
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ConfigError(f"{text!r} is not a path")
+    return Path(text).expanduser()
+
+
+_EXAMPLES: Mapping[str, str] = {
+    "integer": "a whole number, as in 200",
+    "number": "a number, as in 1.5",
+    "flag": "true or false",
+    "word": 'a string, as in "ci"',
+    "choice": 'a string, as in "one"',
+    "path": 'a string, as in "some/folder"',
+    "list": 'a list of strings, as in ["conv*", "losses"]',
+    "paths": 'a list of strings, as in ["known.toml"]',
+}
+
+
+def _type_of(value: object) -> str:
+    names = {bool: "a boolean", int: "a whole number", float: "a number", str: "a string"}
+    names |= {list: "a list", dict: "a table"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _option(
+    kind: Kind,
+    default: Any,
+    metavar: str,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: float = -math.inf,
+) -> Any:
+    about = {
+        "kind": kind,
+        "metavar": metavar,
+        "help": text,
+        "choices": choices,
+        "minimum": minimum,
+    }
+    return field(default=default, metadata=about)
+
+
+_CPUS = os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()
+_DEFAULTS = PROFILES[DEFAULT_PROFILE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a run is told. Each field's help says what it is; `OPTIONS` has them as data."""
+
+    backends: tuple[str, ...] = _option(
+        "list", ("all",), "NAME,...", "Backends to test; all: every one that is ready here."
+    )
+    ops: tuple[str, ...] = _option(
+        "list", ("*",), "PATTERN,...", "Ops to draw from: names, families, globs over names."
+    )
+    cases: int = _option("integer", _DEFAULTS["cases"], "N", "Cases for each backend.", minimum=1)
+    seed: int | None = _option(
+        "integer",
+        None,
+        "N",
+        "What the cases depend on; drawn, and printed, unless given.",
+        minimum=0,
+    )
+    profile: str = _option(
+        "word",
+        DEFAULT_PROFILE,
+        "NAME",
+        f"A set of options: {', '.join(PROFILES)}, or one of the configuration file.",
+    )
+    workers: int = _option(
+        "integer", _CPUS or 1, "N", "Processes; as many as there are CPUs unless given.", minimum=1
+    )
+    seconds: float = _option(
+        "number", _DEFAULTS["seconds"], "S", "Stop the run after S seconds; 0: never.", minimum=0
+    )
+    relations: str = _option(
+        "choice",
+        _DEFAULTS["relations"],
+        "none|one|all",
+        "Metamorphic relations that each case is put to.",
+        choices=("none", "one", "all"),
+    )
+    store: Path = _option(  # noqa: RUF009  (a Path is immutable)
+        "path", Path(".amp-fuzz"), "FOLDER", "Where records and findings are kept."
+    )
+    report: Path = _option(  # noqa: RUF009
+        "path", Path("amp-fuzz-report"), "FOLDER", "Where the HTML and Markdown report goes."
+    )
+    known: tuple[Path, ...] = _option(
+        "paths", (), "FILE", "A list of explained divergences, beside the one that comes along."
+    )
+    max_statements: int = _option(
+        "integer", _DEFAULTS["max-statements"], "N", "The most statements of a program.", minimum=1
+    )
+    timeout: float = _option(
+        "number", 120.0, "S", "End a worker that answers nothing for S seconds.", minimum=1
+    )
+    minimize: float = _option(
+        "number",
+        _DEFAULTS["minimize"],
+        "S",
+        "Seconds for making each new finding smaller; 0: keep it as it was drawn.",
+        minimum=0,
+    )
+    fail_fast: bool = _option("flag", False, "yes|no", "Stop at the first new divergence.")
+    require: tuple[str, ...] = _option(
+        "list", (), "NAME,...", "Backends that must be ready, or exit with code 4."
+    )
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        name: Option(name=name, default=item.default, **item.metadata)
+        for item in dataclasses.fields(Options)
+        for name in [item.name.replace("_", "-")]
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Options with where they came from.
+
+    sources: option name -> ``--cases``, ``AMP_FUZZ_CASES``, ``profile ci``, a file, or ``default``.
+    files: the configuration files that were read.
+    """
+
+    options: Options
+    sources: Mapping[str, str]
+    files: tuple[Path, ...]
+
+
+def resolve(
+    explicit: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    start: Path | None = None,
+    prefix: str = "--",
+) -> Resolved:
+    """Return the options in force.
+
+    A built-in profile that was chosen outranks the table of the file; one that is only the default
+    does not, since its values are the defaults. A profile table of the file outranks the table.
+
+    Args:
+        explicit: option name -> value of the option's type, as `Option.parse` returns; None values
+            count as not given.
+        environ: in place of ``os.environ``.
+        start: the folder from which configuration is looked for upward, by default the current one.
+        prefix: how explicit options are written, for messages (``--amp-fuzz-`` under pytest).
+
+    Raises:
+        ConfigError: a key, variable or profile that is unknown, or a value that does not fit.
+    """
+    given = {name: value for name, value in (explicit or {}).items() if value is not None}
+    variables = _variables(os.environ if environ is None else environ)
+    path = find_config(Path.cwd() if start is None else start)
+    table, profiles = _read(path) if path else ({}, {})
+
+    def tell(name: str) -> Mapping[str, str]:
+        return {"given": f"{prefix}{name}", "variables": OPTIONS[name].variable, "table": str(path)}
+
+    # The highest rank first.
+    outer = {"given": given, "variables": variables}
+    chosen = next((k for k, v in {**outer, "table": table}.items() if "profile" in v), "")
+    profile = str({**outer, "table": table}[chosen]["profile"]) if chosen else DEFAULT_PROFILE
+    names = list(dict.fromkeys([*PROFILES, *profiles]))
+    if profile not in names:
+        hint = did_you_mean(profile, names) or f": use {', '.join(names)}"
+        raise ConfigError(f"{tell('profile')[chosen]}: no profile is called {profile!r}{hint}")
+    own = {f"profile {profile} in {path}": profiles.get(profile, {})}
+    shipped = {f"profile {profile}" if chosen else "default": PROFILES.get(profile, {})}
+    below = {**shipped, "table": table} if chosen else {"table": table, **shipped}
+    ranks: Mapping[str, Mapping[str, Any]] = {**outer, **own, **below}
+
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, option in OPTIONS.items():
+        rank = next((r for r, table in ranks.items() if name in table), "default")
+        values[option.field] = ranks.get(rank, {}).get(name, option.default)
+        sources[name] = tell(name).get(rank, rank)
+    return Resolved(Options(**values), MappingProxyType(sources), (path,) if path else ())
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that ``AMP_FUZZ_*`` variables give; an empty one counts as not set."""
+    known = {option.variable: option for option in OPTIONS.values()}
+    values = {}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith("AMP_FUZZ_") or not text:
+            continue
+        option = known.get(variable)
+        if option is None:
+            hint = did_you_mean(variable, known) or f": use one of {', '.join(known)}"
+            raise ConfigError(f"{variable}: no option has this environment variable{hint}")
+        try:
+            if option.kind == "paths":
+                values[option.name] = tuple(_path(part) for part in text.split(os.pathsep))
+            else:
+                values[option.name] = option.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from None
+    return values
+
+
+def find_config(start: Path) -> Path | None:
+    """Return the nearest configuration file of a folder and those above it, or None.
+
+    That is an ``amp-fuzz.toml``, or a ``pyproject.toml`` with a table ``[tool.amp-fuzz]``. Raises
+    `ConfigError` where one folder has both.
+    """
+    for folder in (start, *start.absolute().parents):
+        own, shared = folder / "amp-fuzz.toml", folder / "pyproject.toml"
+        has_table = shared.is_file() and "amp-fuzz" in _tool(shared)
+        if own.is_file():
+            if has_table:
+                raise ConfigError(f"{own}: {shared.name} has [tool.amp-fuzz] too: keep one of them")
+            return own
+        if has_table:
+            return shared
+    return None
+
+
+def _tool(path: Path) -> Mapping[str, Any]:
+    """Return the ``[tool]`` table of a pyproject.toml."""
+    tool = _toml(path).get("tool", {})
+    return tool if isinstance(tool, dict) else {}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return a configuration file's options, and its profiles by name."""
+    table: object = _toml(path)
+    if path.name == "pyproject.toml":
+        table = _tool(path)["amp-fuzz"]
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{path}: tool.amp-fuzz={_show(table)} is {_type_of(table)}: write a table"
+        )
+    table = dict(table)
+    profiles: dict[str, dict[str, Any]] = {}
+    # `profile` is an option where it is a string, and holds the profiles where it is a table; TOML
+    # does not allow both. With profile tables, `dev` is the one to change: it is the default.
+    if isinstance(table.get("profile"), dict):
+        for name, values in table.pop("profile").items():
+            where = f"{path}: profile.{name}"
+            if not isinstance(values, dict):
+                raise ConfigError(f"{where}={_show(values)} is {_type_of(values)}: write a table")
+            profiles[name] = _values(values, path, f"profile.{name}.", without="profile")
+    return _values(table, path, ""), profiles
+
+
+def _values(
+    table: Mapping[str, object], path: Path, place: str, without: str = ""
+) -> dict[str, Any]:
+    values = {}
+    names = [name for name in OPTIONS if name != without]
+    for key, value in table.items():
+        if key not in names:
+            hint = did_you_mean(key, names) or f": use one of {', '.join(names)}"
+            raise ConfigError(f"{path}: unknown key {place + key!r}{hint}")
+        try:
+            values[key] = OPTIONS[key].convert(value, path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {place}{key}: {error}") from None
+    return values

@@ -1,0 +1,295 @@
+"""Records as pandas DataFrames, and the tables that are made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from amp_fuzz.program import statements
+from amp_fuzz.records import (
+    CaseRecord,
+    DivergenceRecord,
+    EndRecord,
+    KernelRecord,
+    Record,
+    RunRecord,
+)
+from amp_fuzz.store import Store
+
+__all__ = ["RunData", "coverage", "findings", "load", "outcomes", "seconds", "summary"]
+
+# What a case that gets no record of its own came to: whoever watched it wrote the divergence only.
+_WATCHED = ("crash", "timeout")
+
+_CASES = ("id", "backend", "family", "outcome", "kind", "op", "policy", "dtypes", "known")
+_KERNELS = ("op", "policy", "dtypes", "backend", "outcome", "kind", "cases", "calls")
+_OPS = ("backend", "op", "cases")
+_PARTS = ("backend", "part", "seconds")
+_DIVERGENCES = (
+    "backend", "kind", "where", "op", "policy", "dtypes", "expected", "observed", "known",
+    "family", "case", "id", "statements",
+)  # fmt: skip
+_ENDS = ("backend", "family", "cases", "seconds", "reason")
+_GROUP = ["backend", "kind", "op", "policy", "dtypes", "known"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The records of a run.
+
+    cases: one row a case; op, policy, dtypes are those of the statement that diverged first.
+    kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the number of cases that
+    reached it and of calls. A case that diverged counts as ``known`` or ``diverged`` in one row,
+    that of its divergence; its other kernels were not compared and count as ``elsewhere``.
+    ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
+    divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
+    damage: one line for each record that could not be read.
+    """
+
+    run: RunRecord
+    store: Path
+    cases: pd.DataFrame
+    kernels: pd.DataFrame
+    ops: pd.DataFrame
+    parts: pd.DataFrame
+    divergences: pd.DataFrame
+    ends: pd.DataFrame
+    records: tuple[DivergenceRecord, ...]
+    damage: tuple[str, ...] = ()
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that were chosen, then those that records speak of besides."""
+        seen = [*self.cases["backend"], *self.ends["backend"]]
+        return list(dict.fromkeys([*(b.name for b in self.run.backends), *filter(None, seen)]))
+
+
+def load(store: Store, run_id: str) -> RunData:
+    """Read a run. Raises `StoreError` if it is missing or its head unreadable.
+
+    A record that cannot be read is left out and named in `RunData.damage`; a last line that was cut
+    short, which is how a killed worker leaves its file, is left out in silence.
+    """
+    run = store.run(run_id)
+    tally = _Tally()
+    for path in sorted(store.run_path(run_id).glob("records-*.jsonl")):
+        for record in _read(path, tally.damage):
+            tally.add(record)
+    return tally.finish(run, store.root)
+
+
+def _read(path: Path, damage: list[str]) -> Iterator[Record]:
+    """Yield what can be read of one file. (`Store.records` stops at the first damaged line.)"""
+    decoder = msgspec.json.Decoder(Record)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield decoder.decode(line)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                if line.endswith(b"\n"):
+                    damage.append(f"{path}:{number}: {error}")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Adds records up as they are read, so that memory grows with cases, not with their kernels."""
+
+    cases: list[tuple[str, ...]] = field(default_factory=list)
+    diverging: list[CaseRecord] = field(default_factory=list)
+    kernels: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    calls: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    ops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    parts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    records: list[DivergenceRecord] = field(default_factory=list)
+    ends: list[EndRecord] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        match record:
+            case CaseRecord():
+                self._case(record)
+            case DivergenceRecord():
+                self.records.append(record)
+            case EndRecord():
+                self.ends.append(record)
+
+    def _case(self, record: CaseRecord) -> None:
+        self.ops.update((record.backend, op) for op in set(record.ops))
+        for part, spent in record.seconds.items():
+            self.parts[record.backend, part] += spent
+        if record.outcome in ("known", "diverged"):
+            self.diverging.append(record)  # until all records are read
+            return
+        for kernel in record.kernels:
+            self._count(kernel, record.backend, record.outcome)
+        head = (record.id, record.backend, record.family, record.outcome)
+        self.cases.append((*head, "", "", "", "", ""))
+
+    def _diverged(self, record: CaseRecord, found: DivergenceRecord | None) -> None:
+        guilty = _guilty(record, found)
+        for kernel in record.kernels:
+            if kernel != guilty:
+                self._count(kernel, record.backend, "elsewhere")
+        self._count(guilty, record.backend, record.outcome, record.kind)
+        op = found.op if found is not None and found.op else record.op
+        head = (record.id, record.backend, record.family, record.outcome, record.kind)
+        self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known))
+
+    def _watched(self, found: DivergenceRecord) -> None:
+        kernel = KernelRecord(found.op, found.policy, found.dtypes, 0)
+        self._count(kernel, found.backend, "diverged", found.kind)
+        head = (found.case.id, found.backend, found.family, "diverged", found.kind)
+        self.cases.append((*head, found.op, found.policy, found.dtypes, found.known))
+
+    def _count(self, kernel: KernelRecord, backend: str, outcome: str, kind: str = "") -> None:
+        key = (kernel.overload, kernel.policy, kernel.dtypes, backend, outcome, kind)
+        self.kernels[key] += 1
+        self.calls[key] += kernel.count
+
+    def finish(self, run: RunRecord, store: Path) -> RunData:
+        """Add what had to wait for all records, and return the frames."""
+        found = {(r.backend, r.case.id): r for r in self.records}
+        for record in self.diverging:
+            self._diverged(record, found.get((record.backend, record.id)))
+        for divergence in self.records:
+            if divergence.kind in _WATCHED:
+                self._watched(divergence)
+        kernels = [(*key, n, self.calls[key]) for key, n in self.kernels.items()]
+        ends = [(e.backend, e.family, e.cases, e.seconds, e.reason) for e in self.ends]
+        return RunData(
+            run=run,
+            store=store,
+            cases=_frame(self.cases, _CASES),
+            kernels=_frame(kernels, _KERNELS, cases=int, calls=int),
+            ops=_frame([(*k, n) for k, n in self.ops.items()], _OPS, cases=int),
+            parts=_frame([(*k, n) for k, n in self.parts.items()], _PARTS, seconds=float),
+            divergences=_frame([_row(r) for r in self.records], _DIVERGENCES, statements=int),
+            ends=_frame(ends, _ENDS, cases=int, seconds=float),
+            records=tuple(self.records),
+            damage=tuple(self.damage),
+        )
+
+
+def _guilty(record: CaseRecord, found: DivergenceRecord | None) -> KernelRecord:
+    """Return the kernel that a divergence shows at; where none does, one of the op's name.
+
+    The record of the divergence knows it from the minimised case, and so better than the case.
+    """
+    at = record.kernels[record.at] if 0 <= record.at < len(record.kernels) else None
+    if found is None or not found.op:
+        return at or KernelRecord(record.op, "none", "", 0)
+    if at is not None and (at.policy, at.dtypes) == (found.policy, found.dtypes):
+        return at
+    return KernelRecord(found.op, found.policy, found.dtypes, 0)
+
+
+def _frame(
+    rows: Sequence[tuple[object, ...]], columns: Sequence[str], **types: type
+) -> pd.DataFrame:
+    """Return a frame whose columns have their type even when it has no rows."""
+    frame = pd.DataFrame(rows, columns=list(columns))
+    return frame.astype({c: types.get(c, object) for c in columns})
+
+
+def _row(record: DivergenceRecord) -> tuple[object, ...]:
+    fields = [getattr(record, name) for name in _DIVERGENCES[:10]]
+    small = record.minimised or record.case
+    return (*fields, record.case.id, record.id, sum(1 for _ in statements(small.program.body)))
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def summary(data: RunData) -> pd.DataFrame:
+    """Return op x policy x dtypes x backend x kind, with numbers of cases and calls.
+
+    kind: of the divergence, or ``agreed``, ``raised`` (both sides, alike), ``elsewhere`` (the case
+    diverged, but not here). known: how many of the cases a known finding explains. An op is an
+    autocast kernel; a divergence that shows at none stands at the catalogue's op or at "".
+    """
+    frame = data.kernels.copy()
+    frame["kind"] = frame["kind"].where(frame["kind"] != "", frame["outcome"])
+    frame["known"] = frame["cases"].where(frame["outcome"] == "known", 0).astype(int)
+    keys = ["op", "policy", "dtypes", "backend", "kind"]
+    return frame.groupby(keys, as_index=False, sort=True)[["cases", "known", "calls"]].sum()
+
+
+def outcomes(data: RunData) -> pd.DataFrame:
+    """Return, for each backend, the number of cases by outcome, and rates.
+
+    raised_share: of all cases, those that raised on both sides. rate: cases a second in one worker,
+    from the tasks that ended; without one, from the seconds of the cases. ops: how many of the
+    catalogue's ops were called.
+    """
+    counts = pd.crosstab(data.cases["backend"], data.cases["outcome"])
+    order = ["agreed", "raised", "known", "diverged"]
+    frame = counts.reindex(index=data.backends, columns=order, fill_value=0).astype(int)
+    frame.insert(0, "cases", frame.sum(axis=1))
+    frame["raised_share"] = (frame["raised"] / frame["cases"]).where(frame["cases"] > 0, 0.0)
+    ended = data.ends.groupby("backend")[["cases", "seconds"]].sum().reindex(frame.index)
+    spent = data.parts.groupby("backend")["seconds"].sum().reindex(frame.index)
+    whole = ended["seconds"] > 0
+    frame["rate"] = (ended["cases"] / ended["seconds"]).where(whole, frame["cases"] / spent)
+    frame["rate"] = frame["rate"].astype(float).fillna(0.0)
+    frame["ops"] = data.ops.groupby("backend")["op"].nunique().reindex(frame.index, fill_value=0)
+    return frame.rename_axis(index="backend", columns=None)
+
+
+def seconds(data: RunData) -> pd.DataFrame:
+    """Return the seconds of each backend by part of the work.
+
+    ``other`` is what tasks took besides judging: drawing cases, minimising findings, writing records.
+    """
+    frame = data.parts.pivot(index="backend", columns="part", values="seconds").fillna(0.0)
+    parts = list(dict.fromkeys(data.parts["part"]))
+    frame = frame.reindex(index=data.backends, columns=parts, fill_value=0.0).astype(float)
+    ended = data.ends.groupby("backend")[["cases", "seconds"]].sum().reindex(frame.index).fillna(0)
+    cases = data.cases.groupby("backend").size().reindex(frame.index, fill_value=0)
+    # Tasks that were cut short have no seconds of their own: count only that share of the parts.
+    share = (ended["cases"] / cases.clip(lower=1)).clip(upper=1.0)
+    frame["other"] = (ended["seconds"] - frame.sum(axis=1) * share).clip(lower=0.0)
+    return frame.rename_axis(index="backend", columns=None)
+
+
+def coverage(data: RunData) -> pd.DataFrame:
+    """Return, for each backend, which of the autocast kernels that torch lists were reached.
+
+    reachable, reached: numbers. missing: the names of the others. unreachable: the names of kernels
+    that no caller can reach, with the reason if the run recorded it. found: those that a case
+    reached all the same.
+    """
+    rows = []
+    for backend in data.run.backends:
+        hits = set(data.kernels.loc[data.kernels["backend"] == backend.name, "op"])
+        missing = tuple(k for k in backend.kernels if k not in hits)
+        found = tuple(k for k in backend.unreachable if k.partition(": ")[0] in hits)
+        reachable = len(backend.kernels)
+        row = (backend.name, backend.device, reachable, reachable - len(missing))
+        rows.append((*row, missing, backend.unreachable, found))
+    columns = ("backend", "device", "reachable", "reached", "missing", "unreachable", "found")
+    return _frame(rows, columns, reachable=int, reached=int).set_index("backend")
+
+
+def findings(data: RunData) -> pd.DataFrame:
+    """Return one row a finding: backend, kind, op, policy, dtypes, known, count, id.
+
+    count: the cases that diverged so. id: the case to replay: the smallest of the finding itself, or
+    of the finding that stands for it, since only the first of its like is minimised (one a backend,
+    kind and known entry; one a backend, kind and op if it is new). "" if no record is left.
+    """
+    diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
+    frame = diverging.groupby(_GROUP, as_index=False).size().rename(columns={"size": "count"})
+    small = data.divergences.sort_values("statements", kind="stable")
+    frame["id"] = ""
+    for keys in (_GROUP, ["backend", "kind", "op", "known"], ["backend", "kind", "known"]):
+        first = small.drop_duplicates(keys).set_index(keys)["id"]
+        wanted = pd.MultiIndex.from_frame(frame[keys])
+        hits = pd.Series(first.reindex(wanted).to_numpy(), index=frame.index).fillna("")
+        frame["id"] = frame["id"].where(frame["id"] != "", hits)
+    order = frame.sort_values(["count", *_GROUP], ascending=[False] + [True] * len(_GROUP))
+    return order.reset_index(drop=True)

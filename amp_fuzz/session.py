@@ -1,0 +1,150 @@
+"""Turn options into a run that can start: backends, ops, known list, seed, and the run's head.
+
+Both who runs by command and who runs under pytest begin here, so that both refuse the same things
+in the same words.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Literal, cast
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from amp_fuzz.catalogue import CATALOGUE, select
+from amp_fuzz.config import Options
+from amp_fuzz.known import Known, KnownError, load_known, shipped
+from amp_fuzz.records import BackendRecord, RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from amp_fuzz.backends import Backend
+    from amp_fuzz.engine import Settings
+
+__all__ = ["MissingBackend", "Session", "choose_backends", "known_of", "prepare", "versions"]
+
+_PACKAGES = ("amp-fuzz", "torch", "hypothesis", "numpy")
+
+
+class MissingBackend(ValueError):
+    """A backend that was asked for cannot be used here. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A run that can start: `record` is its head, `settings` what the engine is told."""
+
+    record: RunRecord
+    settings: Settings
+    chosen: tuple[Backend, ...]
+
+
+def prepare(options: Options, *, command: str = "") -> Session:
+    """Return a run that can start.
+
+    Imports torch. A seed is drawn if the options have none.
+
+    Raises:
+        ProgramError: a pattern of `options.ops` matches nothing.
+        KnownError: a known list cannot be read.
+        BackendError: a backend is unknown.
+        MissingBackend: one that was named, or is required, cannot be used here.
+    """
+    ops = tuple(op.name for op in select(options.ops))
+    known = known_of(options)
+    chosen = choose_backends(options.backends, options.require)
+
+    from amp_fuzz.engine import Settings
+
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    started = datetime.now(UTC)
+    record = RunRecord(
+        # Sorted by name, runs stand in the order of time.
+        id=f"{started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        seed=seed,
+        profile=options.profile,
+        backends=tuple(_backend_record(backend) for backend in chosen),
+        versions=versions(),
+        started=started.isoformat(timespec="seconds"),
+        command=command,
+    )
+    settings = Settings(
+        backends=tuple(backend.name for backend in chosen),
+        cases=options.cases,
+        ops=() if len(ops) == len(CATALOGUE) else ops,
+        seed=seed,
+        profile=options.profile,
+        workers=options.workers,
+        relations=cast('Literal["none", "one", "all"]', options.relations),
+        known=known,
+        seconds=options.seconds,
+        timeout=options.timeout,
+        minimize=options.minimize,
+        max_statements=options.max_statements,
+        fail_fast=options.fail_fast,
+    )
+    return Session(record, settings, chosen)
+
+
+def choose_backends(names: Iterable[str], require: Iterable[str] = ()) -> tuple[Backend, ...]:
+    """Return the backends of these names, all of them ready; ``all`` stands for those that are.
+
+    Raises `BackendError` for an unknown name, `MissingBackend` for one that is named in either
+    list and cannot be used here.
+    """
+    from amp_fuzz.backends import choose
+
+    names = tuple(names)
+    chosen = choose(names)
+    for backend in [*chosen, *choose(name for name in require if name != "all")]:
+        state = backend.availability()
+        if state.status != "ready":
+            raise MissingBackend(f"backend {backend.name} is {state.status} here: {state.detail}")
+    return tuple(chosen)
+
+
+def known_of(options: Options) -> tuple[Known, ...]:
+    """Return the entries that come with the package and those of the options, for this torch.
+
+    Raises `KnownError`.
+    """
+    torch = Version(Version(version("torch")).base_version)
+    entries = [*shipped(), *(entry for path in options.known for entry in load_known(path))]
+    found = []
+    for entry in entries:
+        try:
+            if torch in SpecifierSet(entry.torch):
+                found.append(entry)
+        except InvalidSpecifier as error:
+            raise KnownError(f"{entry.id}: torch={entry.torch!r}: write it as '>=2.7'") from error
+    return tuple(found)
+
+
+def versions() -> dict[str, str]:
+    """Return what a run depends on, with versions."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found | {"python": platform.python_version(), "platform": platform.platform()}
+
+
+def _backend_record(backend: Backend) -> BackendRecord:
+    from amp_fuzz.backends.kernels import kernels
+
+    listed = kernels(backend.device)
+    return BackendRecord(
+        name=backend.name,
+        device=backend.device,
+        detail=backend.availability().detail,
+        kernels=listed.reachable,
+        unreachable=tuple(f"{name}: {why}" for name, why in listed.unreachable.items()),
+    )
