@@ -15,7 +15,7 @@ import itertools
 import random
 import signal
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -244,7 +244,7 @@ def audit(
     *,
     known: Sequence[Known] = (),
     workers: int = 1,
-) -> Iterator[list[Cell]]:
+) -> Generator[list[Cell]]:
     """Audit ops on backends over worker processes; yield the cells of each pair as they come.
 
     A worker that dies costs the cell that it died of: that one differs, with kind ``crash``.

@@ -12,7 +12,7 @@ import signal
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection, get_context, resource_tracker
@@ -329,7 +329,7 @@ class _Worker:
     heard: float = field(default_factory=time.monotonic)
 
 
-def run(settings: Settings, store: Store, run_id: str) -> Iterator[Event]:
+def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     """Run all tasks of a run over worker processes and yield events as they come.
 
     After the tasks, kernels that no case reached are aimed at directly, so that the coverage of a
@@ -554,6 +554,14 @@ def _worker_main(
         import traceback
 
         pipe.send(Failed(traceback.format_exc()))
+
+
+def _redirect(path: Path) -> None:
+    """Send what libraries print (MKL about a NaN, C++ warnings) to a file, not to the terminal."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def _task(

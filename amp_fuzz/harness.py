@@ -18,13 +18,14 @@ import torch
 
 from amp_fuzz import catalogue, inputs, prelude
 from amp_fuzz.case import Case
-from amp_fuzz.program import TensorSpec
+from amp_fuzz.program import Program, TensorSpec
 from amp_fuzz.reference import KernelCall
-from amp_fuzz.source import case_source
+from amp_fuzz.source import driver_source, program_source
 
 __all__ = ["Observation", "Raised", "Runtime", "run"]
 
-FILENAME = "<amp-fuzz case>"
+PROGRAM = "<amp-fuzz program>"
+DRIVER = "<amp-fuzz driver>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +91,42 @@ class Runtime:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The source of a case and its code: that of the program, and that of the driver.
+
+    They are compiled apart because the variants of a case that a relation compares share a program.
+    """
+
+    program: str
+    driver: str
+    codes: tuple[CodeType, CodeType]
+
+    def line(self, filename: str, number: int) -> tuple[int, str]:
+        """Return the line in the whole source, program first, and its text."""
+        text = self.program if filename == PROGRAM else self.driver
+        before = 0 if filename == PROGRAM else self.program.count("\n") + 2
+        return before + number, text.splitlines()[number - 1].strip()
+
+
 @lru_cache(maxsize=256)
-def compiled(case: Case) -> tuple[str, CodeType]:
-    """Return a case's source and its code. Raises `ProgramError` for what the catalogue lacks."""
-    catalogue.check(case.program)
-    text = case_source(case)
-    return text, compile(text, FILENAME, "exec")
+def _program(program: Program) -> tuple[str, CodeType]:
+    catalogue.check(program)
+    text = program_source(program)
+    return text, compile(text, PROGRAM, "exec")
+
+
+@lru_cache(maxsize=256)
+def compiled(case: Case) -> Compiled:
+    """Return a case's source and code. Raises `ProgramError` for what the catalogue lacks."""
+    program, code = _program(case.program)
+    driver = driver_source(case)
+    return Compiled(program, driver, (code, compile(driver, DRIVER, "exec")))
 
 
 def run(case: Case, runtime: Runtime) -> Observation:
     """Run a case and return what was observed; exceptions of the case are part of it."""
-    return _run(case, runtime, *compiled(case), {})
+    return _run(case, runtime, compiled(case), {})
 
 
 def run_marked(
@@ -108,12 +134,13 @@ def run_marked(
 ) -> Observation:
     """Run a case and call `mark` with number and local names before each statement."""
     catalogue.check(case.program)
-    text = case_source(case, marks=True)
-    return _run(case, runtime, text, compile(text, FILENAME, "exec"), {"mark": mark})
+    program, driver = program_source(case.program, marks=True), driver_source(case)
+    codes = compile(program, PROGRAM, "exec"), compile(driver, DRIVER, "exec")
+    return _run(case, runtime, Compiled(program, driver, codes), {"mark": mark})
 
 
 def _run(
-    case: Case, runtime: Runtime, text: str, code: CodeType, more: Mapping[str, Any]
+    case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
 ) -> Observation:
     seen = Observation()
     before = runtime.state()
@@ -121,7 +148,8 @@ def _run(
     with runtime.scope():
         names = {**runtime.names(), **more}
         names["observe"] = _observer(seen.values, fake=runtime.fake)
-        exec(code, names)
+        for code in source.codes:
+            exec(code, names)
         tensors = [_materialise(spec, case.seed, runtime) for spec in case.program.inputs]
         torch.default_generator.manual_seed(case.seed)
         try:
@@ -130,7 +158,7 @@ def _run(
             else:
                 names["drive"](*tensors)
         except Exception as error:  # the case's own; an interrupt passes
-            seen.raised = _raised(error, text)
+            seen.raised = _raised(error, source)
     seen.seconds = time.perf_counter() - start
     after = runtime.state()
     if after != before:
@@ -163,16 +191,15 @@ def _materialise(spec: TensorSpec, seed: int, runtime: Runtime) -> torch.Tensor:
     return tensor.requires_grad_() if spec.requires_grad else tensor
 
 
-def _raised(error: Exception, text: str) -> Raised:
-    line = 0
+def _raised(error: Exception, source: Compiled) -> Raised:
+    line, text = 0, ""
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == FILENAME:
-            line = traceback.tb_lineno
+        filename = traceback.tb_frame.f_code.co_filename
+        if filename in (PROGRAM, DRIVER):
+            line, text = source.line(filename, traceback.tb_lineno)
         traceback = traceback.tb_next
-    lines = text.splitlines()
-    source = lines[line - 1].strip() if line else ""
-    return Raised(type(error).__name__, str(error), line, source)
+    return Raised(type(error).__name__, str(error), line, text)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

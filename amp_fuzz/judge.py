@@ -131,7 +131,7 @@ class Judge:
         found = found or within(case, observed, values=backend.values)
         clock.lap("oracle")
         if found is None and observed.raised is None and backend.values:
-            found = self._relate(case)
+            found = self._relate(case, observed)
             clock.lap("relations")
         verdict = Verdict(
             case, backend.name, "agreed", kernels=expected.kernels, seconds=clock.laps
@@ -148,14 +148,17 @@ class Judge:
     def _run(self, case: Case) -> Observation:
         return self.backend.run([case])[0]
 
-    def _relate(self, case: Case) -> Divergence | None:
+    def _relate(self, case: Case, observed: Observation) -> Divergence | None:
+        def run(variant: Case) -> Observation:
+            return observed if variant is case else self._run(variant)
+
         relations = list(RELATIONS.values())
         if self.relations == "none":
             return None
         if self.relations == "one":
             relations = [relations[case.seed % len(relations)]]
         for relation in relations:
-            found = check_relation(relation, case, self._run, values=self.backend.values)
+            found = check_relation(relation, case, run, values=self.backend.values)
             if found is not None:
                 return found
         return None
@@ -175,7 +178,8 @@ class Judge:
         return found
 
     def _relate_all(self, case: Case) -> Divergence | None:
-        return within(case, self._run(case)) or replace(self, relations="all")._relate(case)
+        observed = self._run(case)
+        return within(case, observed) or replace(self, relations="all")._relate(case, observed)
 
     def explain(self, case: Case, found: Divergence) -> str:
         """Return the ids of the known entries that explain a divergence, joined by +, or ""."""

@@ -31,6 +31,7 @@ __all__ = [
     "Statement",
     "TensorSpec",
     "refs",
+    "regions",
     "statements",
 ]
 
@@ -200,6 +201,14 @@ def statements(body: tuple[Node, ...]) -> Iterator[Statement]:
             yield node
         else:
             yield from statements(node.body)
+
+
+def regions(body: tuple[Node, ...]) -> Iterator[Context]:
+    """Yield the contexts of every region of a body, outer before inner."""
+    for node in body:
+        if isinstance(node, Region):
+            yield node.context
+            yield from regions(node.body)
 
 
 def refs(arg: Arg) -> Iterator[str]:

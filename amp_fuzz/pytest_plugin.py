@@ -1,11 +1,13 @@
 """The pytest plugin: ``pytest --amp-fuzz`` fuzzes autocast beside a project's own tests.
 
 Every pytest run in every project that has amp_fuzz installed loads this module, so it imports
-nothing but pytest. What it takes to fuzz stands in `amp_fuzz.pytest_session` and
-`amp_fuzz.pytest_items`, which are imported once ``--amp-fuzz`` is given.
+nothing but pytest and the standard library. What it takes to fuzz stands in
+`amp_fuzz.pytest_session` and `amp_fuzz.pytest_items`, imported once ``--amp-fuzz`` is given.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import pytest
 
@@ -48,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--amp-fuzz",
         action="store_true",
         dest="amp_fuzz",
-        help="Fuzz autocast, in addition to the tests: one item for each backend and family of ops.",
+        help="Fuzz autocast, beside the tests: one item for each backend and family of ops.",
     )
     for name, (metavar, text) in OPTIONS.items():
         group.addoption(
@@ -71,9 +73,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "amp_fuzz: an item that amp-fuzz made: pytest --amp-fuzz -m 'not amp_fuzz'"
     )
     if config.option.amp_fuzz and not (config.option.help or config.option.version):
-        from amp_fuzz.pytest_session import activate
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of on import is not the project's
+            from amp_fuzz.pytest_session import activate
 
-        activate(config)
+            activate(config)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

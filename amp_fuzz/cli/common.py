@@ -6,7 +6,8 @@ import enum
 import importlib.metadata
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,18 +20,21 @@ if TYPE_CHECKING:
 
     _ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # generic since click 8.2
+    _ParamType = click.ParamType  # generic in later versions only
 
 __all__ = [
     "Exit",
+    "Internal",
     "Stopped",
     "command_line",
     "console",
     "duration",
     "options",
     "resolve_options",
+    "shown_value",
     "table",
     "version",
+    "waiting",
 ]
 
 
@@ -52,6 +56,10 @@ class Stopped(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
+
+
+class Internal(Exception):
+    """Something of ours went wrong in another process; the message is its traceback."""
 
 
 def version(package: str = "amp-fuzz") -> str:
@@ -114,20 +122,29 @@ def _click_option(option: Option) -> Callable[[_Command], _Command]:
 def _default(option: Option) -> str:
     if option.default is None or option.default == () or option.kind == "flag":
         return ""
-    value = option.default
-    shown = ",".join(value) if isinstance(value, tuple) else f"{value:g}" if value == 0 else value
-    return f"  [default: {shown}]"
+    return f"  [default: {shown_value(option.default)}]"
+
+
+def shown_value(value: object) -> str:
+    """Return an option's value as it is written on a command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def resolve_options(given: Mapping[str, Any]) -> Resolved:
-    """Return the options in force, from those that a command was given."""
+    """Return the options in force, from those that a command was given. Raises `ConfigError`."""
     explicit: dict[str, object] = {}
     for name, option in OPTIONS.items():
         value = given.get(option.field)
         if option.kind in _REPEATABLE and value is not None:
             value = tuple(item for part in value for item in part) or None
         explicit[name] = value
-    return resolve(explicit)
+    resolved = resolve(explicit)
+    folder = resolved.options.report
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"report: {folder} is a file: give a folder")
+    return resolved
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -142,6 +159,16 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show in a terminal what the block is waited for."""
+    if not console().is_terminal:
+        yield
+        return
+    with console().status(f"{what} ..."):
+        yield
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table. The last column folds; the others are never cut, since people copy them."""
     from rich.table import Table
@@ -152,7 +179,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     grid.add_column(columns[-1], overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    console().print(grid)
+    with console().capture() as capture:
+        console().print(grid)
+    # rich fills each line up with spaces.
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def duration(seconds: float) -> str:

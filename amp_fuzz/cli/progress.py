@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,48 +16,40 @@ if TYPE_CHECKING:
 __all__ = ["Board", "Row", "shown"]
 
 PLAIN_EVERY = 10.0
+SETTLED = 3.0  # seconds of cases before a rate is worth showing
 
 
 @dataclass(slots=True)
 class Row:
-    """How far one backend is. Times are of the monotonic clock, in seconds."""
+    """How far one backend is; `last`: when its last case came."""
 
     name: str
     total: int = 0
     done: int = 0
     known: int = 0
     new: int = 0
-    first: float | None = None
     last: float = 0.0
 
-    def add(self, cases: int, *, known: int, new: int, now: float) -> None:
-        """Count cases that were judged."""
-        self.first = now if self.first is None else self.first
-        self.last = now
-        self.done += cases
-        self.known += known
-        self.new += new
-
-    def rate(self, started: float) -> float:
-        """Return the cases a second since the start."""
-        return self.done / (self.last - started) if self.last > started else 0.0
-
-    def left(self, started: float, now: float) -> float | None:
-        """Return the seconds to the end at the rate so far; None where that cannot be said."""
-        rate = self.rate(started)
-        if rate <= 0:
-            return None
-        return max(0.0, (self.total - self.done) / rate - (now - self.last))
+    @property
+    def left(self) -> int:
+        """The cases that are still to do."""
+        return max(0, self.total - self.done)
 
 
 @dataclass(slots=True)
 class Board:
-    """How far a run is, by backend. `limit`: seconds after which it is stopped; 0 is never."""
+    """How far a run is, by backend. Times are of `clock`, in seconds.
+
+    limit: seconds after which the run is stopped; 0 is never. Rates count from the first case that
+    came: what lies before it is the workers' start.
+    """
 
     limit: float = 0.0
     rows: dict[str, Row] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
+    first: float | None = None
+    before: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -66,27 +58,47 @@ class Board:
         """Return the row of a backend."""
         return self.rows.setdefault(backend, Row(backend))
 
+    def add(self, backend: str, cases: int, *, known: int = 0, new: int = 0) -> None:
+        """Count cases of a backend that were judged."""
+        row = self.row(backend)
+        row.done += cases
+        row.known += known
+        row.new += new
+        row.last = self.clock()
+        if self.first is None:
+            self.first, self.before = self.clock(), {backend: row.done}
+
+    def rate(self, rows: Iterable[Row]) -> float | None:
+        """Return the cases a second of these backends together, None as long as it says nothing."""
+        rows = tuple(rows)
+        if self.first is None:
+            return None
+        # One that is done keeps the rate that it had.
+        now = self.clock() if any(row.left for row in rows) else max(row.last for row in rows)
+        spent = now - self.first
+        if spent < SETTLED:
+            return None
+        return sum(row.done - self.before.get(row.name, 0) for row in rows) / spent
+
+    def left(self, rows: Iterable[Row]) -> float | None:
+        """Return the seconds to the end at the rate so far, None where that cannot be said."""
+        rows = tuple(rows)
+        rate = self.rate(rows)
+        if not rate:
+            return None
+        left = sum(row.left for row in rows) / rate
+        spent = self.clock() - self.started
+        return min(left, max(0.0, self.limit - spent)) if self.limit else left
+
     def line(self) -> str:
         """Return one line for logs."""
-        now = self.clock()
-        rows = self.rows.values()
+        rows = tuple(self.rows.values())
+        rate, left = self.rate(rows), self.left(rows)
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
-        rate = sum(row.done for row in rows) / max(now - self.started, 1e-9)
-        parts.append(f"{rate:.0f} cases/s")
-        left = self._left(now)
+        parts += [] if rate is None else [f"{rate:.0f} cases/s"]
         parts += [] if left is None else [f"{duration(left)} left"]
         parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
-        return f"[{duration(now - self.started)}] {', '.join(parts)}"
-
-    def _left(self, now: float) -> float | None:
-        """Return the seconds to the end of the run: the backends take turns at the workers."""
-        done = sum(row.done for row in self.rows.values())
-        total = sum(row.total for row in self.rows.values())
-        if not done:
-            return None
-        spent = now - self.started
-        left = spent * max(0, total - done) / done
-        return min(left, max(0.0, self.limit - spent)) if self.limit else left
+        return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
 
     def table(self) -> Table:
         """Return the table for a terminal."""
@@ -94,23 +106,20 @@ class Board:
         from rich.table import Table
         from rich.text import Text
 
-        now = self.clock()
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         grid.add_column("backend", no_wrap=True)
-        grid.add_column(duration(now - self.started), width=20)
+        elapsed = duration(self.clock() - self.started)
+        grid.add_column(elapsed if self.first else f"{elapsed}, starting", width=20)
         for name in ("cases", "cases/s", "left", "known", "new"):
             grid.add_column(name, justify="right", no_wrap=True)
         for row in self.rows.values():
-            left = row.left(self.started, now)
-            if self.limit and left is not None:
-                left = min(left, max(0.0, self.limit - (now - self.started)))
-            done = row.done >= row.total > 0
+            rate, left = self.rate([row]), self.left([row])
             grid.add_row(
                 row.name,
                 ProgressBar(total=max(row.total, 1), completed=row.done),
                 f"{row.done}/{row.total}",
-                f"{row.rate(self.started):.1f}" if row.done else "-",
-                "done" if done else "starting" if left is None else duration(left),
+                "-" if rate is None else f"{rate:.1f}",
+                "done" if row.done and not row.left else "-" if left is None else duration(left),
                 str(row.known),
                 Text(str(row.new), style="bold red" if row.new else ""),
             )

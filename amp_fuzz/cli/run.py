@@ -15,11 +15,13 @@ import click
 
 from amp_fuzz.cli.common import (
     Exit,
+    Internal,
     Stopped,
     command_line,
     console,
     options,
     resolve_options,
+    shown_value,
     waiting,
 )
 from amp_fuzz.cli.progress import Board, shown
@@ -38,7 +40,7 @@ __all__ = ["run"]
 _AGAIN = ("seed", "backends", "ops", "cases", "relations", "max-statements", "seconds", "known")
 
 
-@click.command()
+@click.command(short_help="Fuzz: random programs, a summary, a report.")
 @options(
     "backends",
     "ops",
@@ -71,12 +73,7 @@ def run(**given: Any) -> int:
     with waiting("importing torch"):
         from amp_fuzz.session import prepare
 
-        session = prepare(chosen)
-    names = tuple(backend.name for backend in session.chosen)
-    again = _again(dataclasses.replace(chosen, backends=names))
-    session = dataclasses.replace(
-        session, record=session.record.__replace__(command=again)
-    )
+        session = prepare(chosen, command=_again(chosen))
     store.begin(session.record)
     _head(session, chosen, resolved.files)
 
@@ -84,7 +81,7 @@ def run(**given: Any) -> int:
         tally = _Tally(Board(limit=chosen.seconds))
         _listen(session, store, tally, interrupts)
         _end(store, session, tally, interrupts)
-        code = _conclude(store, session, tally, chosen)
+        code = _conclude(store, session, tally, chosen, interrupts)
     return interrupts.code or code
 
 
@@ -99,7 +96,7 @@ def _again(chosen: Options) -> str:
         if option.kind == "paths":
             words += [f"--{name}={path}" for path in value]
         else:
-            words.append(f"--{name}={','.join(value) if isinstance(value, tuple) else value}")
+            words.append(f"--{name}={shown_value(value)}")
     return command_line("run", *words)
 
 
@@ -144,24 +141,21 @@ class _Tally:
     def note(self, event: Event) -> None:
         from amp_fuzz.engine import Crashed, Failed, Finding, Planned, Progress
 
-        now = self.board.clock()
         if isinstance(event, Planned):
             self.board.row(event.backend).total += event.cases
         elif isinstance(event, Progress):
             count, new = event.outcomes.total(), event.outcomes["diverged"]
             self.cases += count
             self.new += new
-            self.board.row(event.backend).add(
-                count, known=event.outcomes["known"], new=new, now=now
-            )
+            self.board.add(event.backend, count, known=event.outcomes["known"], new=new)
         elif isinstance(event, Crashed):
             self.cases += 1
             self.new += 1
-            self.board.row(event.record.backend).add(1, known=0, new=1, now=now)
+            self.board.add(event.record.backend, 1, new=1)
             _announce(event.record, event.detail)
         elif isinstance(event, Finding):
             if event.new:
-                # Its case is counted by the `Progress` that follows, unless an interrupt comes first.
+                # The `Progress` that follows counts its case, unless an interrupt comes first.
                 self.new = max(self.new, 1)
                 _announce(event.record, "")
         elif isinstance(event, Failed):
@@ -217,7 +211,9 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
 # -- after it -------------------------------------------------------------------------------------
 
 
-def _conclude(store: Store, session: Session, tally: _Tally, chosen: Options) -> int:
+def _conclude(
+    store: Store, session: Session, tally: _Tally, chosen: Options, interrupts: Interrupts
+) -> int:
     """Print the summary, write the report, and return the exit code."""
     from amp_fuzz import reports
 
@@ -238,4 +234,7 @@ def _conclude(store: Store, session: Session, tally: _Tally, chosen: Options) ->
         raise Stopped(tally.failure)
     if tally.new:
         return Exit.DIVERGED
-    return Exit.OK if tally.cases else _nothing(session)
+    if not tally.cases and not interrupts.received:
+        names = ", ".join(session.settings.backends) or "no backend, since none is ready here"
+        raise Stopped(f"nothing ran: no case for {names}: widen --ops or --seconds", Exit.NOTHING)
+    return Exit.OK

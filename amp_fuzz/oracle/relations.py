@@ -15,7 +15,7 @@ import msgspec
 from amp_fuzz.case import Case, bare, has_context, map_autocast
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle.compare import Divergence, compare
-from amp_fuzz.program import Autocast
+from amp_fuzz.program import Autocast, regions
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 
@@ -85,7 +85,15 @@ def _cache(case: Case) -> tuple[Case, Case] | None:
     """Cache on = cache off, in forward; not where weights change inside the outermost context."""
     if not _uses_autocast(case) or case.plan.loop == "inside" or case.plan.steps > 1:
         return None
-    return map_autocast(case, cache_enabled=True), map_autocast(case, cache_enabled=False)
+    # The default is on, so that a case which never turns it off is its own first variant.
+    on = map_autocast(case, cache_enabled=True) if _turns_cache_off(case) else case
+    return on, map_autocast(case, cache_enabled=False)
+
+
+def _turns_cache_off(case: Case) -> bool:
+    contexts = [c for c in (*case.plan.contexts, case.plan.backward_context) if c is not None]
+    contexts += [c for c in regions(case.program.body) if isinstance(c, Autocast)]
+    return any(c.cache_enabled is False for c in contexts)
 
 
 def _disabled(case: Case) -> tuple[Case, Case] | None:

@@ -227,15 +227,17 @@ def _rule(
     That is the enabled device which has a tensor among the arguments; an accelerator comes before
     the CPU, as in the order of torch's dispatch keys.
     """
-    enabled = [d for d, on in _state.enabled.items() if on]
+    state = _state
+    enabled = [d for d, on in state.enabled.items() if on]
     if not enabled:
         return None
     present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
-    here = sorted((d for d in enabled if d in present), key=lambda d: d == "cpu")
+    here = [d for d in enabled if d in present]
     if not here:
         return None
-    rule = _state.tables[here[0]].rules.get(name)
-    return None if rule is None else (here[0], rule)
+    device = here[0] if len(here) == 1 else min(here, key=lambda d: d == "cpu")
+    rule = state.tables[device].rules.get(name)
+    return None if rule is None else (device, rule)
 
 
 class _Caster:
@@ -491,14 +493,14 @@ def _restore(mapping: dict[str, Any], key: str, value: Any) -> None:
 class Snapshot:
     """The autocast state of a thread at one moment."""
 
-    contexts: tuple[tuple[str, torch.dtype, bool, bool], ...]
+    contexts: tuple[tuple[str, torch.dtype, bool, bool, PolicyTable | None], ...]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Enter the same state again, as a new nested context."""
         with ExitStack() as stack:
-            for device, dtype, enabled, cache in self.contexts:
-                stack.enter_context(autocast(device, dtype, enabled, cache))
+            for device, dtype, enabled, cache, table in self.contexts:
+                stack.enter_context(autocast(device, dtype, enabled, cache, table=table))
             yield
 
 
@@ -506,7 +508,13 @@ def snapshot(*devices: str) -> Snapshot:
     """Return the state of these devices, and of the CPU."""
     return Snapshot(
         tuple(
-            (d, _state.dtype(d), _state.enabled.get(d, False), _state.cache_enabled)
+            (
+                d,
+                _state.dtype(d),
+                _state.enabled.get(d, False),
+                _state.cache_enabled,
+                _state.tables.get(d),
+            )
             for d in dict.fromkeys((*devices, "cpu"))
         )
     )
@@ -555,6 +563,7 @@ def custom_fwd(*, device_type: str) -> Callable[[F], F]:
         def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             ctx._reference_dtype = _state.dtype(device_type)
             ctx._reference_enabled = _state.enabled.get(device_type, False)
+            ctx._reference_table = _state.tables.get(device_type)
             return forward(ctx, *args, **kwargs)
 
         return cast(F, decorated)
@@ -568,7 +577,12 @@ def custom_bwd(*, device_type: str) -> Callable[[F], F]:
     def decorate(backward: F) -> F:
         @functools.wraps(backward)
         def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            with autocast(device_type, ctx._reference_dtype, ctx._reference_enabled):
+            with autocast(
+                device_type,
+                ctx._reference_dtype,
+                ctx._reference_enabled,
+                table=ctx._reference_table,
+            ):
                 return backward(ctx, *args, **kwargs)
 
         return cast(F, decorated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,6 @@ from amp_fuzz.store import Store
 
 __all__ = ["RunData", "coverage", "findings", "load", "outcomes", "seconds", "summary"]
 
-# What a case that gets no record of its own came to: whoever watched it wrote the divergence only.
-_WATCHED = ("crash", "timeout")
-
 _CASES = ("id", "backend", "family", "outcome", "kind", "op", "policy", "dtypes", "known")
 _KERNELS = ("op", "policy", "dtypes", "backend", "outcome", "kind", "cases", "calls")
 _OPS = ("backend", "op", "cases")
@@ -43,9 +40,9 @@ class RunData:
     """The records of a run.
 
     cases: one row a case; op, policy, dtypes are those of the statement that diverged first.
-    kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the number of cases that
-    reached it and of calls. A case that diverged counts as ``known`` or ``diverged`` in one row,
-    that of its divergence; its other kernels were not compared and count as ``elsewhere``.
+    kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the numbers of cases
+    that reached it and of calls. A case that diverged is ``known`` or ``diverged`` in one row,
+    that of its divergence; its other kernels were not compared and are ``elsewhere``.
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
     damage: one line for each record that could not be read.
@@ -84,7 +81,7 @@ def load(store: Store, run_id: str) -> RunData:
 
 
 def _read(path: Path, damage: list[str]) -> Iterator[Record]:
-    """Yield what can be read of one file. (`Store.records` stops at the first damaged line.)"""
+    """Yield what can be read of one file; `Store.records` stops at the first damaged line."""
     decoder = msgspec.json.Decoder(Record)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -104,7 +101,7 @@ class _Tally:
     kernels: Counter[tuple[str, ...]] = field(default_factory=Counter)
     calls: Counter[tuple[str, ...]] = field(default_factory=Counter)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
-    parts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    parts: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     records: list[DivergenceRecord] = field(default_factory=list)
     ends: list[EndRecord] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -140,11 +137,13 @@ class _Tally:
         head = (record.id, record.backend, record.family, record.outcome, record.kind)
         self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known))
 
-    def _watched(self, found: DivergenceRecord) -> None:
-        kernel = KernelRecord(found.op, found.policy, found.dtypes, 0)
-        self._count(kernel, found.backend, "diverged", found.kind)
-        head = (found.case.id, found.backend, found.family, "diverged", found.kind)
-        self.cases.append((*head, found.op, found.policy, found.dtypes, found.known))
+    def _alone(self, found: DivergenceRecord) -> None:
+        """Count a divergence that has no record of its case: the worker died of it, or it is lost."""
+        outcome = "known" if found.known else "diverged"
+        kernel = KernelRecord(found.op, found.policy or "none", found.dtypes, 0)
+        self._count(kernel, found.backend, outcome, found.kind)
+        head = (found.case.id, found.backend, found.family, outcome, found.kind)
+        self.cases.append((*head, found.op, kernel.policy, found.dtypes, found.known))
 
     def _count(self, kernel: KernelRecord, backend: str, outcome: str, kind: str = "") -> None:
         key = (kernel.overload, kernel.policy, kernel.dtypes, backend, outcome, kind)
@@ -156,9 +155,10 @@ class _Tally:
         found = {(r.backend, r.case.id): r for r in self.records}
         for record in self.diverging:
             self._diverged(record, found.get((record.backend, record.id)))
-        for divergence in self.records:
-            if divergence.kind in _WATCHED:
-                self._watched(divergence)
+        recorded = {(r.backend, r.id) for r in self.diverging}
+        for key, divergence in found.items():
+            if key not in recorded:
+                self._alone(divergence)
         kernels = [(*key, n, self.calls[key]) for key, n in self.kernels.items()]
         ends = [(e.backend, e.family, e.cases, e.seconds, e.reason) for e in self.ends]
         return RunData(
@@ -243,7 +243,7 @@ def outcomes(data: RunData) -> pd.DataFrame:
 def seconds(data: RunData) -> pd.DataFrame:
     """Return the seconds of each backend by part of the work.
 
-    ``other`` is what tasks took besides judging: drawing cases, minimising findings, writing records.
+    ``other`` is what tasks took besides judging: drawing cases, minimising, writing records.
     """
     frame = data.parts.pivot(index="backend", columns="part", values="seconds").fillna(0.0)
     parts = list(dict.fromkeys(data.parts["part"]))
@@ -278,8 +278,8 @@ def coverage(data: RunData) -> pd.DataFrame:
 def findings(data: RunData) -> pd.DataFrame:
     """Return one row a finding: backend, kind, op, policy, dtypes, known, count, id.
 
-    count: the cases that diverged so. id: the case to replay: the smallest of the finding itself, or
-    of the finding that stands for it, since only the first of its like is minimised (one a backend,
+    count: the cases that diverged so. id: the case to replay, the smallest of the finding itself
+    or of the one that stands for it, since only the first of its like is minimised (one a backend,
     kind and known entry; one a backend, kind and op if it is new). "" if no record is left.
     """
     diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]

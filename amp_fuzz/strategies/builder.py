@@ -9,6 +9,7 @@ run to their end; a wrong guess costs one case that raises on both sides, never 
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -185,6 +186,18 @@ class ProgramBuilder:
         """Draw a boolean."""
         return self.integer(0, 1) == 1
 
+    def digits(self, *sizes: builtins.int) -> list[builtins.int]:
+        """Draw several independent choices as one integer, each in [0, size).
+
+        A draw costs more than what is done with it, so choices that belong together share one.
+        """
+        number = self.integer(0, math.prod(sizes) - 1)
+        drawn = []
+        for size in sizes:
+            number, digit = divmod(number, size)
+            drawn.append(digit)
+        return drawn
+
     def seldom(self, n: builtins.int) -> bool:
         """Draw a boolean that is True once in `n` times."""
         return self.integer(0, n - 1) == n - 1
@@ -195,8 +208,11 @@ class ProgramBuilder:
 
     def shape(self, low: builtins.int = 0, high: builtins.int = 3, *, empty: bool = True) -> Shape:
         """Draw a shape."""
-        rank = low if low == high else _near(self.integer(0, high - low), 2 - low, high - low) + low
-        shape = tuple(self.dim() for _ in range(rank))
+        span, n = high - low, len(_DIMS)
+        how, *digits = self.digits(span + 1, *[n] * min(high, 4))
+        rank = _near(how, 2 - low, span) + low
+        digits += [self.integer(0, n - 1) for _ in range(rank - len(digits))]
+        shape = tuple(_DIMS[i] for i in digits[:rank])
         if empty and rank and self.seldom(24):
             i = self.integer(0, rank - 1)
             shape = (*shape[:i], 0, *shape[i + 1 :])
@@ -212,8 +228,9 @@ class ProgramBuilder:
 
     def options(self, **options: Sequence[Any]) -> dict[str, Any]:
         """Draw keyword arguments, leaving out those whose first option is drawn."""
-        drawn = {name: self.integer(0, len(values) - 1) for name, values in options.items()}
-        return {name: options[name][i] for name, i in drawn.items() if i}
+        drawn = self.digits(*(len(values) for values in options.values()))
+        pairs = zip(options.items(), drawn, strict=True)
+        return {name: values[i] for (name, values), i in pairs if i}
 
     # -- tensors ------------------------------------------------------------------------------
 
@@ -225,7 +242,7 @@ class ProgramBuilder:
         drawn = self._pick(found)
         if drawn is None:
             kind: Kind = options.get("kind", "float")
-            dtype = options.get("dtype") or self._dtype(kind, weight=False)
+            dtype = options.get("dtype") or self._dtype(kind, self.integer(0, 11))
             shape = self._shape(options.get("rank"), options) if shape is None else shape
             domain, bound = options.get("domain"), options.get("bound", 0)
             drawn = self._fresh(shape, dtype, role="buffer", domain=domain, bound=bound)
@@ -233,11 +250,11 @@ class ProgramBuilder:
 
     def broadcastable(self, shape: Shape, *, kind: Kind = "float") -> Value:
         """Draw a tensor that broadcasts to `shape`."""
-        how = self.integer(0, 5)
+        how, bits = self.digits(6, 2 ** max(len(shape), 1))
         if how == 3:
-            shape = shape[self.integer(0, len(shape)) :]
+            shape = shape[bits % (len(shape) + 1) :]
         elif how == 4:
-            shape = tuple(1 if self.flag() else s for s in shape)
+            shape = tuple(1 if bits >> i & 1 else s for i, s in enumerate(shape))
         elif how == 5:
             shape = ()
         return self.tensor(shape, kind=kind)
@@ -264,10 +281,12 @@ class ProgramBuilder:
         if shape is None:
             shape = self._shape(rank, options)
         can_train = grad and self._may_require_grad()
-        dtype = dtype or self._dtype(kind, weight=weight and can_train)
+        # One draw for the dtype and for the role.
+        i, other_role, other_dtype = self.digits(12, 8, 6)
+        dtype = dtype or self._dtype(kind, i, plain=weight and can_train and other_dtype < 5)
         role: Role = "input"
         trains = dtype in _FLOATS or dtype.startswith("complex")
-        if can_train and trains and (self.seldom(8) != weight):
+        if can_train and trains and (other_role == 7) != weight:
             role = "weight"
         wanted: Any = "index" if kind == "index" else domain
         return self._took(self._fresh(shape, dtype, role=role, domain=wanted, bound=bound))
@@ -338,25 +357,26 @@ class ProgramBuilder:
         low, high = _ranks(rank)
         return self.shape(low, min(high, max(low, 4)), empty=bool(options.get("empty")))
 
-    def _dtype(self, kind: Kind, *, weight: bool) -> str:
-        allowed = self._allowed(kind)
+    def _dtype(self, kind: Kind, i: builtins.int, *, plain: bool = False) -> str:
+        """Choose a dtype by number, 0 to 11; `plain` prefers float32, as weights have it."""
         if kind in ("float", "real"):
+            allowed = self._allowed(kind)
             floats = [d for d in self.palette.floats if d in allowed]
             if not floats:
-                floats = [d for d in FLOAT_DTYPES[::-1] if d in allowed][-3:][::-1]
-            if weight and "float32" in floats and not self.seldom(6):
+                floats = [d for d in ("float32", "bfloat16", "float16", "float64") if d in allowed]
+            if plain and "float32" in floats:
                 return "float32"
-            if kind == "real" and self.seldom(6):
+            if kind == "real" and i >= 10:
                 return "int64"
-            return str(self.choice(floats))
-        order = {
+            return floats[i % len(floats)]
+        order: tuple[str, ...] = {
             "int": ("int64", "int32"),
             "index": ("int64",),
             "bool": ("bool",),
             "complex": ("complex64", "complex128"),
             "any": (*self.palette.floats, "int64", "bool", "complex64", "uint8"),
         }[kind]
-        return str(self.choice(order))
+        return order[i % len(order)]
 
     def _fresh(
         self,
@@ -369,10 +389,10 @@ class ProgramBuilder:
     ) -> Value:
         letter = {"input": "x", "weight": "w", "buffer": "b"}[role]
         name = f"{letter}{len(self.inputs)}"
-        if domain is None:
-            domain = self.choice(self.palette.domains)
-        layouts = self.palette.layouts
-        layout: Layout = "contiguous" if _size(shape) < 2 else self.choice(layouts)
+        domains, layouts = self.palette.domains, self.palette.layouts
+        i, j = self.digits(len(domains), len(layouts)) if len(domains) * len(layouts) > 1 else (0, 0)
+        domain = domain or domains[i]
+        layout: Layout = "contiguous" if _size(shape) < 2 else layouts[j]
         spec = TensorSpec(name, shape, dtype, domain, layout, role, bound)
         self.inputs.append(spec)
         value = Value(name, shape, dtype, role == "buffer", role == "weight")

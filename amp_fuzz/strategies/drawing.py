@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -84,9 +85,8 @@ def _dtypes(device: str) -> tuple[str, ...]:
 def draw_autocast(integer: Integer, device: str) -> Autocast:
     """Draw an autocast context for the device under test; seldom one for another device."""
     dtypes = _dtypes(device)
-    i = integer(0, 15)
+    i, how = divmod(integer(0, 16 * 12 - 1), 12)
     dtype = dtypes[0] if i < 9 else dtypes[-1] if i < 14 else None if i == 14 else "float32"
-    how = integer(0, 11)
     other = "cpu" if device != "cpu" else None
     return Autocast(
         device=other if how == 11 else None,
@@ -99,26 +99,33 @@ def draw_autocast(integer: Integer, device: str) -> Autocast:
 def draw_plan(integer: Integer, device: str, *, trains: bool = True) -> Plan:
     """Draw a plan. The simplest: one bfloat16 context around the forward, the backward after it."""
     dtypes = _dtypes(device)
-    contexts = [Autocast(dtype=dtypes[-1] if integer(0, 3) == 3 else dtypes[0])]
-    outer = integer(0, 11)
+    # Choices that belong together share one draw: see `ProgramBuilder.digits`.
+    low, outer, backward = _digits(integer, 4, 12, 10)
+    contexts = [Autocast(dtype=dtypes[-1] if low == 3 else dtypes[0])]
     if outer == 11:
         contexts = []
-    elif outer >= 8:
-        contexts = [draw_autocast(integer, device) for _ in range(outer - 7)] + contexts
-    elif outer == 7:
-        contexts = [draw_autocast(integer, device)]
+    elif outer >= 7:
+        depth = max(outer - 7, 1)
+        contexts = [draw_autocast(integer, device) for _ in range(depth)] + contexts
     plan = Plan(contexts=tuple(contexts), backward="outside" if trains else "none")
     changes: dict[str, object] = {}
-    if trains:
-        backward = integer(0, 9)
-        if backward >= 7:
-            changes["backward"] = ("inside", "under", "none")[backward - 7]
-            if backward == 8:
-                changes["backward_context"] = draw_autocast(integer, device)
+    if trains and backward >= 7:
+        changes["backward"] = ("inside", "under", "none")[backward - 7]
+        if backward == 8:
+            changes["backward_context"] = draw_autocast(integer, device)
     # Most cases have no more than one or two of the rest, so that a finding says which matters.
-    for _ in range(2):
-        changes |= _ingredient(integer(0, 19), integer, trains=trains)
+    for i in _digits(integer, 20, 20):
+        changes |= _ingredient(i, integer, trains=trains)
     return _consistent(plan, changes)
+
+
+def _digits(integer: Integer, *sizes: int) -> list[int]:
+    number = integer(0, math.prod(sizes) - 1)
+    drawn = []
+    for size in sizes:
+        number, digit = divmod(number, size)
+        drawn.append(digit)
+    return drawn
 
 
 def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
@@ -183,11 +190,10 @@ def draw_program(
 ) -> Program:
     """Draw a program whose statements come from a random few of `ops`, and from `focus`.
 
-    ops: what to draw from; all that can run on the device if None. focus: ops of which the program
+    ops: what to draw from (`usable` on the device); all that are if None. focus: ops of which the program
     has at least one, in its first statements. forms: the form of the first focused statement.
     """
-    pool = usable(ops if ops is not None else CATALOGUE.values(), device)
-    focus = usable(focus, device)
+    pool = usable(CATALOGUE.values(), device) if ops is None else ops
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
     return _ProgramDrawing(integer, device, pool or focus, focus, forms, statements).draw(plan)
@@ -204,17 +210,13 @@ class _ProgramDrawing:
         limit: int,
     ) -> None:
         self.integer, self.device, self.limit, self.form = integer, device, limit, form
-        palette = Palette(
-            floats=_PALETTES[integer(0, len(_PALETTES) - 1)],
-            domains=_DOMAINS[integer(0, len(_DOMAINS) - 1)],
-            layouts=_LAYOUTS[integer(0, 1)],
-            mixes=integer(0, 15) == 15,
-        )
+        i, j, k, mixes = _digits(integer, len(_PALETTES), len(_DOMAINS), 2, 16)
+        palette = Palette(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k], mixes=mixes == 15)
         self.build = ProgramBuilder(integer, _policies(device), palette)
         # Swarm testing (Groce et al. 2012): a program of few ops repeats them and lets rare ones
         # meet; over many programs every pair comes up.
-        swarm = [pool[integer(0, len(pool) - 1)] for _ in range(min(_SWARM, len(pool)))]
-        self.swarm = swarm
+        start = integer(0, 0xFFFF)
+        self.swarm = [pool[_spread(start, i) % len(pool)] for i in range(min(_SWARM, len(pool)))]
         self.focus = [focus[integer(0, len(focus) - 1)]] if focus else []
         self.count = 0
 
@@ -227,21 +229,25 @@ class _ProgramDrawing:
 
     def body(self, depth: int) -> list[Node]:
         nodes: list[Node] = []
-        # One draw decides whether there is another statement, so that shrinking deletes one whole.
-        while self.count < self.limit and (not nodes or self.integer(0, 9 - depth) > 0):
-            if depth < _MAX_DEPTH and self.integer(0, 9) == 9:
+        while self.count < self.limit:
+            # One draw says whether there is another node, and which: 0 is the end, so that
+            # shrinking deletes a statement whole.
+            end, which, region = _digits(self.integer, 14 - 2 * depth, len(self.swarm), 10)
+            if nodes and end == 0:
+                break
+            if depth < _MAX_DEPTH and region == 9:
                 nodes.append(self.region(depth))
             else:
-                nodes.append(self.statement())
+                nodes.append(self.statement(which))
         return nodes
 
-    def statement(self) -> Statement:
+    def statement(self, which: int) -> Statement:
         self.count += 1
         form = None
-        if self.focus and (self.count > 3 or self.integer(0, 2) == 0):
+        if self.focus and (self.count > 3 or which % 3 == 0):
             op, form = self.focus.pop(), self.form
         else:
-            op = self.swarm[self.integer(0, len(self.swarm) - 1)]
+            op = self.swarm[which]
         if form is None and not self.build.forms(op):
             op = next((o for o in self.swarm if self.build.forms(o)), CATALOGUE["mm"])
         return self.build.statement(op, form)
@@ -261,6 +267,14 @@ class _ProgramDrawing:
         if i < 8:
             return Checkpoint(use_reentrant=i == 7)
         return NoGrad() if i == 8 else InferenceMode()
+
+
+def _spread(start: int, i: int) -> int:
+    """Return the i-th of a sequence of well-spread numbers (an integer hash, Steele et al. 2014)."""
+    z = (start * 0x9E3779B9 + (i + 1) * 0x85EBCA6B) & 0xFFFFFFFF
+    z = ((z ^ z >> 16) * 0x7FEB352D) & 0xFFFFFFFF
+    z = ((z ^ z >> 15) * 0x846CA68B) & 0xFFFFFFFF
+    return z ^ z >> 16
 
 
 def _statements(body: Sequence[Node]) -> list[Statement]:

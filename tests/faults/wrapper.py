@@ -19,7 +19,7 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from amp_fuzz.reference import load_table
 
-__all__ = ["POLICIES", "Kernel", "Wrapper", "installed", "overload_of"]
+__all__ = ["KEYSET", "POLICIES", "Kernel", "Value", "Wrapper", "installed", "overload_of", "registered"]
 
 # The CPU's table, overload -> policy: what there is to corrupt.
 POLICIES: Mapping[str, str] = {
@@ -27,7 +27,7 @@ POLICIES: Mapping[str, str] = {
 }
 
 _KEY: Any = DispatchKey.AutocastCPU
-_KEYSET: Any = DispatchKeySet(_KEY)
+KEYSET: Any = DispatchKeySet(_KEY)
 # Bound before anything is registered over it: see `Wrapper.cached`.
 _PRELU: Any = torch.library.get_kernel("aten::prelu", "AutocastCPU")
 # In which order GCC evaluates the arguments of a call, and so in which autocast casts them.
@@ -70,11 +70,13 @@ class Wrapper:
         """The autocast dtype."""
         return torch.get_autocast_dtype("cpu")
 
-    def call(self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-        """Run one call that the dispatcher brought here."""
+    def call(
+        self, kernel: Kernel, keys: Any, args: Sequence[Value], kwargs: Mapping[str, Value]
+    ) -> Value:
+        """Run one call that the dispatcher, at these keys, brought here."""
         if kernel.policy == "banned":
             raise RuntimeError(f"{kernel.name} is unsafe to autocast")
-        with torch._C._ExcludeDispatchKeyGuard(_KEYSET):
+        with torch._C._ExcludeDispatchKeyGuard(KEYSET):
             return self.run(kernel, args, kwargs)
 
     def run(self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
@@ -187,7 +189,7 @@ class Wrapper:
         """
         # Hooks of our own, or a checkpoint around it would drop what is kept.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
-            through = _PRELU.call_boxed(_KEYSET, tensor, torch.ones(1, dtype=low))
+            through = _PRELU.call_boxed(KEYSET, tensor, torch.ones(1, dtype=low))
             kept: torch.Tensor = through.grad_fn._saved_self
         return kept
 
@@ -224,8 +226,8 @@ def _entry(wrapper: Wrapper, kernel: Kernel) -> Callable[..., Any]:
     if kernel.policy == "none":
         return torch.library.fallthrough_kernel
 
-    def entry(*args: Value, **kwargs: Value) -> Value:
-        return wrapper.call(kernel, args, kwargs)
+    def entry(keys: Any, *args: Value, **kwargs: Value) -> Value:
+        return wrapper.call(kernel, keys, args, kwargs)
 
     return entry
 
@@ -238,7 +240,7 @@ def registered(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel"
             for name, kernel in kernels.items():
-                library.impl(name, kernel, "AutocastCPU")
+                library.impl(name, kernel, "AutocastCPU", with_keyset=True)
         yield
     finally:
         library._destroy()

@@ -377,9 +377,7 @@ def test_a_device_without_a_table_is_refused() -> None:
 
 
 def test_a_table_of_ones_own_is_followed() -> None:
-    table = load_table("cpu")
-    table = dataclasses.replace(table, rules={"mm": table.rules["trace"]})
-    with reference.autocast("cpu", BF16, table=table):
+    with products_in_float32():
         assert torch.mm(X.to(BF16), X.to(BF16)).dtype is F32
         assert torch.bmm(X[None], X[None]).dtype is F32
     with reference.autocast("cpu", BF16):
@@ -758,6 +756,37 @@ def test_a_custom_backward_runs_under_the_state_of_its_forward(
         return y, a.grad, b.grad
 
     assert same(program)[0].dtype is (BF16 if forward_inside else F32)
+
+
+def products_in_float32() -> Any:
+    """Return a context whose table has one rule: products run in float32."""
+    table = load_table("cpu")
+    rule = dataclasses.replace(table.rules["mm"], policy=Policy.FP32)
+    table = dataclasses.replace(table, rules={"mm": rule})
+    return reference.autocast("cpu", BF16, table=table)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_table_of_ones_own_holds_in_the_recomputation(use_reentrant: bool) -> None:
+    seen = []
+
+    def body(w: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(w, w)
+        seen.append(y.dtype)
+        return y.sin()  # needs y: the recomputation does not stop before
+
+    with products_in_float32():
+        y = REFERENCE.checkpoint(body, weight(), use_reentrant=use_reentrant)
+    backward(y)
+    assert seen == [F32, F32]
+
+
+def test_a_table_of_ones_own_holds_in_a_custom_backward() -> None:
+    with products_in_float32():
+        y = custom_product(REFERENCE)(weight(1), weight(2))
+    with REFERENCE.bf16(), reference.log_kernels() as calls:
+        backward(y)
+    assert [(call.overload, call.policy) for call in calls] == [("mm", Policy.FP32)] * 2
 
 
 # --- whole modules

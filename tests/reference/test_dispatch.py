@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -97,6 +97,10 @@ def test_every_private_name_in_use_exists(name: str) -> None:
 @pytest.mark.parametrize("name", queries._NAMES)
 def test_every_query_that_is_wrapped_exists(name: str) -> None:
     assert callable(getattr(torch, name))
+
+
+def test_the_private_query_that_is_wrapped_exists() -> None:
+    assert getattr(torch._C, queries._ANY)() is False
 
 
 # --- the key
@@ -268,8 +272,6 @@ def test_what_a_schema_tells_of_an_argument() -> None:
     assert bias.type == torch.OptionalType.ofTensor()
 
 
-def test_the_mathematics_of_views_and_leaves_has_its_private_name() -> None:
+def test_a_view_is_told_from_what_owns_its_memory() -> None:
     x = torch.ones(2)
-    views: list[Callable[[], torch.Tensor]] = [lambda: x[:1], lambda: x.detach(), lambda: x.view(2)]
-    assert not x._is_view()
-    assert all(view()._is_view() for view in views)
+    assert [t._is_view() for t in (x, x.clone(), x[:1], x.view(2))] == [False, False, True, True]

@@ -1,0 +1,68 @@
+"""``amp-fuzz audit``: the conformance matrix, every op in every mix of floating dtypes."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from amp_fuzz.cli.common import Exit, Stopped, console, options, resolve_options, waiting
+from amp_fuzz.cli.progress import Board, shown
+from amp_fuzz.cli.signals import Interrupted, Interrupts
+from amp_fuzz.store import Store
+
+if TYPE_CHECKING:
+    from amp_fuzz.audit import Cell
+
+__all__ = ["audit"]
+
+
+@click.command(short_help="Check every op in every mix of floating dtypes.")
+@options("backends", "ops", "workers", "known", "require", "store", "report")
+def audit(**given: Any) -> int:
+    """Call every op with every mix of floating dtypes on every backend, and compare.
+
+    Nothing is random: the same calls on every machine. Writes the matrix as Markdown and CSV.
+    """
+    chosen = resolve_options(given).options
+    store = Store(chosen.store)
+    store.create()
+    with waiting("importing torch"):
+        from amp_fuzz import audit as core
+        from amp_fuzz.catalogue import select
+        from amp_fuzz.session import choose_backends, known_of
+
+        ops, known = select(chosen.ops), known_of(chosen)
+        backends = choose_backends(chosen.backends, chosen.require)
+    with waiting("counting the calls"):
+        board = Board()
+        for backend in backends:
+            board.row(backend.name).total = core.count([backend], ops)
+    if not sum(row.total for row in board.rows.values()):
+        raise Stopped("nothing ran: none of the ops has a kernel on these backends", Exit.NOTHING)
+
+    cells: list[Cell] = []
+    with Interrupts() as interrupts:
+        with closing(core.audit(backends, ops, known=known, workers=chosen.workers)) as parts:
+            try:
+                with interrupts.stoppable(), shown(board) as tick:
+                    for part in parts:
+                        cells += part
+                        _note(board, part)
+                        tick()
+            except Interrupted:
+                console().print("stopping: here is what was done so far")
+        for cell in cells:
+            if cell.finding is not None:
+                store.save(cell.finding)
+        if cells:
+            core.write(cells, chosen.report)
+            console().print(core.summary(cells, chosen.report), soft_wrap=True)
+    differs = any(cell.status == "differs" for cell in cells)
+    return interrupts.code or (Exit.DIVERGED if differs else Exit.OK)
+
+
+def _note(board: Board, cells: list[Cell]) -> None:
+    for cell in cells:
+        board.add(cell.backend, 1, known=cell.status == "known", new=cell.status == "differs")

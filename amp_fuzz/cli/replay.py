@@ -1,0 +1,288 @@
+"""``amp-fuzz replay`` and ``amp-fuzz repro``: run a case again, here or anywhere."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from amp_fuzz.case import Case
+from amp_fuzz.cli.common import (
+    Exit,
+    Internal,
+    Stopped,
+    command_line,
+    console,
+    options,
+    resolve_options,
+    waiting,
+)
+from amp_fuzz.config import Options
+from amp_fuzz.known import Known
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.store import Store, find_case, write_whole
+
+if TYPE_CHECKING:
+    from amp_fuzz.oracle import Kind
+
+__all__ = ["replay", "repro"]
+
+_DEFAULT_BACKEND = "eager-cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A case to judge; `what` is how the user named it, `finding` what had been found."""
+
+    what: str
+    case: Case
+    backend: str
+    finding: DivergenceRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """How a case came out. `error`: why it cannot be judged; `traceback`: why we failed to."""
+
+    outcome: str = ""
+    kind: str = ""
+    where: str = ""
+    expected: str = ""
+    observed: str = ""
+    known: str = ""
+    explicit: str = ""
+    error: str = ""
+    code: int = Exit.USAGE
+    traceback: str = ""
+
+
+@click.command(short_help="Judge cases again, by id or file.")
+@click.argument("cases", nargs=-1, required=True, metavar="ID|PATH...")
+@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@options("store", "known", "timeout")
+def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
+    """Judge cases again, by id or file, and show what they do.
+
+    A case runs in a process of its own, so that one that crashes is reported too. Exit code 1 if a
+    case diverges and no known finding explains it.
+    """
+    chosen = resolve_options(given).options
+    jobs = [_job(what, Store(chosen.store), backend) for what in cases]
+    code = Exit.OK
+    known = _known(chosen)
+    answers = _answers(jobs, known, chosen.timeout)
+    for i, job in enumerate(jobs):
+        with waiting(f"running {job.case.id} on {job.backend}"):
+            answer = next(answers)
+        _raise(job, answer)
+        console().print("\n" * (i > 0) + _story(job, answer, known), soft_wrap=True)
+        code = max(code, Exit.DIVERGED if answer.outcome == "diverged" else Exit.OK)
+    return code
+
+
+def _job(what: str, store: Store, backend: str | None) -> _Job:
+    case, finding = find_case(store, what)
+    _check(what, case)
+    found_by = finding.backend if finding else _DEFAULT_BACKEND
+    return _Job(what, case, backend or found_by, finding)
+
+
+def _check(what: str, case: Case) -> None:
+    """Look up every op of the case. Raises `Stopped`, naming the file and the place."""
+    from amp_fuzz.catalogue import check
+    from amp_fuzz.program import ProgramError
+
+    try:
+        check(case.program)
+    except ProgramError as error:
+        raise Stopped(f"{what}: {error}") from error
+
+
+def _known(chosen: Options) -> tuple[Known, ...]:
+    from amp_fuzz.session import known_of
+
+    return known_of(chosen)
+
+
+# -- in another process ---------------------------------------------------------------------------
+
+
+def _answers(jobs: Sequence[_Job], known: tuple[Known, ...], timeout: float) -> Iterator[_Answer]:
+    """Yield the answer to each job, in order, from a process that is replaced if it dies."""
+    left = list(jobs)
+    while left:
+        ours, theirs = get_context("spawn").Pipe()
+        process = get_context("spawn").Process(
+            target=_judge_all, args=(theirs, left, known), daemon=True
+        )
+        process.start()
+        theirs.close()
+        try:
+            while left:
+                if not ours.poll(timeout):
+                    yield _dead("timeout", f"no answer for {timeout:.0f} s")
+                    break
+                answer = ours.recv()
+                left = left[1:]
+                yield answer
+        except EOFError:
+            process.join(5)
+            code = process.exitcode or 0
+            died = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            yield _dead("crash", f"the process died {died}")
+        finally:
+            ours.close()
+            process.kill()
+            process.join()
+        left = left[1:]
+
+
+def _dead(kind: str, observed: str) -> _Answer:
+    return _Answer("diverged", kind, expected="an answer", observed=observed)
+
+
+def _judge_all(pipe: connection.Connection, jobs: list[_Job], known: tuple[Known, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    import traceback
+
+    import torch
+
+    from amp_fuzz.backends import BackendError
+    from amp_fuzz.session import MissingBackend
+
+    torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
+    for job in jobs:
+        try:
+            answer = _judge(job, known)
+        except BackendError as error:
+            answer = _Answer(error=str(error))
+        except MissingBackend as error:
+            answer = _Answer(error=str(error), code=Exit.MISSING)
+        except Exception:
+            answer = _Answer(traceback=traceback.format_exc())
+        pipe.send(answer)
+
+
+def _judge(job: _Job, known: tuple[Known, ...]) -> _Answer:
+    from amp_fuzz.explicit import explicit_form
+    from amp_fuzz.judge import Judge, quiet
+    from amp_fuzz.session import choose_backends
+
+    (backend,) = choose_backends([job.backend])
+    with quiet():
+        verdict = Judge(backend, known, relations="all").judge(job.case)
+        explicit = explicit_form(job.case, backend.reference())
+    if verdict.divergence is None:
+        return _Answer(verdict.outcome, explicit=explicit)
+    found = verdict.divergence
+    return _Answer(
+        verdict.outcome,
+        found.kind,
+        found.where,
+        found.expected,
+        found.observed,
+        verdict.known,
+        explicit,
+    )
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def _story(job: _Job, answer: _Answer, known: Sequence[Known]) -> str:
+    """Return what a person wants to know of a case: what it is, what should happen, what did."""
+    lines = [str(job.case), ""]
+    if answer.explicit:
+        lines += ["what autocast should make of it:", *_indented(answer.explicit), ""]
+    lines += _verdict(job, answer, known)
+    if job.finding and answer.kind != job.finding.kind:
+        then = job.finding.kind + (f" at {job.finding.where}" if job.finding.where else "")
+        lines.append(f"when it was found, it differed in {then}")
+    if answer.outcome in ("diverged", "known"):
+        words = [job.what] + ([] if job.finding else [f"--backend={job.backend}"])
+        lines.append(f"as a script for an issue: {command_line('repro', *words)}")
+    return "\n".join(lines)
+
+
+def _verdict(job: _Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
+    name = f"{job.case.id} on {job.backend}"
+    if answer.outcome == "agreed":
+        return [f"{name}: agrees with the reference"]
+    if answer.outcome == "raised":
+        return [f"{name}: agrees with the reference: both raise the same error"]
+    at = f" at {answer.where}" if answer.where else ""
+    lines = [
+        f"{name}: {'known' if answer.known else 'DIVERGES'}: {answer.kind}{at}",
+        f"  expected  {answer.expected}",
+        f"  observed  {answer.observed}",
+    ]
+    for entry in known:
+        if entry.id in answer.known.split("+"):
+            lines.append(f"  known as {entry.id}: {entry.what}")
+            lines += [f"    {entry.link}"] if entry.link else []
+    return lines
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+# -- repro ----------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Print a finding as a script that needs only torch.")
+@click.argument("case", metavar="ID|PATH")
+@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
+@options("store", "timeout")
+def repro(case: str, backend: str | None, output: str | None, **given: Any) -> int:
+    """Print a finding as a script that imports only torch and exits with 1 if it reproduces."""
+    chosen = resolve_options(given).options
+    job = _job(case, Store(chosen.store), backend)
+    with waiting("writing the script"):
+        text = _script(job, chosen)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(Path(output), text.encode())
+        console().print(f"wrote {output}; run it: python {output}", soft_wrap=True)
+    return Exit.OK
+
+
+def _script(job: _Job, chosen: Options) -> str:
+    """Return the script; what diverges is found out first where no finding says it."""
+    from amp_fuzz import repro as core
+    from amp_fuzz.backends import choose
+    from amp_fuzz.oracle import Divergence
+
+    (backend,) = choose([job.backend])
+    finding: Divergence | DivergenceRecord | None = job.finding
+    if job.finding is None or job.finding.backend != job.backend:
+        answer = next(_answers([job], (), chosen.timeout))
+        _raise(job, answer)
+        if answer.outcome != "diverged":
+            raise Stopped(
+                f"{job.what}: agrees with the reference on {job.backend}: no script to write"
+            )
+        finding = Divergence(
+            cast("Kind", answer.kind), answer.where, answer.expected, answer.observed
+        )
+    assert finding is not None
+    try:
+        return core.repro(job.case, backend, finding)
+    except core.ReproError as error:
+        raise Stopped(f"{job.what}: {error}") from error
+
+
+def _raise(job: _Job, answer: _Answer) -> None:
+    """Raise if a case was not judged."""
+    if answer.traceback:
+        raise Internal(answer.traceback)
+    if answer.error:
+        raise Stopped(f"{job.what}: {answer.error}", answer.code)

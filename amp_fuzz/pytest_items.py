@@ -1,0 +1,406 @@
+"""What ``pytest --amp-fuzz`` collects: one item for each backend and family of ops.
+
+An item explores its part of the run in this process, writes a record for each case, and fails if
+it saw a divergence that no known entry explains. Its cases depend on the seed and its name alone:
+the same under xdist, alone, or after others. So each backend's ``coverage`` item aims at every
+kernel that the dispatcher lists, whatever other items reached: they may run elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+import torch
+from filelock import FileLock
+
+from amp_fuzz.backends import Availability, Backend
+from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.engine import Event, Finding, Settings, Task, explore, plan_tasks, seed_of
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
+from amp_fuzz.store import Store, StoreError, Writer
+from amp_fuzz.strategies.drawing import usable
+
+__all__ = ["ROOT", "BackendNode", "FuzzItem", "Job", "Root", "Run", "jobs", "show_finding"]
+
+ROOT = "amp-fuzz"
+
+
+# -- what there is to do --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one item does.
+
+    parts: tasks in turn; each with the kernel that it aims at, or "" to run all of its cases.
+    missing: why the backend cannot be used here; nothing runs then.
+    """
+
+    backend: str
+    name: str
+    parts: tuple[tuple[Task, str], ...] = ()
+    missing: Availability | None = None
+
+    @property
+    def nodeid(self) -> str:
+        """As pytest shows it."""
+        return f"{ROOT}::{self.backend}::{self.name}"
+
+
+def jobs(
+    settings: Settings, chosen: Iterable[Backend], missing: dict[str, Availability]
+) -> list[Job]:
+    """Return the jobs of a run, backend by backend; `missing` are those that cannot be used."""
+    chosen = list(chosen)
+    found = []
+    tasks = plan_tasks(settings, chosen)
+    for backend in chosen:
+        own = sorted((t for t in tasks if t.backend == backend.name), key=lambda t: t.family)
+        found += [Job(backend.name, task.family, ((task, ""),)) for task in own]
+        aims = tuple(_aims(settings, backend))
+        if aims:
+            found.append(Job(backend.name, "coverage", aims))
+    found += [Job(name, "availability", missing=state) for name, state in missing.items()]
+    return found
+
+
+_TRIES = (3, 9)  # cases aimed at one kernel: few at first, since most are reached by the first
+
+
+def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
+    pool = usable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend.device)
+    for kernel in kernels(backend.device).reachable:
+        names = tuple(op.name for op in pool if f"aten::{kernel}" in op.overloads)
+        if not names:
+            continue
+        for number, cases in enumerate(_TRIES):
+            seed = seed_of(settings.seed, backend.name, kernel, number)
+            yield Task(backend.name, "coverage", names, cases, seed), kernel
+
+
+# -- the state that items share -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Run:
+    """What the items of one process share: where they write, and what they found so far.
+
+    worker: ``main``, or xdist's name of the worker. shown: the id of the finding that stands for
+    divergences of a backend, kind and op. deadline: in seconds since the epoch, so that all
+    workers have the same.
+    """
+
+    settings: Settings
+    store: Store
+    record: RunRecord
+    worker: str = "main"
+    store_option: str = ""
+    deadline: float = float("inf")
+    cases: int = 0
+    findings: list[DivergenceRecord] = field(default_factory=list)
+    signatures: set[tuple[str, ...]] = field(default_factory=set)
+    shown: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    _writer: Writer | None = None
+    _current: int = -1
+    _lock: FileLock | None = None
+
+    @property
+    def current(self) -> Path:
+        """The file that holds the case which runs now: what is left of a process that died."""
+        return self.store.run_path(self.record.id) / f"current-{self.worker}.json"
+
+    def open(self) -> Writer:
+        """Make the run's folder and this process's files, the first time. Raises `StoreError`."""
+        if self._writer is None:
+            # Every worker writes the same head: whoever comes first makes the run.
+            self.store.begin(self.record)
+            writer = self.store.writer(self.record.id, self.worker)
+            try:
+                self._lock = lock_of(self.current)
+                self._lock.acquire(timeout=5)
+                self._current = os.open(self.current, os.O_WRONLY | os.O_CREAT)
+            except OSError as error:
+                raise StoreError(f"{self.current}: cannot write ({error.strerror})") from error
+            self._writer = writer
+        return self._writer
+
+    def note(self, backend: str, family: str, case: Case) -> None:
+        """Write down the case that is about to run, as the finding that it is if we die of it."""
+        text = msgspec.json.encode(crash(backend, family, case, "the process died"))
+        os.pwrite(self._current, text, 0)
+        os.ftruncate(self._current, len(text))
+
+    def rest(self) -> None:
+        """Note that no case runs."""
+        if self._current >= 0:
+            os.ftruncate(self._current, 0)
+
+    def close(self) -> None:
+        """Close this process's files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._lock is not None:
+            os.close(self._current)
+            self.current.unlink(missing_ok=True)
+            self._lock.release()
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock = None
+
+
+def lock_of(current: Path) -> FileLock:
+    """Return the lock that a process holds as long as it lives and uses a ``current-`` file."""
+    return FileLock(current.with_suffix(".lock"))
+
+
+def crash(backend: str, family: str, case: Case, observed: str) -> DivergenceRecord:
+    """Return the finding that a case killed its process."""
+    return DivergenceRecord(
+        backend=backend,
+        kind="crash",
+        where="",
+        op="",
+        policy="",
+        dtypes="",
+        expected="an answer",
+        observed=observed,
+        known="",
+        case=case,
+        family=family,
+    )
+
+
+# -- collection -----------------------------------------------------------------------------------
+
+
+class Root(pytest.Collector):
+    """All that amp-fuzz collects, beside the project's own files."""
+
+    def __init__(self, *, run: Run, jobs: Iterable[Job], **about: Any) -> None:
+        super().__init__(**about)
+        self.run, self.jobs = run, tuple(jobs)
+        self.add_marker("amp_fuzz")
+
+    def collect(self) -> Iterator[BackendNode]:
+        for name in dict.fromkeys(job.backend for job in self.jobs):
+            own = [job for job in self.jobs if job.backend == name]
+            yield BackendNode.from_parent(self, name=name, run=self.run, jobs=own)
+
+
+class BackendNode(pytest.Collector):
+    """The items of one backend."""
+
+    def __init__(self, *, run: Run, jobs: Iterable[Job], **about: Any) -> None:
+        super().__init__(**about)
+        self.run, self.jobs = run, tuple(jobs)
+
+    def collect(self) -> Iterator[FuzzItem]:
+        for job in self.jobs:
+            yield FuzzItem.from_parent(self, name=job.name, run=self.run, job=job)
+
+
+class FuzzItem(pytest.Item):
+    """One job. It passes if it ran cases and none of them diverged in a new way."""
+
+    def __init__(self, *, run: Run, job: Job, **about: Any) -> None:
+        super().__init__(**about)
+        self.run, self.job = run, job
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.nodeid
+
+    def runtest(self) -> None:
+        if self.job.missing is not None:
+            pytest.skip(
+                f"{self.job.backend} is {self.job.missing.status}: {self.job.missing.detail}"
+            )
+        outcome = Outcome()
+        writer = self.run.open()
+        start, outcome.reason = time.monotonic(), "crashed"
+        try:
+            with _calm():
+                self._explore(outcome, writer)
+        except KeyboardInterrupt:
+            outcome.reason = "interrupted"
+            raise
+        finally:
+            self.run.rest()
+            took = round(time.monotonic() - start, 3)
+            job = self.job
+            writer.write(EndRecord(job.backend, job.name, outcome.cases, took, outcome.reason))
+            self.user_properties += [("cases", outcome.cases), ("seed", self.run.settings.seed)]
+        self._judge(outcome)
+
+    def _explore(self, outcome: Outcome, writer: Writer) -> None:
+        outcome.reason = "done"
+        for event in self._events():
+            if isinstance(event, CaseRecord):
+                writer.write(event)
+                self.run.cases += 1
+                outcome.add(event)
+            elif isinstance(event, Finding):
+                writer.write(event.record)
+                self.run.store.save(event.record)
+                self.run.findings.append(event.record)
+                if event.new and outcome.last is not None:
+                    outcome.new.append(event.record)
+                    self.run.shown[outcome.last] = event.record.id
+            if time.time() > self.run.deadline:
+                outcome.reason = "stopped"
+                return
+
+    def _events(self) -> Iterator[Event | CaseRecord]:
+        reached: set[str] = set()
+        for task, kernel in self.job.parts:
+            if kernel and kernel in reached:
+                continue
+            for event in self._explored(task):
+                yield event
+                if isinstance(event, CaseRecord):
+                    reached.update(k.overload for k in event.kernels)
+                # The finding of a case that diverged comes after it.
+                settled = not isinstance(event, CaseRecord) or not event.kind
+                if kernel and kernel in reached and settled:
+                    break
+
+    def _explored(self, task: Task) -> Iterator[Event | CaseRecord]:
+        return explore(
+            task,
+            self.run.settings,
+            seen=lambda case: self.run.note(task.backend, task.family, case),
+            signatures=self.run.signatures,
+        )
+
+    def _judge(self, outcome: Outcome) -> None:
+        if outcome.diverged:
+            pytest.fail(show(outcome, self.run), pytrace=False)
+        if outcome.cases == 0:
+            if outcome.reason == "stopped":
+                pytest.skip(f"no case ran: the run's {self.run.settings.seconds:g} s were over")
+            pytest.fail(f"no case ran: Hypothesis drew none for {self.nodeid}", pytrace=False)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
+        """Return one line for a store that cannot be written; all else is as pytest has it."""
+        if isinstance(excinfo.value, StoreError):
+            return f"amp-fuzz: {excinfo.value}"
+        return super().repr_failure(excinfo, *args)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an item came to. diverged: new divergences, by backend, kind and op."""
+
+    cases: int = 0
+    reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+    diverged: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    new: list[DivergenceRecord] = field(default_factory=list)
+    last: tuple[str, str, str] | None = None
+
+    def add(self, record: CaseRecord) -> None:
+        """Count a case."""
+        self.cases += 1
+        self.last = (record.backend, record.kind, record.op)
+        if record.outcome == "diverged":
+            self.diverged[self.last] += 1
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Give a case what it expects, and the tests that follow what they had.
+
+    One thread, since results may depend on their number; the tests' warning filters, torch's
+    default dtype, grad mode and random state are not ours to see or to change.
+    """
+    threads, dtype, state = (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.get_rng_state(),
+    )
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_rng_state(state)
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def show(outcome: Outcome, run: Run) -> str:
+    """Return the report of an item that failed: a line for pytest's summary, then each finding."""
+    kinds = [f"{r.kind} at {r.op}" if r.op else r.kind for r in outcome.new]
+    lines = [f"{_count(len(kinds), 'new divergence')}: {', '.join(kinds)}"]
+    if not kinds:
+        lines = [
+            f"{_count(sum(outcome.diverged.values()), 'case')} diverged like findings of other items"
+        ]
+    lines[0] += f" ({_count(outcome.cases, 'case')}, seed {run.settings.seed})"
+    for record in outcome.new:
+        lines += ["", *show_finding(record, run.store_option)]
+    shown = {record.id for record in outcome.new}
+    for key, count in outcome.diverged.items():
+        _, kind, op = key
+        other = run.shown.get(key, "")
+        if other not in shown:
+            at = f"{kind} at {op}" if op else kind
+            what = (
+                f"amp-fuzz replay {other}{run.store_option}"
+                if other
+                else "like a finding of the summary"
+            )
+            lines.append(f"{_count(count, 'case')} of {at}: {what}")
+    return "\n".join(lines)
+
+
+_LONGEST = 40
+
+
+def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
+    """Return a finding as lines: what diverged, the smallest program, and two commands."""
+    kernel = ", ".join(part for part in (record.policy, record.dtypes) if part not in ("", "none"))
+    place = f" at {record.where}" if record.where else ""
+    op = f": {record.op}" if record.op else ""
+    case = str(record.minimised or record.case).splitlines()
+    if len(case) > _LONGEST:
+        more = f"... and {_count(len(case) - _LONGEST, 'more line')}: amp-fuzz replay shows them"
+        case = [*case[:_LONGEST], more]
+    return [
+        f"{record.backend}: {record.kind}{place}{op}{f' ({kernel})' if kernel else ''}",
+        f"  expected  {_clip(record.expected)}",
+        f"  observed  {_clip(record.observed)}",
+        *(f"  {line}" for line in case),
+        f"amp-fuzz replay {record.id}{store_option}",
+        f"amp-fuzz repro {record.id}{store_option}",
+    ]
+
+
+def store_option(folder: str) -> str:
+    """Return what a command needs besides an id, to find a store that was named by an option."""
+    return f" --store={shlex.quote(folder)}" if folder else ""
+
+
+def _clip(text: str, width: int = 160) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

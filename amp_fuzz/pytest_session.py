@@ -1,0 +1,351 @@
+"""A pytest session that fuzzes: what it starts from, what its workers share, and what it says.
+
+Without xdist one process does everything. With it, the controller draws the seed and names the run,
+each worker runs items and writes records of its own, and the controller alone prints and writes the
+report. A process that dies leaves the case that it was running in the store: the controller takes
+it from there, and where nobody watched, the next session does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import shlex
+import time
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from filelock import Timeout
+
+from amp_fuzz import config as configuration
+from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
+from amp_fuzz.known import KnownError
+from amp_fuzz.program import ProgramError
+from amp_fuzz.pytest_items import ROOT, Job, Root, Run, jobs, lock_of, show_finding, store_option
+from amp_fuzz.pytest_plugin import OPTIONS, dest
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.session import MissingBackend, prepare
+from amp_fuzz.store import Store, StoreError, load_finding
+
+__all__ = ["FuzzSession", "activate", "recover"]
+
+_KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
+_PREFIX = "--amp-fuzz-"
+_REFUSED = (ConfigError, ProgramError, BackendError, MissingBackend, KnownError, StoreError)
+
+
+def activate(config: pytest.Config) -> None:
+    """Get a session ready. Raises `pytest.UsageError`, one line, for options that do not fit."""
+    try:
+        session = _session(config)
+    except _REFUSED as error:
+        raise pytest.UsageError(f"amp-fuzz: {error}") from error
+    config.pluginmanager.register(session, "amp-fuzz-session")
+
+
+def _session(config: pytest.Config) -> FuzzSession:
+    resolved = resolve(_given(config), start=_start(config), prefix=_PREFIX)
+    options = resolved.options
+    folder = config.invocation_params.dir / options.store
+    sent: dict[str, Any] | None = None
+    if hasattr(config, "workerinput"):
+        sent = json.loads(config.workerinput[_KEY])
+        folder = Path(sent["store"])
+        options = dataclasses.replace(options, seed=sent["seed"])
+    elif options.seed is None:
+        options = dataclasses.replace(options, seed=secrets.randbelow(2**32))
+    if options.report.exists() and not options.report.is_dir():
+        raise ConfigError(f"{_PREFIX}report: {options.report} is a file: give a folder")
+    prepared = prepare(options, command=_again(config, options))
+    record = prepared.record
+    if sent is not None:
+        record = msgspec.structs.replace(record, id=sent["run"], started=sent["started"])
+    settings = prepared.settings
+    if config.getoption("maxfail") == 1:
+        settings = dataclasses.replace(settings, fail_fast=True)
+    began = time.time() if sent is None else sent["began"]
+    named = resolved.sources["store"].startswith(_PREFIX)
+    run = Run(
+        settings,
+        Store(folder),
+        record,
+        worker="main" if sent is None else sent["worker"],
+        store_option=store_option(str(options.store) if named else ""),
+        deadline=began + settings.seconds if settings.seconds else float("inf"),
+    )
+    states = {name: backend.availability() for name, backend in backends().items()}
+    missing = {n: s for n, s in states.items() if s.status != "ready" and "all" in options.backends}
+    found = _selected(config, jobs(settings, prepared.chosen, missing))
+    lost = []
+    if sent is None and not config.option.collectonly:
+        run.store.create()  # better now than after the first item
+        lost = recover(run.store)
+    return FuzzSession(run, found, options, began, lost, in_worker=sent is not None)
+
+
+def _given(config: pytest.Config) -> dict[str, object]:
+    """Return the options of the command line as values."""
+    given: dict[str, object] = {}
+    for name in OPTIONS:
+        text = getattr(config.option, dest(name))
+        if text is None:
+            continue
+        option = configuration.OPTIONS[name]
+        try:
+            if option.kind == "paths":
+                given[name] = tuple(path for part in text for path in option.parse(part))
+            else:
+                given[name] = option.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{_PREFIX}{name}: {error}") from error
+    return given
+
+
+def _again(config: pytest.Config, options: Options) -> str:
+    """Return the command that runs the same again."""
+    args = [str(arg) for arg in config.invocation_params.args]
+    seed = f"{_PREFIX}seed={options.seed}"
+    return shlex.join(["pytest", *args, *([] if getattr(config.option, dest("seed")) else [seed])])
+
+
+def _start(config: pytest.Config) -> Path:
+    """Return the folder to look for configuration from: the current one, if it is the project's."""
+    here, root = config.invocation_params.dir, config.rootpath
+    return here if here.is_relative_to(root) else root
+
+
+def _selected(config: pytest.Config, found: list[Job]) -> list[Job]:
+    """Return the jobs that the command line names by their ids, or all if it names none.
+
+    pytest prints these ids, so they must be good for a command line; but it would look for a folder
+    ``amp-fuzz``, so they are taken out of its arguments. Raises `ConfigError` for one that is none.
+    """
+    ids, others = [], []
+    for arg in config.args:
+        path, _, rest = arg.partition("::")
+        ours = Path(path).name == ROOT and not (config.invocation_params.dir / path).exists()
+        if ours:
+            ids.append("::".join([ROOT, rest] if rest else [ROOT]))
+        else:
+            others.append(arg)
+    known = [job.nodeid for job in found]
+    for wanted in ids:
+        if not any(f"{nodeid}::".startswith(f"{wanted}::") for nodeid in known):
+            hint = did_you_mean(wanted, known) or ": pytest --amp-fuzz --collect-only -q lists them"
+            raise ConfigError(f"no item is called {wanted!r}{hint}")
+    if not ids:
+        return found
+    config.args[:] = others
+    return [j for j in found if any(f"{j.nodeid}::".startswith(f"{w}::") for w in ids)]
+
+
+# -- processes that died --------------------------------------------------------------------------
+
+
+def recover(store: Store) -> list[DivergenceRecord]:
+    """Return the cases that earlier sessions died of, and keep them as findings.
+
+    A session that still runs holds a lock on its file.
+    """
+    found = []
+    for path in sorted((store.root / "runs").glob("*/current-*.json")):
+        lock = lock_of(path)
+        # Without a lock file it belongs to a run by command, which watches its own workers.
+        if not Path(lock.lock_file).exists():
+            continue
+        try:
+            with lock.acquire(timeout=0):
+                record = _take(store, path.parent.name, path, "the process died")
+                Path(lock.lock_file).unlink(missing_ok=True)
+        except (Timeout, OSError):
+            continue
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def _take(store: Store, run: str, path: Path, observed: str) -> DivergenceRecord | None:
+    """Turn what a dead process left into a finding; None if it died between cases."""
+    try:
+        left = load_finding(path) if path.exists() and path.stat().st_size else None
+    except StoreError:
+        left = None  # it was killed while it wrote the case down, so before it ran it
+    path.unlink(missing_ok=True)
+    if left is None:
+        return None
+    record = msgspec.structs.replace(left, observed=observed)
+    writer = store.writer(run, f"{path.stem.removeprefix('current-')}-lost")
+    writer.write(record)
+    writer.close()
+    store.save(record)
+    return record
+
+
+# -- the session ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class FuzzSession:
+    """The hooks of a session.
+
+    lost: what earlier sessions died of. crashed: what workers of this one did. workers: what each
+    worker had to say at its end. trouble: why the report or a record could not be written.
+    """
+
+    run: Run
+    jobs: list[Job]
+    options: Options
+    began: float
+    lost: list[DivergenceRecord]
+    in_worker: bool
+    crashed: dict[str, DivergenceRecord] = field(default_factory=dict)
+    workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: tuple[Path, ...] = ()
+    trouble: list[str] = field(default_factory=list)
+
+    def pytest_report_header(self) -> list[str]:
+        run, settings = self.run, self.run.settings
+        names = [f"{b.name} ({b.detail})" for b in run.record.backends]
+        words = [f"seed {settings.seed}", f"profile {settings.profile}"]
+        words += [f"{settings.cases} cases a backend", f"store {self.options.store}"]
+        about = [f"amp-fuzz: {', '.join(words)}", f"amp-fuzz: {', '.join(names)}"]
+        return about + self._lost_lines()
+
+    def _lost_lines(self) -> list[str]:
+        return [
+            f"amp-fuzz: an earlier session died of a case on {record.backend}: "
+            f"amp-fuzz replay {record.id}{self.run.store_option}"
+            for record in self.lost
+        ]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add our root to what the session collects, beside the project's files."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed and self.jobs:
+            about = {"name": ROOT, "nodeid": ROOT, "run": self.run, "jobs": self.jobs}
+            report.result.append(Root.from_parent(collector, **about))
+        return report
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell an xdist worker which run it is part of."""
+        node.workerinput[_KEY] = json.dumps(
+            {
+                "run": self.run.record.id,
+                "seed": self.run.settings.seed,
+                "started": self.run.record.started,
+                "began": self.began,
+                "store": str(self.run.store.root.absolute()),
+                "worker": node.workerinput["workerid"],
+            }
+        )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        """Take what a worker has to say, or what it left if it died."""
+        name = node.gateway.id
+        output = getattr(node, "workeroutput", {}).get(_KEY)
+        if output is not None:
+            self.workers[name] = json.loads(output)
+        if error is None:
+            return
+        path = self.run.store.run_path(self.run.record.id) / f"current-{name}.json"
+        record = None
+        with self._kept_going():
+            record = _take(self.run.store, self.run.record.id, path, f"worker {name} died")
+        Path(lock_of(path).lock_file).unlink(missing_ok=True)
+        if record is not None:
+            self.crashed[name] = record
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
+        """Add the case to what xdist says of the item during which a worker died."""
+        record = self.crashed.get(report.node.gateway.id)
+        if record is not None and crashitem.startswith(f"{ROOT}::{record.backend}::"):
+            text = [str(report.longrepr), "", *show_finding(record, self.run.store_option)]
+            report.longrepr = "\n".join([*text, "The item's other cases did not run."])
+            report.location = (".", None, crashitem)  # for the headline
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send what this worker did to the controller; in the controller, write the report."""
+        self.run.close()
+        if self.in_worker:
+            output = {"cases": self.run.cases, "findings": [r.id for r in self.run.findings]}
+            session.config.workeroutput[_KEY] = json.dumps(output)  # type: ignore[attr-defined]
+        elif self._ran():
+            with self._kept_going():
+                from amp_fuzz import reports
+
+                run, known = self.run.record.id, self.run.settings.known
+                self.reports = reports.write(self.run.store, run, self.options.report, known=known)
+
+    @contextmanager
+    def _kept_going(self) -> Iterator[None]:
+        """Note what goes wrong in a summary or report, so that pytest's own still come.
+
+        The records are in the store by then. What they show must not be lost to a full disk, nor to
+        a mistake of ours.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except StoreError as error:
+            self.trouble.append(str(error))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self.trouble.append(f"internal error, please report it: {what}")
+
+    def _ran(self) -> bool:
+        return (self.run.store.run_path(self.run.record.id) / "run.json").exists()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if terminalreporter.config.option.collectonly:
+            return
+        terminalreporter.section("amp-fuzz")
+        for line in self.summary():
+            terminalreporter.write_line(line)
+
+    def summary(self) -> list[str]:
+        """Return what there is to say at the end, as lines."""
+        lines = self._lost_lines()
+        if self._ran():
+            with self._kept_going():
+                from amp_fuzz import reports
+
+                run, known = self.run.record.id, self.run.settings.known
+                lines += reports.terminal(self.run.store, run, known=known).splitlines()
+        else:
+            lines.append("amp-fuzz: no case ran")
+        return [*lines, *self._worker_lines(), *self._last_lines()]
+
+    def _worker_lines(self) -> list[str]:
+        """Say what each worker did; and where a worker's records are not in this store, that."""
+        if not self.workers and not self.crashed:
+            return []
+        parts = [f"{name} {said['cases']} cases" for name, said in sorted(self.workers.items())]
+        parts += [f"{name} died of case {r.id}" for name, r in sorted(self.crashed.items())]
+        lines = [f"workers: {', '.join(parts)}"]
+        for name, said in sorted(self.workers.items()):
+            records = self.run.store.run_path(self.run.record.id) / f"records-{name}.jsonl"
+            if said["cases"] and not records.exists():
+                found = ", ".join(said["findings"]) or "none"
+                lines.append(f"the records of {name} are in a store elsewhere (findings: {found})")
+        return lines
+
+    def _last_lines(self) -> list[str]:
+        lines = [f"report: {', '.join(map(str, self.reports))}"] if self.reports else []
+        lines += [f"amp-fuzz: {trouble}" for trouble in self.trouble]
+        return [*lines, f"again: {self.run.record.command}"]

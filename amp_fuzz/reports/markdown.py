@@ -1,0 +1,222 @@
+"""The summary as Markdown, for the job summary of a CI run or the body of an issue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from amp_fuzz.reports.view import (
+    FindingView,
+    KnownView,
+    View,
+    clean,
+    plural,
+    rate,
+    short_dtypes,
+    time_of,
+)
+
+__all__ = ["render"]
+
+# GitHub shows at most 1 MiB of a job summary.
+MOST_FINDINGS, MOST_ROWS, LONGEST_BLOCK = 30, 40, 6000
+
+_SIGNS = {"nothing": "\N{WARNING SIGN}", "new": "\N{CROSS MARK}"}
+
+
+def render(view: View) -> str:
+    """Return the Markdown. Text of programs and errors stands in code and so stays as it is."""
+    parts = [_head(view), _backends(view), _missing(view), _new(view), _known(view), _summary(view)]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
+
+
+def _head(view: View) -> Iterator[str]:
+    sign = _SIGNS.get(view.verdict.kind, "\N{WHITE HEAVY CHECK MARK}")
+    yield f"## {sign} amp_fuzz: {text(view.verdict.sentence)}"
+    yield ""
+    facts = [f"run {code(view.run_id)}", f"seed {view.seed}", f"profile {code(view.profile)}"]
+    facts += [text(view.started)] if view.started else []
+    facts += [time_of(view.took)] if view.took else []
+    facts += [f"{text(name)} {text(version)}" for name, version in view.versions]
+    yield ", ".join([*facts, f"store {code(view.store)}"])
+    for note in view.notes:
+        yield ""
+        yield f"> **Note:** {text(note)}"
+    yield ""
+    yield from _block(view.verdict.next, "sh")
+
+
+def _backends(view: View) -> Iterator[str]:
+    yield "### Backends"
+    yield ""
+    if not view.backends:
+        yield "None."
+        return
+    header = (
+        "backend", "version", "cases", "agreed", "raised alike", "known", "new", "cases/s a worker",
+        "ops", "autocast kernels reached",
+    )  # fmt: skip
+    rows = [
+        (
+            code(b.name),
+            text(b.detail),
+            f"{b.cases:,}" if b.cases else "**0: nothing ran**",
+            f"{b.agreed:,}",
+            f"{b.raised:,}",
+            f"{b.known:,}",
+            f"**{b.new:,}**" if b.new else "0",
+            rate(b.rate),
+            f"{b.ops:,}",
+            b.coverage,
+        )
+        for b in view.backends
+    ]
+    yield from _table(header, rows, right=range(2, 9))
+
+
+def _missing(view: View) -> Iterator[str]:
+    short = [b for b in view.backends if b.missing or b.unreachable]
+    if not short:
+        return
+    yield from _open("Autocast kernels not reached")
+    for b in short:
+        if b.missing:
+            names = ", ".join(code(n) for n in b.missing)
+            yield f"- {code(b.name)}, {len(b.missing)} that could be: {names}"
+        for name, why in b.unreachable:
+            reason = f": {text(why)}" if why else ""
+            yield f"- {code(b.name)}, {code(name)} by no caller{reason}"
+    yield from _close()
+
+
+def _new(view: View) -> Iterator[str]:
+    if not view.new:
+        return
+    yield f"### New findings ({len(view.new)})"
+    for finding in view.new[:MOST_FINDINGS]:
+        yield ""
+        yield from _finding(finding)
+    if len(view.new) > MOST_FINDINGS:
+        yield ""
+        yield f"And {len(view.new) - MOST_FINDINGS} more, all of them in the HTML report."
+
+
+def _finding(finding: FindingView) -> Iterator[str]:
+    r = finding.record
+    at = code(finding.at) if r.op else finding.at
+    yield f"#### {text(r.kind)} on {code(r.backend)} at {at}, {plural(finding.cases, 'case')}"
+    yield ""
+    rows = [(n, code(clean(v) or "-")) for n, v in _sides(finding)]
+    yield from _table(("", ""), rows)
+    yield ""
+    yield from _block(f"{finding.replay}\n{finding.repro}", "sh")
+    yield ""
+    yield from _open("The case, and its casts written out")
+    yield from _block(finding.program, "")
+    if finding.explicit:
+        yield ""
+        yield from _block(finding.explicit, "python")
+    yield from _close()
+
+
+def _sides(finding: FindingView) -> Iterator[tuple[str, str]]:
+    r = finding.record
+    yield "where", r.where
+    yield "expected", r.expected
+    yield "observed", r.observed
+
+
+def _known(view: View) -> Iterator[str]:
+    if not view.known:
+        return
+    yield f"### Known findings ({plural(view.known_cases, 'case')})"
+    yield ""
+    header = ("id", "what", "why", "cases", "on")
+    rows = [(_named(k), text(k.what), text(k.why), f"{k.cases:,}", _on(k)) for k in view.known]
+    yield from _table(header, rows, right=(3,))
+
+
+def _named(k: KnownView) -> str:
+    return f"[{code(k.id)}](<{k.url}>)" if k.url else code(k.id)
+
+
+def _on(k: KnownView) -> str:
+    return ", ".join(f"{code(name)} {n:,}" for name, n in k.backends)
+
+
+def _summary(view: View) -> Iterator[str]:
+    if not view.summary:
+        return
+    yield from _open(f"op x policy x dtypes x backend x kind ({plural(len(view.summary), 'row')})")
+    rows = [
+        (
+            code(r.op or "(none)"),
+            text(r.policy),
+            text(short_dtypes(r.dtypes) or "-"),
+            code(r.backend),
+            text(r.what),
+            f"{r.cases:,}",
+            f"{r.calls:,}",
+        )
+        for r in view.summary[:MOST_ROWS]
+    ]
+    header = ("op", "policy", "dtypes", "backend", "kind", "cases", "calls")
+    yield from _table(header, rows, right=(5, 6))
+    if len(view.summary) > MOST_ROWS:
+        yield ""
+        yield f"And {plural(len(view.summary) - MOST_ROWS, 'row')} more in `summary.csv`."
+    yield from _close()
+
+
+# -- Markdown -------------------------------------------------------------------------------------
+
+
+def text(words: str) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    words = clean(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", words)
+
+
+def code(words: str) -> str:
+    """Return a code span, on one line."""
+    words = clean(words) or " "
+    fence = "`" * (_longest(words) + 1)
+    pad = " " if words.startswith("`") or words.endswith("`") else ""
+    return f"{fence}{pad}{words}{pad}{fence}"
+
+
+def _longest(words: str) -> int:
+    return max((len(run) for run in re.findall(r"`+", words)), default=0)
+
+
+def _block(lines: str, language: str) -> Iterator[str]:
+    if len(lines) > LONGEST_BLOCK:
+        lines = lines[:LONGEST_BLOCK] + "\n... (cut here; all of it in the HTML report)"
+    fence = "`" * max(3, _longest(lines) + 1)
+    yield fence + language
+    yield from lines.splitlines()
+    yield fence
+
+
+def _open(title: str) -> Iterator[str]:
+    yield f"<details><summary>{title}</summary>"
+    yield ""
+
+
+def _close() -> Iterator[str]:
+    yield ""
+    yield "</details>"
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'|'.join('---:' if i in right else '---' for i in range(len(header)))}|"
+    for row in rows:
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _cell(words: str) -> str:
+    """Return words for a cell: a bare pipe would end it, even in a code span."""
+    return re.sub(r"(?<!\\)\|", r"\|", words)

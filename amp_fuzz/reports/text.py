@@ -1,0 +1,215 @@
+"""The summary that a run ends with in a terminal: plain ASCII but for what others wrote."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from amp_fuzz.reports.view import (
+    BackendView,
+    FindingView,
+    KnownView,
+    View,
+    clean,
+    plural,
+    rate,
+    short_dtypes,
+    time_of,
+)
+
+__all__ = ["render"]
+
+MOST_FINDINGS = 20
+_MIN_WIDTH, _MAX_WIDTH = 40, 120
+_LABEL = 10
+
+
+def render(view: View, *, width: int | None = None, rows: int = 10) -> str:
+    """Return the summary, wrapped to `width` columns (by default the terminal's, at most 120).
+
+    Commands are never wrapped, so that they can be copied. rows: how many of the summary table.
+    """
+    columns = shutil.get_terminal_size().columns if width is None else width
+    width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
+    parts = [_head(view, width), _backends(view.backends, width)]
+    parts += [_missing(view.backends, width), _summary(view, width, rows)]
+    parts += [_known(view, width), _new(view, width), _end(view, width)]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
+
+
+def _head(view: View, width: int) -> Iterator[str]:
+    took = [time_of(view.took)] if view.took else []
+    facts = [f"seed {view.seed}", f"profile {view.profile}", view.started, *took]
+    yield from _wrap(f"amp-fuzz run {view.run_id}: " + ", ".join(filter(None, facts)), width)
+    if view.versions:
+        yield from _wrap(", ".join(f"{name} {version}" for name, version in view.versions), width)
+    yield from _wrap(f"store {view.store}", width)
+
+
+def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
+    if not backends:
+        yield "no backends"
+        return
+    header = ("backend", "cases", "agreed", "raised", "known", "new", "cases/s", "kernels reached")
+    rows = [
+        (
+            b.name,
+            f"{b.cases:,}",
+            f"{b.agreed:,}",
+            f"{b.raised:,}",
+            f"{b.known:,}",
+            f"{b.new:,}",
+            rate(b.rate),
+            b.coverage if b.cases else "NOTHING RAN",
+        )
+        for b in backends
+    ]
+    # What a narrow terminal goes without, in this order.
+    yield from _table(header, rows, width, left=(0, 7), drop=(6, 2, 3))
+    details: dict[str, list[str]] = {}
+    for b in backends:
+        details.setdefault(clean(b.detail), []).append(b.name)
+    for detail, names in details.items():
+        yield from _wrap(f"{', '.join(names)}: {detail}", width, indent="  ")
+    yield from _wrap(
+        "raised: both sides raised alike. cases/s: in one worker, findings minimised.",
+        width,
+        indent="  ",
+    )
+
+
+def _missing(backends: Sequence[BackendView], width: int) -> Iterator[str]:
+    short = [b for b in backends if b.cases and b.missing]
+    if short:
+        yield "autocast kernels that no case reached"
+    for b in short:
+        names = ", ".join(b.missing[:12])
+        more = f", and {len(b.missing) - 12} more" if len(b.missing) > 12 else ""
+        yield from _wrap(f"{b.name} ({len(b.missing)}): {names}{more}", width, indent="  ")
+
+
+def _known(view: View, width: int) -> Iterator[str]:
+    if not view.known:
+        return
+    yield f"known findings: {plural(view.known_cases, 'case')}, each explained"
+    for k in view.known:
+        yield from _known_entry(k, width)
+
+
+def _known_entry(k: KnownView, width: int) -> Iterator[str]:
+    on = ", ".join(f"{name} {n:,}" for name, n in k.backends)
+    yield from _wrap(f"{k.id}: {plural(k.cases, 'case')} ({on})", width, indent="  ")
+    yield from _wrap(clean(k.what), width, indent="    ")
+    if k.link:
+        yield f"    {clean(k.link)}"
+
+
+def _new(view: View, width: int) -> Iterator[str]:
+    if not view.new:
+        return
+    yield f"new findings: {len(view.new)}"
+    for number, finding in enumerate(view.new[:MOST_FINDINGS], start=1):
+        yield ""
+        yield from _finding(number, finding, width)
+    if len(view.new) > MOST_FINDINGS:
+        yield ""
+        yield f"  and {len(view.new) - MOST_FINDINGS} more, all of them in the report"
+
+
+def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
+    r = finding.record
+    head = (
+        f"{number}. {r.kind} on {r.backend} at {clean(finding.at)}, {plural(finding.cases, 'case')}"
+    )
+    yield from _wrap(head, width, indent="  ")
+    for label, text in (("where", r.where), ("expected", r.expected), ("observed", r.observed)):
+        yield from _labelled(label, clean(text) or "-", width)
+    yield f"     {finding.replay}"
+    yield f"     {finding.repro}"
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    pad = " " * 5
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=pad + label.ljust(_LABEL),
+        subsequent_indent=pad + " " * _LABEL,
+        max_lines=4,
+        placeholder=" ...",
+    )
+
+
+def _summary(view: View, width: int, rows: int) -> Iterator[str]:
+    if not view.summary or rows < 1:
+        return
+    kinds: Counter[str] = Counter()
+    for row in view.summary:
+        kinds[row.kind] += row.cases
+    yield from _wrap(
+        f"op x policy x dtypes x backend x kind: {plural(len(view.summary), 'row')}, of kernels by "
+        f"what their cases came to ({', '.join(f'{k} {n:,}' for k, n in kinds.most_common())})",
+        width,
+    )
+    cells = [
+        (
+            r.op or "(none)",
+            r.policy,
+            short_dtypes(r.dtypes) or "-",
+            r.backend,
+            r.what,
+            f"{r.cases:,}",
+            f"{r.calls:,}",
+        )
+        for r in view.summary[:rows]
+    ]
+    header = ("op", "policy", "dtypes", "backend", "kind", "cases", "calls")
+    yield from _table(header, cells, width, left=(0, 1, 2, 3, 4), drop=(6, 1, 3))
+    if len(view.summary) > rows:
+        yield f"  and {plural(len(view.summary) - rows, 'row')} more in the report"
+
+
+def _end(view: View, width: int) -> Iterator[str]:
+    for note in view.notes:
+        yield from _wrap(f"note: {clean(note)}", width)
+    if view.verdict.kind == "nothing":
+        yield "!" * width
+    yield from _wrap(view.verdict.sentence, width)
+    if view.verdict.kind == "nothing":
+        yield "!" * width
+    yield f"next: {view.verdict.next}"
+
+
+# -- layout ---------------------------------------------------------------------------------------
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )
+
+
+def _table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    left: Sequence[int],
+    drop: Sequence[int],
+) -> Iterator[str]:
+    """Lay out a table; columns of `drop` go, in that order, until the rest fits into `width`."""
+    keep = list(range(len(header)))
+    wide = [max(len(row[i]) for row in (header, *rows)) for i in keep]
+    for gone in drop:
+        if sum(wide[i] for i in keep) + 2 * len(keep) <= width:
+            break
+        keep.remove(gone)
+    for row in (header, *rows):
+        cells = [row[i].ljust(wide[i]) if i in left else row[i].rjust(wide[i]) for i in keep]
+        yield ("  " + "  ".join(cells))[:width].rstrip()

@@ -1,0 +1,463 @@
+"""What a report says, as plain facts: the one thing that text, Markdown and HTML all render."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pandas as pd
+
+from amp_fuzz.case import Case
+from amp_fuzz.known import Known
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.reports import frames
+from amp_fuzz.reports.frames import RunData
+
+__all__ = [
+    "BackendView",
+    "FindingView",
+    "KnownView",
+    "SummaryRow",
+    "Verdict",
+    "View",
+    "clean",
+    "clean_lines",
+    "plural",
+    "rate",
+    "share",
+    "short_dtypes",
+    "time_of",
+    "view",
+]
+
+DEFAULT_STORE = Path(".amp-fuzz")
+
+# The order in which new findings are shown: what stops a run first, then what is exact.
+_KINDS = (
+    "crash", "timeout", "state", "raise", "dtype", "shape", "grad-missing", "grad-dtype",
+    "bitwise", "value", "nonfinite", "grad-value", "range", "relation", "nondeterminism",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """A backend of the run. rate: cases a second in one worker. seconds: by part of the work."""
+
+    name: str
+    device: str
+    detail: str
+    cases: int
+    agreed: int
+    raised: int
+    known: int
+    new: int
+    rate: float
+    ops: int
+    reachable: int
+    reached: int
+    missing: tuple[str, ...]
+    unreachable: tuple[tuple[str, str], ...]
+    seconds: tuple[tuple[str, float], ...]
+
+    @property
+    def coverage(self) -> str:
+        """The kernels reached of those that can be: ``127/127 (100 %)``."""
+        if not self.reachable:
+            return "none listed"
+        return f"{self.reached}/{self.reachable} ({share(self.reached, self.reachable)})"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownView:
+    """A known finding that explains divergences of this run. `ops`: with numbers of cases."""
+
+    id: str
+    what: str
+    why: str
+    link: str
+    cases: int
+    backends: tuple[tuple[str, int], ...]
+    kinds: tuple[tuple[str, int], ...]
+    ops: tuple[tuple[str, int], ...]
+    replay: str
+
+    @property
+    def url(self) -> str:
+        """The link, if a reader may be sent there: a user's own list holds what it likes."""
+        safe = re.fullmatch(r"https?://[^\s<>\"'`|()\[\]]+", self.link)
+        return self.link if safe else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """A new finding. `cases`: those that diverged so. `case`: the one to replay."""
+
+    record: DivergenceRecord
+    cases: int
+    replay: str
+    repro: str
+
+    @property
+    def id(self) -> str:
+        """The id of the case to replay."""
+        return self.record.id
+
+    @property
+    def case(self) -> Case:
+        """The smallest case that shows it."""
+        return self.record.minimised or self.record.case
+
+    @property
+    def program(self) -> str:
+        """The listing of that case."""
+        return clean_lines(str(self.case))
+
+    @property
+    def explicit(self) -> str:
+        """The case with the casts that autocast should make written out, or ""."""
+        return clean_lines(self.record.explicit)
+
+    @property
+    def at(self) -> str:
+        """Where it shows, in a phrase: op, policy and dtypes, as far as they are known."""
+        r = self.record
+        if not r.op:
+            return "no single op"
+        parts = [p for p in ("" if r.policy == "none" else r.policy, r.dtypes) if p]
+        return r.op + (f" ({'; '.join(parts)})" if parts else "")
+
+
+CALM = ("agreed", "raised", "elsewhere")
+
+
+class SummaryRow(NamedTuple):
+    """A row of `frames.summary`. known: how many of `cases` a known finding explains."""
+
+    op: str
+    policy: str
+    dtypes: str
+    backend: str
+    kind: str
+    cases: int
+    known: int
+    calls: int
+
+    @property
+    def new(self) -> int:
+        """The cases that diverged here in a way that is not known."""
+        return 0 if self.kind in CALM else self.cases - self.known
+
+    @property
+    def what(self) -> str:
+        """The kind, and whether it is known: ``raise (known)``, ``dtype (NEW)``."""
+        if self.kind in CALM:
+            return self.kind
+        words = "NEW" if not self.known else "known" if not self.new else f"{self.new} NEW"
+        return f"{self.kind} ({words})"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What it all comes to. nothing: no case ran. Otherwise the worst that was seen."""
+
+    kind: Literal["nothing", "new", "known", "clean"]
+    sentence: str
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A run as reports show it.
+
+    took: wall time in seconds, 0 if the run did not come to its end. notes: what a reader must know
+    to trust the numbers. lost: cases that diverged anew and left no record to replay. summary: the
+    rows to read first stand first, new divergences, known ones, then what was reached most.
+    """
+
+    run_id: str
+    seed: int
+    profile: str
+    started: str
+    command: str
+    versions: tuple[tuple[str, str], ...]
+    store: str
+    took: float
+    cases: int
+    agreed: int
+    raised: int
+    backends: tuple[BackendView, ...]
+    known: tuple[KnownView, ...]
+    known_cases: int
+    new: tuple[FindingView, ...]
+    new_cases: int
+    lost: int
+    verdict: Verdict
+    notes: tuple[str, ...]
+    summary: tuple[SummaryRow, ...]
+
+
+def view(data: RunData, known: Sequence[Known]) -> View:
+    """Return what a report of the run says. `known` explains the known findings."""
+    totals = frames.outcomes(data)
+    found = frames.findings(data)
+    new = _new(data, found)
+    backends = _backends(data, totals)
+    listed = _known(data, found[found["known"] != ""], known)
+    diverged = int(totals["diverged"].sum())
+    lost = diverged - sum(f.cases for f in new)
+    cases = int(totals["cases"].sum())
+    explained = int(totals["known"].sum())
+    return View(
+        run_id=data.run.id,
+        seed=data.run.seed,
+        profile=data.run.profile,
+        started=data.run.started,
+        command=data.run.command,
+        versions=tuple(data.run.versions.items()),
+        store=str(data.store),
+        took=float(data.ends.loc[data.ends["backend"] == "", "seconds"].sum()),
+        cases=cases,
+        agreed=int(totals["agreed"].sum()),
+        raised=int(totals["raised"].sum()),
+        backends=backends,
+        known=listed,
+        known_cases=explained,
+        new=new,
+        new_cases=diverged,
+        lost=lost,
+        verdict=_verdict(data, backends, listed, new),
+        notes=tuple(_notes(data, backends, lost)),
+        summary=tuple(sorted(_summary(data), key=_first)),
+    )
+
+
+def _backends(data: RunData, totals: pd.DataFrame) -> tuple[BackendView, ...]:
+    covered = frames.coverage(data).to_dict("index")
+    spent = frames.seconds(data)
+    heads = {b.name: b for b in data.run.backends}
+    views = []
+    for name, row in zip(totals.index, totals.to_dict("records"), strict=True):
+        reach = covered.get(name, {})
+        head = heads.get(str(name))
+        parts = [(str(p), round(float(s), 3)) for p, s in spent.loc[name].items() if s > 0]
+        views.append(
+            BackendView(
+                name=str(name),
+                device=head.device if head else "",
+                detail=head.detail if head else "not in the head of the run",
+                cases=int(row["cases"]),
+                agreed=int(row["agreed"]),
+                raised=int(row["raised"]),
+                known=int(row["known"]),
+                new=int(row["diverged"]),
+                rate=float(row["rate"]),
+                ops=int(row["ops"]),
+                reachable=int(reach.get("reachable", 0)),
+                reached=int(reach.get("reached", 0)),
+                missing=reach.get("missing", ()),
+                unreachable=tuple(_reason(k) for k in reach.get("unreachable", ())),
+                seconds=tuple(parts),
+            )
+        )
+    return tuple(views)
+
+
+def _reason(kernel: str) -> tuple[str, str]:
+    """Split ``name: why it cannot be reached``; a bare name has no reason."""
+    name, _, why = kernel.partition(": ")
+    return name, why
+
+
+def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Known]) -> tuple[KnownView, ...]:
+    listed = {k.id: k for k in entries}
+    # Two bugs may meet in one case: it counts for each, under ids joined by "+".
+    each = found.assign(known=found["known"].str.split("+")).explode("known")
+    views = []
+    for name, rows in each.groupby("known"):
+        entry = listed.get(str(name))
+        ids = [i for i in rows["id"] if i]
+        views.append(
+            KnownView(
+                id=str(name),
+                what=entry.what if entry else "no entry of this name stands in the known list now",
+                why=entry.why if entry else "",
+                link=entry.link if entry else "",
+                cases=int(rows["count"].sum()),
+                backends=_counts(rows, "backend"),
+                kinds=_counts(rows, "kind"),
+                ops=_counts(rows, "op"),
+                replay=_command(data, "replay", ids[0]) if ids else "",
+            )
+        )
+    return tuple(sorted(views, key=lambda k: (-k.cases, k.id)))
+
+
+def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:
+    sums = [(str(name), int(n)) for name, n in rows.groupby(column)["count"].sum().items()]
+    return tuple(sorted(sums, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
+    """Return one view a new finding, with the cases that it stands for."""
+    cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
+    views: dict[tuple[str, str], FindingView] = {}
+    for record in data.records:
+        key = (record.backend, record.id)
+        if record.known or key in views or key not in cases:
+            continue
+        views[key] = FindingView(
+            record,
+            cases=int(cases[key]),
+            replay=_command(data, "replay", record.id),
+            repro=_command(data, "repro", record.id) + " > repro.py",
+        )
+    return tuple(sorted(views.values(), key=_rank))
+
+
+def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
+    r = finding.record
+    kind = _KINDS.index(r.kind) if r.kind in _KINDS else len(_KINDS)
+    return kind, -finding.cases, r.backend, r.op, r.id
+
+
+def _command(data: RunData, name: str, what: str) -> str:
+    """Return a command line of ours; the store is named if it is not where it is looked for."""
+    store = "" if data.store == DEFAULT_STORE else f" --store {shlex.quote(str(data.store))}"
+    return f"amp-fuzz {name} {shlex.quote(what)}{store}"
+
+
+def _verdict(
+    data: RunData,
+    backends: Sequence[BackendView],
+    known: Sequence[KnownView],
+    new: Sequence[FindingView],
+) -> Verdict:
+    cases, ran = sum(b.cases for b in backends), sum(1 for b in backends if b.cases)
+    over = f"{plural(cases, 'case')} on {plural(ran, 'backend')}"
+    idle = [b.name for b in backends if not b.cases]
+    but = f" But {', '.join(idle)} ran nothing." if idle else ""
+    diverged, explained = sum(b.new for b in backends), sum(b.known for b in backends)
+    report = _command(data, "report", data.run.id)
+    if not cases:
+        sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
+        return Verdict("nothing", sentence, "amp-fuzz doctor")
+    if diverged:
+        what = plural(len(new), "new finding") if new else "New divergences"
+        sentence = f"{what}: of {over}, {diverged:,} diverged in a way that is not known.{but}"
+        return Verdict("new", sentence, new[0].replay if new else report)
+    if explained:
+        sentence = (
+            f"Nothing new: of {over}, {explained:,} diverged, each as one of "
+            f"{plural(len(known), 'known finding')} explains.{but}"
+        )
+        return Verdict("known", sentence, report)
+    return Verdict("clean", f"Nothing diverged: {over} agreed with the reference.{but}", report)
+
+
+def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterable[str]:
+    for backend in backends:
+        if not backend.cases:
+            yield f"{backend.name} ran nothing ({backend.detail})"
+    early = data.ends[data.ends["reason"] != "done"]
+    for reason, rows in early.groupby("reason"):
+        whole = (rows["backend"] == "").any()
+        what = "the run was" if whole else f"of {plural(len(rows), 'task')}, each was"
+        yield f"{what} {reason} before its end: the numbers are of the part that ran"
+    if lost:
+        yield (
+            f"{plural(lost, 'new diverging case')} left no record to replay: run again with "
+            f"--seed={data.run.seed}"
+        )
+    if data.damage:
+        yield (
+            f"{plural(len(data.damage), 'record')} could not be read and are left out; the first: "
+            f"{clean(data.damage[0])}"
+        )
+    for name, row in frames.coverage(data).iterrows():
+        if row["found"]:
+            yield f"{name}: listed as unreachable, but reached: {', '.join(row['found'])}"
+
+
+def _summary(data: RunData) -> Iterable[SummaryRow]:
+    table = frames.summary(data)[list(SummaryRow._fields)]
+    for row in table.itertuples(index=False, name=None):
+        yield SummaryRow._make((*map(str, row[:5]), *map(int, row[5:])))
+
+
+def _first(row: SummaryRow) -> tuple[bool, bool, int, SummaryRow]:
+    return row.new == 0, row.kind in CALM, -row.cases, row
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def plural(n: int, what: str) -> str:
+    """Return a number with its noun: ``1 case``, ``3,220 cases``."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def share(part: int, whole: int) -> str:
+    """Return a share in per cent; 100 % only of all, 0 % only of none."""
+    if not whole:
+        return "-"
+    percent = 100 * part / whole
+    if 0 < part < whole:
+        percent = min(max(percent, 0.1), 99.9)
+        return f"{percent:.1f} %"
+    return f"{percent:.0f} %"
+
+
+def rate(value: float) -> str:
+    """Return cases a second with two or three digits that mean something."""
+    if value <= 0:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def clean(text: str) -> str:
+    """Return text of other programs as one line without control characters.
+
+    Error messages hold line breaks, colours and worse, which must not reach a terminal.
+    """
+    text = _ESCAPE.sub("", text)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def clean_lines(text: str) -> str:
+    """Return a listing without control characters, its lines and their indentation kept."""
+    lines = _ESCAPE.sub("", text).split("\n")
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
+
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def time_of(seconds: float) -> str:
+    """Return a time with its unit: ``8.4 s``, ``2 min 14 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+
+
+_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "complex64": "c64",
+    "complex128": "c128",
+    "int64": "i64",
+    "int32": "i32",
+    "uint8": "u8",
+}
+
+
+def short_dtypes(dtypes: str) -> str:
+    """Return dtypes joined by commas as PyTorch's graph listings shorten them: ``bf16,f32``."""
+    return ",".join(_DTYPES.get(d, d) for d in dtypes.split(","))

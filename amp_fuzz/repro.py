@@ -1,0 +1,534 @@
+"""Write a finding as a script that imports only torch, for an upstream issue.
+
+The script exits 1 when the divergence is there, 0 when it is not, and 125 when something else
+stands in the way (``git bisect run`` skips a version on 125). It carries the case's own source, the
+helpers that this leans on, the inputs as literals, and what the reference expects as constants.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+
+from amp_fuzz import inputs, prelude
+from amp_fuzz.backends import Backend
+from amp_fuzz.backends.fake import FakeAutocast
+from amp_fuzz.backends.guards import _REGISTRY, _TYPES
+from amp_fuzz.backends.torchstate import torch_state
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation, Raised
+from amp_fuzz.oracle import RELATIONS, Divergence
+from amp_fuzz.program import TensorSpec
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.source import driver_source, program_source
+
+__all__ = ["ReproError", "repro"]
+
+Found: TypeAlias = Divergence | DivergenceRecord
+
+_WIDTH = 100
+_PAD = "    "
+
+
+class ReproError(ValueError):
+    """A finding that its case does not show under the reference. The message says what to do."""
+
+
+def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
+    """Return a script that shows a divergence of a case on a backend.
+
+    `finding` belongs to this very case: if it was minimised, to the minimised one. The reference
+    is run once, for what it expects. `prefix` is source to put before the program, such as a fault
+    that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
+    """
+    script = _Script(case, backend, finding)
+    body = "\n\n\n".join(part.strip("\n") for part in _KINDS[finding.kind](script))
+    if not backend.values:
+        body = body.replace(_VALUES, "")
+    before = [_setup(backend, body), prefix.strip("\n"), *_helpers(body)]
+    code = "\n\n\n".join(filter(None, (*before, body)))
+    return f"{script.head()}{_imports(code)}\n\n{code}\n"
+
+
+# -- the parts of a script ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """What a script is made from, and the parts that several kinds share."""
+
+    case: Case
+    backend: Backend
+    finding: Found
+
+    def head(self) -> str:
+        """Return the comment on top."""
+        f = self.finding
+        version = importlib.metadata.version("amp-fuzz")
+        place = f" at {f.where}" if f.where else ""
+        told = (
+            f"{f.kind} on {self.backend.name}{place}: {f.expected} expected, {f.observed} observed"
+        )
+        lines = [
+            f"found by amp-fuzz {version}, case {self.case.id}",
+            *textwrap.wrap(told, _WIDTH - 2),
+        ]
+        return "".join(f"# {line}\n" for line in lines)
+
+    def expected(self) -> Observation:
+        """Return what the reference says."""
+        return self.backend.reference().run(self.case)
+
+    def value(self, label: str) -> torch.Tensor | None:
+        """Return what the reference says at a label."""
+        expected = self.expected()
+        if label not in expected.values:
+            raise ReproError(
+                f"case {self.case.id}: the reference observes nothing at {label!r}, so this is no "
+                "finding of the case: replay it to see what diverges now"
+            )
+        return expected.values[label]
+
+    # -- inputs ---------------------------------------------------------------------------------
+
+    def inputs(self) -> str:
+        """Return assignments of the inputs, with literals for their values."""
+        lines = [self._input(spec) for spec in self.case.program.inputs]
+        if self.backend.values:
+            lines.append(f"torch.manual_seed({self.case.seed})")
+        return "\n".join(lines)
+
+    def fresh_inputs(self) -> str:
+        """Return a function that returns fresh inputs."""
+        names = ", ".join(spec.name for spec in self.case.program.inputs)
+        body = textwrap.indent(f"{self.inputs()}\nreturn [{names}]", _PAD)
+        return f"def inputs():\n{body}"
+
+    def _input(self, spec: TensorSpec) -> str:
+        text = self._values(spec) if self.backend.values else self._empty(spec)
+        if spec.requires_grad:
+            text += ".requires_grad_()"
+        return _wrapped(f"{spec.name} = {text}")
+
+    def _empty(self, spec: TensorSpec) -> str:
+        dtype = f"dtype=torch.{spec.dtype}, device=device"
+        if spec.layout in ("contiguous", "offset"):
+            return f"torch.empty({spec.shape}, {dtype})"
+        return f"torch.empty_strided({spec.shape}, {inputs.strides(spec)}, {dtype})"
+
+    def _values(self, spec: TensorSpec) -> str:
+        tensor = inputs.tensor(spec, self.case.seed)
+        text = _literal(tensor)
+        if spec.layout in ("transposed", "strided"):
+            dtype = f"dtype=torch.{spec.dtype}"
+            text = f"torch.empty_strided({spec.shape}, {tensor.stride()}, {dtype}).copy_({text})"
+        elif spec.layout == "offset":
+            start = tensor.storage_offset()
+            flat = torch.cat([tensor.new_zeros(start), tensor.reshape(-1)])
+            text = f"{_literal(flat)}[{start}:].view({spec.shape})"
+        return text + ("" if self.backend.device == "cpu" else ".to(device)")
+
+    # -- program and driver ---------------------------------------------------------------------
+
+    def source(self, *labels: str) -> list[str]:
+        """Return the program and its driver; the driver returns what is observed at the labels.
+
+        It ends there: nothing after the last label can matter.
+        """
+        return [self.program(), _observing(driver_source(self.case), labels)]
+
+    def program(self) -> str:
+        """Return the program, with its explicit form above it as a comment."""
+        program = program_source(self.case.program).rstrip()
+        explicit = self.finding.explicit if isinstance(self.finding, DivergenceRecord) else ""
+        if explicit:
+            note = f"What autocast should do, its casts written out:\n{explicit}"
+            lines = (line.removeprefix("# ") for line in note.splitlines())
+            program = "".join(f"# {line}\n" for line in lines) + program
+        return program
+
+    def call(self, arguments: str | None = None, name: str = "drive") -> str:
+        """Return the call of the driver."""
+        if arguments is None:
+            arguments = ", ".join(spec.name for spec in self.case.program.inputs)
+        if self.case.plan.thread == "whole":
+            return f"in_thread({name}, {arguments})"
+        return f"{name}({arguments})"
+
+
+def _observing(driver: str, labels: tuple[str, ...]) -> str:
+    """Return a driver that returns the values at these labels and observes nothing else."""
+    lines: list[str] = []
+    for line in driver.splitlines():
+        label, found = _observed(line)
+        if label is None:
+            lines.append(line)
+        elif label in labels:
+            pad = line[: len(line) - len(line.lstrip())]
+            if label == labels[-1]:
+                lines.append(f"{pad}return {', '.join([*('first' for _ in labels[1:]), found])}")
+                break
+            lines.append(f"{pad}first = {found}")
+    text = "\n".join(lines)
+    for name in ("scaler", "optimizer", "weights"):  # of no use before the label
+        if len(re.findall(rf"\b{name}\b", text)) == 1:
+            text = re.sub(rf"\n *{name} = .*", "", text)
+    return text
+
+
+def _observed(line: str) -> tuple[str | None, str]:
+    """Return the label and the value of a line of a driver that observes one."""
+    match = re.fullmatch(r' *observe\("([^"]*)", (.*)\)', line)
+    if match is None:
+        return None, ""
+    # A gradient may be None, and is replaced, never changed, by what follows.
+    return match[1], match[2] if match[1].endswith(".grad") else f"{match[2]}.detach().clone()"
+
+
+# -- literals -------------------------------------------------------------------------------------
+
+
+def _literal(tensor: torch.Tensor) -> str:
+    """Return a contiguous tensor of these values as source, exact in every bit but a NaN's."""
+    shape, dtype = tuple(tensor.shape), f"dtype={tensor.dtype}"
+    texts = _numbers(tensor)
+    if not texts:
+        return f"torch.zeros({shape}, {dtype})"
+    if len(texts) > 1 and len(set(texts)) == 1:
+        return f"torch.full({shape}, {texts[0]}, {dtype})"
+    return f"torch.tensor({_nested(texts, shape)}, {dtype})"
+
+
+def _nested(texts: list[str], shape: tuple[int, ...]) -> str:
+    if not shape:
+        return texts[0]
+    step = len(texts) // shape[0]
+    rows = (texts[i : i + step] for i in range(0, len(texts), step))
+    return f"[{', '.join(_nested(row, shape[1:]) for row in rows)}]"
+
+
+def _numbers(tensor: torch.Tensor) -> list[str]:
+    flat = tensor.detach().cpu().reshape(-1)
+    if flat.is_complex():
+        pair = (_numbers(torch.view_as_real(flat.resolve_conj())[:, i]) for i in (0, 1))
+        return [f"complex({real}, {imaginary})" for real, imaginary in zip(*pair, strict=True)]
+    if not flat.is_floating_point():
+        return [repr(v) for v in flat.tolist()]
+    exact: list[float] = flat.tolist()
+    found = [repr(v) for v in exact]
+    if flat.dtype is torch.float64:
+        return found
+    # The fewest digits that torch rounds to the same value: three or four for bfloat16, where the
+    # exact decimal has up to dozens.
+    for digits in range(9, 0, -1):
+        shorter = [float(f"{v:.{digits}g}") for v in exact]
+        rounded = torch.tensor(shorter, dtype=flat.dtype).tolist()
+        for i, (candidate, back) in enumerate(zip(shorter, rounded, strict=True)):
+            if repr(back) == repr(exact[i]):
+                found[i] = repr(candidate)
+    return found
+
+
+def _wrapped(line: str) -> str:
+    """Break a long line between the items of its lists."""
+    return textwrap.fill(
+        line, _WIDTH, subsequent_indent=_PAD, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# -- what stands before the program ---------------------------------------------------------------
+
+_STANDARD = ("ctypes", "logging", "subprocess", "sys", "threading", "traceback")
+_IMPORTS: Mapping[str, str] = {
+    **{name: f"import {name}" for name in _STANDARD},
+    "zip_longest": "from itertools import zip_longest",
+    "inf": "from math import inf",
+    "nan": "from math import nan",
+    "Path": "from pathlib import Path",
+    "Any": "from typing import Any",
+}
+_TORCH_IMPORTS: Mapping[str, str] = {
+    "autocast": "from torch import autocast",
+    "FakeTensorMode": "from torch._subclasses.fake_tensor import FakeTensorMode",
+    "custom_bwd": "from torch.amp import custom_bwd",
+    "custom_fwd": "from torch.amp import custom_fwd",
+    "checkpoint": "from torch.utils.checkpoint import checkpoint",
+}
+
+
+def _imports(code: str) -> str:
+    used = _names(code)
+    defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
+    standard = [line for name, line in _IMPORTS.items() if name in used]
+    ours = [line for name, line in _TORCH_IMPORTS.items() if name in used - defined]
+    return "\n".join([*standard, "", "import torch", *ours])
+
+
+def _names(code: str) -> set[str]:
+    """Return the names that code reads; comments and docstrings do not count."""
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def _setup(backend: Backend, body: str) -> str:
+    device = backend.device
+    text = f'device = "{device}"'
+    if device == "cpu":
+        # How many threads share a sum decides its last bits.
+        text += f"\ntorch.set_num_threads({torch.get_num_threads()})"
+    if backend.values:
+        return text
+    text += "\n\n" + _FAKE.format(
+        device=device, registry=_REGISTRY, number=_TYPES[device], meta=_TYPES["meta"]
+    )
+    if "autocast" in _names(body):
+        text += "\n\n" + _source(FakeAutocast).replace("class FakeAutocast", "class autocast")
+    return text
+
+
+# The guard is what `amp_fuzz.backends.guards` registers, without its checks.
+_FAKE = """\
+# A torch built without {device} has no guard for its tensors: lend it the meta device's, which does
+# nothing (c10/core/impl/DeviceGuardImplInterface.h).
+c10 = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libc10.*"))))
+guards = (ctypes.c_void_p * 20).in_dll(c10, "{registry}")
+guards[{number}] = guards[{number}] or guards[{meta}]
+
+# Every tensor from here on has a dtype and a shape but no values.
+logging.getLogger("torch._subclasses.fake_tensor").disabled = True
+FakeTensorMode().__enter__()
+"""
+
+
+def _helpers(body: str) -> list[str]:
+    """Return the source of the helpers that a body uses, and that these use."""
+    ours = {name: getattr(prelude, name) for name in prelude.__all__}
+    ours["torch_state"] = torch_state
+    found: dict[str, str] = {}
+    wanted = _names(body)
+    while missing := (wanted & ours.keys()) - found.keys():
+        for name in missing:
+            found[name] = _source(ours[name])
+            wanted |= _names(found[name])
+    return [found[name] for name in ours if name in found]
+
+
+def _source(thing: type | Callable[..., object]) -> str:
+    return re.sub(r"  # type: ignore\[[^]]*\]", "", inspect.getsource(thing)).rstrip()
+
+
+# -- one function a kind --------------------------------------------------------------------------
+
+
+def _type(script: _Script) -> list[str]:
+    """Compare the dtype, the shape, or whether there is a gradient at all."""
+    label, kind = script.finding.where, script.finding.kind
+    want = script.value(label)
+    if kind.endswith("missing"):
+        expected = "None" if want is None else "a gradient"
+        sides = f'"{expected}", "None" if value is None else "a gradient"'
+    elif want is None:
+        raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
+    elif kind.endswith("dtype"):
+        sides = f"{want.dtype}, value.dtype"
+    else:
+        sides = f"{list(want.shape)}, list(value.shape)"
+    main = _CALL.format(target="value", call=script.call()) + f"expected, observed = {sides}\n"
+    return [script.inputs(), *script.source(label), main + _VERDICT]
+
+
+def _bits(script: _Script) -> list[str]:
+    """Compare values with what the reference computed, as literals."""
+    label = script.finding.where
+    want = script.value(label)
+    if want is None:
+        raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
+    origin = f"# As torch {torch.__version__} computes it here; another CPU may round otherwise.\n"
+    constant = origin + _wrapped(f"expected = {_literal(want)}")
+    main = _CALL.format(target="observed", call=script.call())
+    return [_DIFFERS, script.inputs(), constant, *script.source(label), main + _COMPARED]
+
+
+def _raise(script: _Script) -> list[str]:
+    """Compare which error comes, and at which line where both sides raise the same one."""
+    error = script.expected().raised
+    same = error is not None and script.finding.observed.startswith(f"{error.kind}: ")
+    observed = "type(error).__name__" + (' + " at " + line_of(error)' if same else "")
+    main = _RAISED.format(call=script.call(), observed=observed, expected=_error(error, same=same))
+    return [_LINE_OF if same else "", script.inputs(), *script.source(), main + _VERDICT]
+
+
+def _error(error: Raised | None, *, same: bool) -> str:
+    if error is None:
+        return repr("no error")
+    return repr(f"{error.kind} at {error.text}" if same else error.kind)
+
+
+def _state(script: _Script) -> list[str]:
+    """Compare autocast's state before and after."""
+    main = _STATE.format(call=script.call())
+    return [script.inputs(), *script.source(), main + _VERDICT]
+
+
+def _relation(script: _Script) -> list[str]:
+    """Compare two values of one run, or two variants of the case that must mean the same."""
+    name, _, where = script.finding.where.partition(": ")
+    if name not in RELATIONS:
+        first = where.replace("call1.", "call0.").replace("again.", "")
+        main = _CALL.format(target="expected, observed", call=script.call()) + _COMPARED
+        return [_DIFFERS, script.inputs(), *script.source(first, where), main]
+    pair = RELATIONS[name].pair(script.case)
+    if pair is None:
+        raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
+    parts: list[str] = []
+    for suffix, variant in zip("ab", pair, strict=True):
+        program, driver = replace(script, case=variant).source(*_labels(script, where))
+        if suffix == "a" or pair[0].program != pair[1].program:
+            parts.append(program)
+        parts.append(driver.replace("def drive(", f"def drive_{suffix}(", 1))
+    main = "expected, observed = outcome(drive_a), outcome(drive_b)\n" + _COMPARED
+    return [_DIFFERS, _outcome(script), script.fresh_inputs(), *parts, main]
+
+
+def _nondeterminism(script: _Script) -> list[str]:
+    """Compare a run with others."""
+    where = script.finding.where.rpartition(": ")[2]
+    main = _REPEATED.format(runs=RUNS)
+    source = script.source(*_labels(script, where))
+    return [_DIFFERS, _outcome(script), script.fresh_inputs(), *source, main]
+
+
+def _outcome(script: _Script) -> str:
+    return _OUTCOME.format(call=script.call("*inputs()"))
+
+
+def _labels(script: _Script, where: str) -> tuple[str, ...]:
+    """Return the label if it is one; an error is named by its line instead."""
+    return (where,) if f'observe("{where}", ' in driver_source(script.case) else ()
+
+
+def _death(script: _Script) -> list[str]:
+    """Run the case in a child process, and see whether it dies or hangs."""
+    child = _CHILD.format(call=script.call())
+    return [script.inputs(), *script.source(), child, _PARENT.format(timeout=TIMEOUT) + _VERDICT]
+
+
+_KINDS: Mapping[str, Callable[[_Script], list[str]]] = {
+    **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
+    **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
+    **dict.fromkeys(("crash", "timeout"), _death),
+    "raise": _raise,
+    "state": _state,
+    "relation": _relation,
+    "nondeterminism": _nondeterminism,
+}
+
+RUNS = 20
+TIMEOUT = 120
+
+# -- what scripts end in --------------------------------------------------------------------------
+
+_VERDICT = """\
+print("torch:   ", torch.__version__)
+print("expected:", expected)
+print("observed:", observed)
+sys.exit(observed != expected)
+"""
+
+_COMPARED = """\
+print("torch:", torch.__version__)
+sys.exit(differs(expected, observed))
+"""
+
+_CALL = """\
+try:
+    {target} = {call}
+except Exception as error:
+    print("cannot tell, since it raises:", repr(error))
+    sys.exit(125)
+"""
+
+_RAISED = """\
+expected, observed = {expected}, "no error"
+try:
+    {call}
+except Exception as error:
+    observed = {observed}
+    print("raised:  ", error)
+"""
+
+_STATE = """\
+expected = torch_state(device)
+try:
+    {call}
+except Exception as error:
+    print("raised:  ", error)
+observed = torch_state(device)
+"""
+
+_REPEATED = """\
+results = [outcome(drive) for _ in range({runs})]
+print("torch:", torch.__version__)
+sys.exit(any(differs(results[0], result) for result in results[1:]))
+"""
+
+_CHILD = """\
+if sys.argv[1:] == ["child"]:
+    try:
+        {call}
+    except Exception as error:
+        print("raised:  ", error)
+    sys.exit(0)
+"""
+
+_PARENT = """\
+expected = observed = "an answer"
+try:
+    code = subprocess.run([sys.executable, __file__, "child"], timeout={timeout}).returncode
+    if code != 0:
+        observed = f"exit code {{code}}"
+except subprocess.TimeoutExpired:
+    observed = "no answer for {timeout} s"
+"""
+
+_LINE_OF = """\
+def line_of(error):
+    \"""Return the line of the program or its driver that raised.\"""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f.line for f in frames if f.name.startswith(("program", "drive", "block"))][-1]
+"""
+
+_OUTCOME = """\
+def outcome(drive):
+    \"""Return what is observed, or the name of the error.\"""
+    try:
+        return {call}
+    except Exception as error:
+        return type(error).__name__
+"""
+
+_VALUES = ", *value.flatten().tolist()"
+
+_DIFFERS = f"""\
+def contents(value):
+    if not isinstance(value, torch.Tensor):
+        return [value]
+    return [value.dtype, list(value.shape){_VALUES}]
+
+
+def differs(expected, observed):
+    \"""Print where two results differ in a bit, but that one NaN equals another.\"""
+    pairs = list(zip_longest(contents(expected), contents(observed)))
+    wrong = [(a, b) for a, b in pairs if repr(a) != repr(b)]
+    for a, b in wrong[:4]:
+        print(f"expected {{a}}, observed {{b}}")
+    print(len(wrong), "differences")
+    return bool(wrong)
+"""
