@@ -1,0 +1,57 @@
+"""Numerical testing and fuzzing for mixed-precision autocast in PyTorch.
+
+    from amp_fuzz import reference, strategies
+
+`strategies` draws programs, plans and cases with Hypothesis; `reference.autocast` is autocast
+written again, as a context manager; `amp-fuzz run` and ``pytest --amp-fuzz`` compare it with the
+real ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amp_fuzz import reference, strategies
+    from amp_fuzz.case import Case, CaseError, Plan, load, loads
+    from amp_fuzz.program import Program, ProgramError
+
+__all__ = [
+    "Case",
+    "CaseError",
+    "Plan",
+    "Program",
+    "ProgramError",
+    "load",
+    "loads",
+    "reference",
+    "strategies",
+]
+
+_HOMES = {
+    "Case": "amp_fuzz.case",
+    "CaseError": "amp_fuzz.case",
+    "Plan": "amp_fuzz.case",
+    "Program": "amp_fuzz.program",
+    "ProgramError": "amp_fuzz.program",
+    "load": "amp_fuzz.case",
+    "loads": "amp_fuzz.case",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Lazily: the pytest plugin imports this package in every test run of its users.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("reference", "strategies"):
+        return importlib.import_module(f"amp_fuzz.{name}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("amp-fuzz")
+    raise AttributeError(f"module 'amp_fuzz' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -15,7 +15,7 @@ import itertools
 import random
 import signal
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.harness import Observation
+from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
@@ -260,7 +261,8 @@ def audit(
                 while (waiting or running) and not lost:
                     while waiting and len(running) < 2 * workers:
                         pair = waiting.popleft()
-                        running[pool.submit(_work, *pair, known)] = pair
+                        with no_interrupts():  # the first one starts the workers
+                            running[pool.submit(_work, *pair, known)] = pair
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         pair = running.pop(future)
                         try:

@@ -27,6 +27,7 @@ from amp_fuzz.program import (
 __all__ = ["FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
 
 FORMAT = 1
+MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
 
 Entry: TypeAlias = Literal["context", "decorator", "custom_fwd"]
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
@@ -82,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise `ProgramError` unless the plan can be driven."""
+        if len(self.contexts) > MAX_CONTEXTS:
+            raise ProgramError(f"$.contexts has {len(self.contexts)}: use {MAX_CONTEXTS} at most")
         for i, context in enumerate(self.contexts):
             check_context(context, f"$.contexts[{i}]")
         if self.backward_context is not None:
@@ -139,6 +142,8 @@ def loads(text: bytes | str, where: str = "case") -> Case:
         case = msgspec.convert(head, Case)
         case.program.check()
         case.plan.check()
+        if not 0 <= case.seed < 2**32:
+            raise ProgramError(f"$.seed={case.seed}: use 0 to {2**32 - 1}")
     except (msgspec.ValidationError, ProgramError, RecursionError) as error:
         raise CaseError(f"{where}: {error}") from error
     return case

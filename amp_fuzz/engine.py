@@ -13,9 +13,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,6 +26,7 @@ from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.explicit import explicit_form
+from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import minimize, types_of
@@ -406,17 +407,15 @@ class _Supervisor:
             args=(theirs, self.settings, str(self.store.root), self.run_id, number),
             daemon=True,
         )
-        with _no_interrupts():
+        with no_interrupts():
             process.start()
         theirs.close()
         return _Worker(number, process, ours, current)
 
     def _give(self, worker: _Worker, task: Task) -> None:
         worker.task, worker.done, worker.heard = task, 0, time.monotonic()
-        try:
+        with suppress(OSError):  # it died; the next `_listen` notices
             worker.pipe.send((task, self.signatures))
-        except OSError:
-            pass  # it died; the next `_listen` notices
 
     def _listen(self, queue: list[Task]) -> Iterator[Event]:
         ready = connection.wait([w.pipe for w in self.workers], timeout=0.2)
@@ -492,21 +491,6 @@ class _Supervisor:
         for path in self.store.run_path(self.run_id).glob("current-*"):
             path.unlink(missing_ok=True)
         self.writer.close()
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Block Ctrl-C, for this thread and for good in a process that it starts meanwhile.
-
-    A terminal sends it to all of them, and a worker that is still importing would answer with a
-    traceback.
-    """
-    resource_tracker.ensure_running()  # starting it, as the first process does, would unblock
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(worker: _Worker) -> None:

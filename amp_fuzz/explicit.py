@@ -53,9 +53,7 @@ def _calls(
     return found
 
 
-def _statement(
-    statement: Statement, tensors: dict[int, str], calls: list[KernelCall]
-) -> list[str]:
+def _statement(statement: Statement, tensors: dict[int, str], calls: list[KernelCall]) -> list[str]:
     op = CATALOGUE[statement.op]
     wanted = {o.removeprefix("aten::") for o in op.overloads}
     first = next((c for c in calls if c.overload in wanted), None)

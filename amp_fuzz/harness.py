@@ -139,9 +139,7 @@ def run_marked(
     return _run(case, runtime, Compiled(program, driver, codes), {"mark": mark})
 
 
-def _run(
-    case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
-) -> Observation:
+def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]) -> Observation:
     seen = Observation()
     before = runtime.state()
     start = time.perf_counter()

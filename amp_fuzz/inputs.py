@@ -75,7 +75,7 @@ class _Draws:
         return np.where(self._words(self.n) & np.uint64(1), -1.0, 1.0).reshape(self.shape)
 
     def shuffled(self, values: Array) -> Array:
-        """The first n of these values, in random order, in the shape."""
+        """Return the first n of these values, in random order, in the shape."""
         order = np.argsort(self._words(self.n), kind="stable")
         return values[: self.n][order].reshape(self.shape)
 

@@ -166,8 +166,7 @@ class Judge:
     def _confirm(
         self, case: Case, found: Divergence, expected: Observation, observed: Observation
     ) -> Divergence:
-        """Run both sides again: what does not stay as it was is nondeterminism, not a finding of
-        another kind."""
+        """Run both sides again: what does not stay as it was is nondeterminism, no other kind."""
         for _ in range(3):
             for first, side in ((expected, self.backend.reference().run), (observed, self._run)):
                 changed = compare(first, side(case), values=self.backend.values)
@@ -232,7 +231,7 @@ class _Clock:
 
 @contextmanager
 def quiet() -> Iterator[Mapping[str, int]]:
-    """Silence warnings of cases for a batch: deprecations of the ops themselves are not findings."""
+    """Silence the warnings of cases: deprecations of the ops themselves are not findings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield {}

@@ -135,7 +135,7 @@ def _specs(spec: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _without(program: Program, gone: set[int], types: Types) -> Program | None:
-    """Remove statements by number; what others still need becomes an input, if its type is known."""
+    """Remove statements by number; what others still need becomes an input of its type."""
     everything = list(statements(program.body))
     kept = [s for i, s in enumerate(everything) if i not in gone]
     if not kept:

@@ -67,7 +67,7 @@ class Ref(msgspec.Struct, frozen=True, tag="ref", forbid_unknown_fields=True):
 
 
 class Float(msgspec.Struct, frozen=True, tag="float", forbid_unknown_fields=True):
-    """A float literal, as ``float.hex()`` writes it, so that NaN, -0.0 and every bit survive JSON."""
+    """A float literal, as ``float.hex()`` writes it: NaN, -0.0 and every bit survive JSON."""
 
     hex: str
 
@@ -283,27 +283,43 @@ def _type_of(spec: TensorSpec) -> str:
 
 
 MAX_ELEMENTS = 1 << 22
-MAX_DEPTH = 32
+MAX_RANK = 32
+# CPython compiles at most 20 nested blocks, and 200 nested brackets.
+MAX_DEPTH = 16
+MAX_ITEMS_DEPTH = 8
+_LONGEST_NAME = 9
 
 
 def _check_spec(spec: TensorSpec, where: str) -> None:
     if spec.dtype not in DTYPES:
-        raise ProgramError(f"{where}.dtype={spec.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        raise ProgramError(
+            f"{where}.dtype={spec.dtype!r} is unknown: use one of {', '.join(DTYPES)}"
+        )
+    if len(spec.shape) > MAX_RANK:
+        raise ProgramError(
+            f"{where}.shape has {len(spec.shape)} dimensions: use {MAX_RANK} at most"
+        )
     elements = 1
     for size in spec.shape:
         if size < 0:
             raise ProgramError(f"{where}.shape={list(spec.shape)} has a negative size")
-        elements *= size
+        elements *= max(size, 1)  # [0, 2**70] has no elements, and is no shape either
     if elements > MAX_ELEMENTS:
-        raise ProgramError(f"{where}.shape={list(spec.shape)} has more than {MAX_ELEMENTS} elements")
+        raise ProgramError(
+            f"{where}.shape={list(spec.shape)} has more than {MAX_ELEMENTS} elements"
+        )
     if spec.requires_grad and spec.dtype not in (*FLOAT_DTYPES, "complex64", "complex128"):
         raise ProgramError(f"{where}.role='weight' needs a floating or complex dtype")
-    if spec.domain == "index" and spec.bound < 1:
-        raise ProgramError(f"{where}.bound={spec.bound} must be at least 1 for the index domain")
+    if spec.domain == "index" and not 1 <= spec.bound <= MAX_ELEMENTS:
+        raise ProgramError(
+            f"{where}.bound={spec.bound}: use 1 to {MAX_ELEMENTS} for the index domain"
+        )
 
 
 def _define(name: str, defined: set[str], where: str) -> None:
     # Names become Python identifiers in the generated source: nothing else may pass.
+    if len(name) > _LONGEST_NAME:
+        raise ProgramError(f"{where} has {len(name)} characters: use {_LONGEST_NAME} at most")
     if not (name.isascii() and name[:1].isalpha() and name.isalnum()):
         raise ProgramError(f"{where}={name!r} is not a name: use a letter, then letters and digits")
     if name[0] not in "xwbv" or not name[1:].isdigit():
@@ -334,7 +350,9 @@ def _check_body(body: tuple[Node, ...], defined: set[str], where: str, depth: in
                 _define(name, defined, f"{here}.outputs[{j}]")
 
 
-def _check_literal(arg: Arg, where: str) -> None:
+def _check_literal(arg: Arg, where: str, depth: int = 0) -> None:
+    if isinstance(arg, int) and not -(2**63) <= arg < 2**63:
+        raise ProgramError(f"{where} has an integer of more than 64 bits")
     if isinstance(arg, DType) and arg.name not in DTYPES:
         raise ProgramError(f"{where} has dtype {arg.name!r}: use one of {', '.join(DTYPES)}")
     if isinstance(arg, Float):
@@ -345,8 +363,10 @@ def _check_literal(arg: Arg, where: str) -> None:
                 f"{where} has float {arg.hex!r}: write it as float.hex() does, as in '0x1.8p+0'"
             ) from None
     if isinstance(arg, Items):
+        if depth == MAX_ITEMS_DEPTH:
+            raise ProgramError(f"{where} nests more than {MAX_ITEMS_DEPTH} lists")
         for item in arg.items:
-            _check_literal(item, where)
+            _check_literal(item, where, depth + 1)
 
 
 DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")

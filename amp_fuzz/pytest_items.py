@@ -133,7 +133,9 @@ class Run:
                 self._lock.acquire(timeout=5)
                 self._current = os.open(self.current, os.O_WRONLY | os.O_CREAT)
             except OSError as error:
-                raise StoreError(f"{self.current}: cannot write ({error.strerror})") from error
+                raise StoreError(
+                    f"{self.current}: cannot write ({error.strerror or error})"
+                ) from error
             self._writer = writer
         return self._writer
 
@@ -288,12 +290,10 @@ class FuzzItem(pytest.Item):
         if outcome.diverged:
             pytest.fail(show(outcome, self.run), pytrace=False)
         if outcome.cases == 0:
-            if outcome.reason == "stopped":
-                pytest.skip(f"no case ran: the run's {self.run.settings.seconds:g} s were over")
             pytest.fail(f"no case ran: Hypothesis drew none for {self.nodeid}", pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
-        """Return one line for a store that cannot be written; all else is as pytest has it."""
+        """Return one line for a store that cannot be written, and for all else what pytest does."""
         if isinstance(excinfo.value, StoreError):
             return f"amp-fuzz: {excinfo.value}"
         return super().repr_failure(excinfo, *args)
@@ -349,9 +349,8 @@ def show(outcome: Outcome, run: Run) -> str:
     kinds = [f"{r.kind} at {r.op}" if r.op else r.kind for r in outcome.new]
     lines = [f"{_count(len(kinds), 'new divergence')}: {', '.join(kinds)}"]
     if not kinds:
-        lines = [
-            f"{_count(sum(outcome.diverged.values()), 'case')} diverged like findings of other items"
-        ]
+        cases = _count(sum(outcome.diverged.values()), "case")
+        lines = [f"{cases} diverged like findings of other items"]
     lines[0] += f" ({_count(outcome.cases, 'case')}, seed {run.settings.seed})"
     for record in outcome.new:
         lines += ["", *show_finding(record, run.store_option)]

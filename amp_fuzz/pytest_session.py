@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import secrets
 import shlex
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ def activate(config: pytest.Config) -> None:
     try:
         session = _session(config)
     except _REFUSED as error:
-        raise pytest.UsageError(f"amp-fuzz: {error}") from error
+        # The options that messages name are the command's; here they have a prefix.
+        text = re.sub(r"(?<![\w-])--(?!amp-fuzz)(?=[a-z])", _PREFIX, str(error))
+        raise pytest.UsageError(f"amp-fuzz: {text}") from error
     config.pluginmanager.register(session, "amp-fuzz-session")
 
 
@@ -163,7 +166,7 @@ def recover(store: Store) -> list[DivergenceRecord]:
             continue
         try:
             with lock.acquire(timeout=0):
-                record = _take(store, path.parent.name, path, "the process died")
+                record = _take(store, path.parent.name, path, "the process died, or was killed")
                 Path(lock.lock_file).unlink(missing_ok=True)
         except (Timeout, OSError):
             continue
@@ -284,7 +287,12 @@ class FuzzSession:
         if self.in_worker:
             output = {"cases": self.run.cases, "findings": [r.id for r in self.run.findings]}
             session.config.workeroutput[_KEY] = json.dumps(output)  # type: ignore[attr-defined]
-        elif self._ran():
+            return
+        # Workers that an interrupt ended left their files: no case killed them.
+        for path in self.run.store.run_path(self.run.record.id).glob("current-*"):
+            with suppress(OSError):
+                path.unlink()
+        if self._ran():
             with self._kept_going():
                 from amp_fuzz import reports
 

@@ -56,8 +56,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
-    """An autocast kernel that a case reached: overload, policy, dtypes of its tensors joined by
-    commas, and how often."""
+    """An autocast kernel that a case reached, and how often; dtypes are joined by commas."""
 
     overload: str
     policy: str

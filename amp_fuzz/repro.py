@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -50,12 +51,21 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
     script = _Script(case, backend, finding)
-    body = "\n\n\n".join(part.strip("\n") for part in _KINDS[finding.kind](script))
+    body = _joined(_KINDS[finding.kind](script))
     if not backend.values:
         body = body.replace(_VALUES, "")
-    before = [_setup(backend, body), prefix.strip("\n"), *_helpers(body)]
-    code = "\n\n\n".join(filter(None, (*before, body)))
-    return f"{script.head()}{_imports(code)}\n\n{code}\n"
+    code = _joined([*_setup(backend, body), prefix, *_helpers(body), body])
+    return f"{script.head()}\n{_imports(code)}\n\n{code}\n"
+
+
+def _joined(parts: list[str]) -> str:
+    """Join parts of a script: two empty lines around functions and classes, one elsewhere."""
+    text = ""
+    for part in filter(None, (p.strip("\n") for p in parts)):
+        after_one = text.rpartition("\n")[2].startswith(_PAD) and "def " in text
+        before_one = re.match(r"(#.*\n)*(def|class) ", part) is not None
+        text += ("\n\n\n" if after_one or before_one else "\n\n") + part
+    return text.strip("\n")
 
 
 # -- the parts of a script ------------------------------------------------------------------------
@@ -73,15 +83,14 @@ class _Script:
         """Return the comment on top."""
         f = self.finding
         version = importlib.metadata.version("amp-fuzz")
-        place = f" at {f.where}" if f.where else ""
-        told = (
-            f"{f.kind} on {self.backend.name}{place}: {f.expected} expected, {f.observed} observed"
-        )
         lines = [
-            f"found by amp-fuzz {version}, case {self.case.id}",
-            *textwrap.wrap(told, _WIDTH - 2),
+            f"found by amp-fuzz {version}, case {self.case.id} on {self.backend.name}",
+            f"{f.kind}: {f.where}" if f.where else f.kind,
+            f"expected: {f.expected}",
+            f"observed: {f.observed}",
         ]
-        return "".join(f"# {line}\n" for line in lines)
+        wrapped = (part for line in lines for part in textwrap.wrap(line, _WIDTH - 2))
+        return "\n".join(f"# {line}" for line in wrapped)
 
     def expected(self) -> Observation:
         """Return what the reference says."""
@@ -168,15 +177,17 @@ def _observing(driver: str, labels: tuple[str, ...]) -> str:
     """Return a driver that returns the values at these labels and observes nothing else."""
     lines: list[str] = []
     for line in driver.splitlines():
-        label, found = _observed(line)
+        label, value = _observed(line)
+        pad = line[: len(line) - len(line.lstrip())]
         if label is None:
             lines.append(line)
+        elif (label,) == labels[-1:]:
+            lines.append(f"{pad}return {', '.join([*('first' for _ in labels[1:]), value])}")
+            break
         elif label in labels:
-            pad = line[: len(line) - len(line.lstrip())]
-            if label == labels[-1]:
-                lines.append(f"{pad}return {', '.join([*('first' for _ in labels[1:]), found])}")
-                break
-            lines.append(f"{pad}first = {found}")
+            # A copy of a value, which a later step may write; a gradient is replaced, or None.
+            copy = "" if label.endswith(".grad") else ".detach().clone()"
+            lines.append(f"{pad}first = {value}{copy}")
     text = "\n".join(lines)
     for name in ("scaler", "optimizer", "weights"):  # of no use before the label
         if len(re.findall(rf"\b{name}\b", text)) == 1:
@@ -187,10 +198,7 @@ def _observing(driver: str, labels: tuple[str, ...]) -> str:
 def _observed(line: str) -> tuple[str | None, str]:
     """Return the label and the value of a line of a driver that observes one."""
     match = re.fullmatch(r' *observe\("([^"]*)", (.*)\)', line)
-    if match is None:
-        return None, ""
-    # A gradient may be None, and is replaced, never changed, by what follows.
-    return match[1], match[2] if match[1].endswith(".grad") else f"{match[2]}.detach().clone()"
+    return (None, "") if match is None else (match[1], match[2])
 
 
 # -- literals -------------------------------------------------------------------------------------
@@ -277,20 +285,19 @@ def _names(code: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
-def _setup(backend: Backend, body: str) -> str:
+def _setup(backend: Backend, body: str) -> list[str]:
     device = backend.device
     text = f'device = "{device}"'
     if device == "cpu":
         # How many threads share a sum decides its last bits.
         text += f"\ntorch.set_num_threads({torch.get_num_threads()})"
     if backend.values:
-        return text
-    text += "\n\n" + _FAKE.format(
-        device=device, registry=_REGISTRY, number=_TYPES[device], meta=_TYPES["meta"]
-    )
+        return [text]
+    numbers = {"number": _TYPES[device], "meta": _TYPES["meta"]}
+    parts = [text, _FAKE.format(device=device, registry=_REGISTRY, **numbers)]
     if "autocast" in _names(body):
-        text += "\n\n" + _source(FakeAutocast).replace("class FakeAutocast", "class autocast")
-    return text
+        parts.append(_source(FakeAutocast).replace("class FakeAutocast", "class autocast"))
+    return parts
 
 
 # The guard is what `amp_fuzz.backends.guards` registers, without its checks.
@@ -362,13 +369,12 @@ def _raise(script: _Script) -> list[str]:
     same = error is not None and script.finding.observed.startswith(f"{error.kind}: ")
     observed = "type(error).__name__" + (' + " at " + line_of(error)' if same else "")
     main = _RAISED.format(call=script.call(), observed=observed, expected=_error(error, same=same))
-    return [_LINE_OF if same else "", script.inputs(), *script.source(), main + _VERDICT]
+    return ([_LINE_OF] if same else []) + [script.inputs(), *script.source(), main + _VERDICT]
 
 
 def _error(error: Raised | None, *, same: bool) -> str:
-    if error is None:
-        return repr("no error")
-    return repr(f"{error.kind} at {error.text}" if same else error.kind)
+    text = "no error" if error is None else error.kind
+    return json.dumps(f"{text} at {error.text}" if error is not None and same else text)
 
 
 def _state(script: _Script) -> list[str]:
@@ -387,14 +393,14 @@ def _relation(script: _Script) -> list[str]:
     pair = RELATIONS[name].pair(script.case)
     if pair is None:
         raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
-    parts: list[str] = []
-    for suffix, variant in zip("ab", pair, strict=True):
+    meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())
+    parts = [f"# {name}: {meaning}"]
+    for side, variant in zip(("expected", "observed"), pair, strict=True):
         program, driver = replace(script, case=variant).source(*_labels(script, where))
-        if suffix == "a" or pair[0].program != pair[1].program:
+        if side == "expected" or pair[0].program != pair[1].program:
             parts.append(program)
-        parts.append(driver.replace("def drive(", f"def drive_{suffix}(", 1))
-    main = "expected, observed = outcome(drive_a), outcome(drive_b)\n" + _COMPARED
-    return [_DIFFERS, _outcome(script), script.fresh_inputs(), *parts, main]
+        parts += [driver, f"{side} = outcome(drive)"]
+    return [_DIFFERS, _outcome(script), script.fresh_inputs(), *parts, _COMPARED]
 
 
 def _nondeterminism(script: _Script) -> list[str]:

@@ -1,9 +1,9 @@
 """Turn a case into Python source: the one text that backends run and that repros print.
 
 The text names only ``torch``, ``device`` and the helpers that whoever runs it puts into its
-globals: `autocast`, `checkpoint`, `observe`, ... (see `amp_fuzz.harness`). It is made from names that
-`catalogue.check` has looked up and from literals of known types, so no text of a case file is ever
-executed.
+globals: `autocast`, `checkpoint`, `observe`, ... (see `amp_fuzz.harness`). It is made from names
+that `catalogue.check` has looked up and from literals of known types, so no text of a case file is
+ever executed.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _Driver:
         self.update(prefix)
 
     def inputs(self) -> str:
-        """The arguments of a call: what the program writes in place is passed as a copy."""
+        """Return the arguments of a call: what the program writes in place is passed as a copy."""
         return ", ".join(
             f"{s.name}.clone()" if s.role == "buffer" else s.name for s in self.program.inputs
         )

@@ -102,7 +102,9 @@ class Store:
         try:
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}: use one of {', '.join(self.runs())}") from error
+            raise StoreError(
+                f"{path}: {error.strerror}: use one of {', '.join(self.runs())}"
+            ) from error
         except msgspec.MsgspecError as error:
             raise StoreError(f"{path}: {error}: the head of the run is damaged") from error
         if record.format > RECORDS_FORMAT:

@@ -8,9 +8,7 @@ __all__ = ["reset_state", "torch_state"]
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 # The defaults of a fresh process, read before any case has run.
-_INITIAL = {
-    d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.amp.is_autocast_available(d)
-}
+_INITIAL = {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.amp.is_autocast_available(d)}
 
 
 def torch_state(device: str) -> tuple[object, ...]:

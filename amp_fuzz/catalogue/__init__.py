@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import keyword
 import pkgutil
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value
-from amp_fuzz.program import Node, Program, ProgramError, Region, Statement
+from amp_fuzz.program import Node, Program, ProgramError, Ref, Region, Statement, show_arg
 
 __all__ = [
     "CATALOGUE",
@@ -84,14 +85,24 @@ def _check_statement(statement: Statement, where: str) -> None:
             f"{where}.op={statement.op!r} is not in the catalogue{_hint(statement.op, CATALOGUE)}"
         )
     if statement.form not in op.forms:
-        raise ProgramError(
-            f"{where}.form={statement.form!r}: {op.name} has {', '.join(op.forms)}"
-        )
+        raise ProgramError(f"{where}.form={statement.form!r}: {op.name} has {', '.join(op.forms)}")
     if not statement.outputs:
         raise ProgramError(f"{where}.outputs is empty: name at least one output")
-    for name, _ in statement.kwargs:
-        if not (name.isascii() and name.isidentifier()):
+    names = [name for name, _ in statement.kwargs]
+    for name in names:
+        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
             raise ProgramError(f"{where}.kwargs has {name!r}, which is not a keyword")
+    if len(set(names)) < len(names):
+        raise ProgramError(f"{where}.kwargs names a keyword twice: {', '.join(names)}")
+    for hole, is_object in op.holes(statement.form):
+        if hole.isdigit() and int(hole) >= len(statement.args):
+            raise ProgramError(f"{where}.args has {len(statement.args)}: {op.name} needs more")
+        if not hole.isdigit() and hole not in names:
+            raise ProgramError(f"{where}.kwargs lacks {hole!r}, which {op.name} needs")
+        if is_object and hole.isdigit():
+            arg = statement.args[int(hole)]
+            if not (arg is None or isinstance(arg, Ref)):
+                raise ProgramError(f"{where}.args[{hole}]={show_arg(arg)} must name a tensor")
 
 
 def _hint(word: str, words: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ import builtins
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias
 
 __all__ = ["Builder", "Call", "Kind", "Op", "Out", "Value", "op", "out"]
@@ -103,7 +104,7 @@ class Builder(Protocol):
         """Draw the size of a dimension, 1 or more; small most of the time."""
 
     def shape(self, low: builtins.int = 0, high: builtins.int = 3, *, empty: bool = True) -> Shape:
-        """Draw a shape of `low` to `high` dimensions; with `empty`, seldom one with a zero in it."""
+        """Draw a shape of `low` to `high` dimensions; with `empty`, seldom one with a 0 in it."""
 
     def tensor(
         self,
@@ -141,7 +142,7 @@ class Builder(Protocol):
         """Draw a dimension of a tensor of `rank`, counted from either end."""
 
     def options(self, **options: Sequence[Any]) -> dict[str, Any]:
-        """Draw keyword arguments; one whose first option is drawn is left out (it is the default)."""
+        """Draw keyword arguments; one whose first option is drawn is left out: the default."""
 
 
 Build: TypeAlias = Callable[[Any], Call]
@@ -185,8 +186,22 @@ class Op:
 
         return _HOLE.sub(fill, template)
 
+    def holes(self, form: str) -> tuple[tuple[str, bool], ...]:
+        """Return what a form needs: each position or keyword, and whether it must be a tensor.
+
+        A literal is not Python before a dot (``5.abs()``), and raises a warning before a bracket.
+        """
+        return _holes(self.forms[form])
+
 
 _HOLE = re.compile(r"\{([a-z]*\d*)\}")
+_NEEDED = re.compile(r"\{(\d+|(?!args\d*\})[a-z]+\d*)\}(\.|\[| is )?")
+
+
+@lru_cache(maxsize=4096)
+def _holes(template: str) -> tuple[tuple[str, bool], ...]:
+    return tuple((hole[1], hole[2] is not None) for hole in _NEEDED.finditer(template))
+
 
 REGISTRY: dict[str, Op] = {}
 
@@ -232,7 +247,9 @@ def op(
         ]
         forms = {form: template(text, plain) for form, text, plain in given if text is not None}
         if not forms:
-            raise ValueError(f"op {name!r} has no form: give at least one, as in function='torch.mm'")
+            raise ValueError(
+                f"op {name!r} has no form: give at least one, as in function='torch.mm'"
+            )
         if name in REGISTRY:
             raise ValueError(f"op {name!r} is registered twice")
         family = build.__module__.rpartition(".")[2]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from amp_fuzz.cli.common import Exit, Stopped, console, options, resolve_options, waiting
+from amp_fuzz.cli.common import Exit, Stopped, options, resolve_options, say, waiting
 from amp_fuzz.cli.progress import Board, shown
 from amp_fuzz.cli.signals import Interrupted, Interrupts
 from amp_fuzz.store import Store
@@ -28,15 +29,17 @@ def audit(**given: Any) -> int:
     chosen = resolve_options(given).options
     store = Store(chosen.store)
     store.create()
+
+    from amp_fuzz.catalogue import select
+    from amp_fuzz.session import choose_backends, known_of
+
+    ops, known = select(chosen.ops), known_of(chosen)
     with waiting("importing torch"):
         from amp_fuzz import audit as core
-        from amp_fuzz.catalogue import select
-        from amp_fuzz.session import choose_backends, known_of
 
-        ops, known = select(chosen.ops), known_of(chosen)
         backends = choose_backends(chosen.backends, chosen.require)
-    with waiting("counting the calls"):
-        board = Board()
+    with waiting("counting"):
+        board = Board(unit="ops")
         for backend in backends:
             board.row(backend.name).total = core.count([backend], ops)
     if not sum(row.total for row in board.rows.values()):
@@ -52,17 +55,19 @@ def audit(**given: Any) -> int:
                         _note(board, part)
                         tick()
             except Interrupted:
-                console().print("stopping: here is what was done so far")
+                say("stopping: here is what was done so far")
         for cell in cells:
             if cell.finding is not None:
                 store.save(cell.finding)
         if cells:
             core.write(cells, chosen.report)
-            console().print(core.summary(cells, chosen.report), soft_wrap=True)
+            say(core.summary(cells, chosen.report))
     differs = any(cell.status == "differs" for cell in cells)
     return interrupts.code or (Exit.DIVERGED if differs else Exit.OK)
 
 
 def _note(board: Board, cells: list[Cell]) -> None:
-    for cell in cells:
-        board.add(cell.backend, 1, known=cell.status == "known", new=cell.status == "differs")
+    """Count the cells of one op on one backend."""
+    if cells:
+        counts = Counter(cell.status for cell in cells)
+        board.add(cells[0].backend, 1, known=counts["known"], new=counts["differs"])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -30,7 +31,9 @@ __all__ = [
     "console",
     "duration",
     "options",
+    "plural",
     "resolve_options",
+    "say",
     "shown_value",
     "table",
     "version",
@@ -159,6 +162,11 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
+def say(text: str = "") -> None:
+    """Print lines to stdout, whatever their length: commands and paths in them are copied."""
+    console().print(text, soft_wrap=True)
+
+
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show in a terminal what the block is waited for."""
@@ -197,6 +205,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def command_line(*words: str) -> str:
-    """Return an ``amp-fuzz`` command to copy and paste into a shell."""
-    return shlex.join(["amp-fuzz", *words])
+def plural(count: int, noun: str) -> str:
+    """Return ``1 case``, ``2 cases``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def command_line(*words: str, store: Path | None = None) -> str:
+    """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual."""
+    more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
+    return shlex.join(["amp-fuzz", *words, *more])

@@ -14,9 +14,10 @@ import click
 
 from amp_fuzz.cli.common import (
     Exit,
-    console,
     options,
+    plural,
     resolve_options,
+    say,
     shown_value,
     table,
     version,
@@ -70,11 +71,11 @@ def doctor(**given: Any) -> int:
         checks += _torch(chosen)
     table(("", "check", "detail"), [(c.state, c.what, c.detail) for c in checks])
     broken = [c for c in checks if c.state == "BROKEN"]
-    console().print()
+    say()
     if broken:
-        console().print(f"{len(broken)} broken: {', '.join(c.what for c in broken)}")
+        say(f"{len(broken)} broken: {', '.join(c.what for c in broken)}")
         return max(c.code for c in broken)
-    console().print("ready; start with: amp-fuzz run")
+    say("ready; start with: amp-fuzz run")
     return Exit.OK
 
 
@@ -106,7 +107,7 @@ def _store(chosen: Options) -> _Check:
         detail = f"{store.root}: cannot write ({error.strerror}): give another with --store"
         return _Check("BROKEN", "store", detail, Exit.USAGE)
     free = shutil.disk_usage(store.root).free / 2**30
-    held = f"{len(store.runs())} runs, {len(store.findings())} findings"
+    held = f"{plural(len(store.runs()), 'run')}, {plural(len(store.findings()), 'finding')}"
     return _Check("ok", "store", f"{store.root}: {held}, {free:.1f} GiB free")
 
 

@@ -12,7 +12,9 @@ from amp_fuzz.cli.common import (
     command_line,
     console,
     options,
+    plural,
     resolve_options,
+    say,
     table,
     waiting,
 )
@@ -47,7 +49,7 @@ def listing(what: str, **given: Any) -> int:
         if what in ("", "runs"):
             _runs(store)
         if what == "":
-            console().print()
+            say()
         if what in ("", "findings"):
             _findings(store)
     return Exit.OK
@@ -61,7 +63,7 @@ def _check_store(store: Store) -> None:
 def _runs(store: Store) -> None:
     ids = store.runs()
     if not ids:
-        console().print(f"no runs in {store.root} yet; start one: {command_line('run')}")
+        say(f"no runs in {store.root} yet; start one: {command_line('run', store=store.root)}")
         return
     rows, damaged = [], []
     for run in ids:
@@ -74,14 +76,15 @@ def _runs(store: Store) -> None:
         rows.append((run, head.profile, str(head.seed), head.versions.get("torch", "?"), names))
     table(("run", "profile", "seed", "torch", "backends"), rows)
     for line in damaged:
-        console().print(line, soft_wrap=True)
-    console().print(f"a run's report: {command_line('report', ids[-1])}")
+        say(line)
+    again = command_line("report", ids[-1], store=store.root)
+    say(f"a run's report: {again}")
 
 
 def _findings(store: Store) -> None:
     ids = store.findings()
     if not ids:
-        console().print(f"no findings in {store.root}")
+        say(f"no findings in {store.root}")
         return
     rows, damaged = [], []
     for identity in ids:
@@ -95,9 +98,10 @@ def _findings(store: Store) -> None:
     rows.sort(key=lambda row: (row[-1] != "new", *row[1:]))
     table(("finding", "backend", "kind", "op", "statements", "known as"), rows)
     for line in damaged:
-        console().print(line, soft_wrap=True)
+        say(line)
     if rows:
-        console().print(f"look at one: {command_line('replay', rows[0][0])}")
+        look = command_line("replay", rows[0][0], store=store.root)
+        say(f"look at one: {look}")
 
 
 def _finding(identity: str, found: DivergenceRecord) -> tuple[str, ...]:
@@ -110,7 +114,7 @@ def _ops(chosen: Options) -> None:
 
     rows = [(op.name, op.family, ", ".join(op.forms)) for op in select(chosen.ops)]
     table(("op", "family", "forms"), rows)
-    console().print(f"{len(rows)} ops; draw from some only: {command_line('run', '--ops=conv*')}")
+    say(f"{plural(len(rows), 'op')}; draw from some only: {command_line('run', '--ops=conv*')}")
 
 
 def _backends() -> None:
@@ -142,7 +146,7 @@ def report(run: str, **given: Any) -> int:
     ids = [i for i in store.runs() if i.startswith(run)]
     if not ids:
         what = f"no run's id starts with {run!r}" if run else "no runs yet"
-        raise Stopped(f"{store.root}: {what}: see {command_line('list', 'runs')}")
+        raise Stopped(f"{store.root}: {what}: see {command_line('list', 'runs', store=store.root)}")
     if run and len(ids) > 1:
         raise Stopped(f"{store.root}: several runs start with {run!r}: {', '.join(ids[:8])}")
 
@@ -151,7 +155,7 @@ def report(run: str, **given: Any) -> int:
 
     known = known_of(chosen)
     text = reports.terminal(store, ids[-1], known=known, width=console().width)
-    console().print(text, soft_wrap=True)
+    say(text)
     paths = reports.write(store, ids[-1], chosen.report, known=known)
-    console().print(f"report: {', '.join(map(str, paths))}", soft_wrap=True)
+    say(f"report: {', '.join(map(str, paths))}")
     return Exit.OK

@@ -40,11 +40,12 @@ class Row:
 class Board:
     """How far a run is, by backend. Times are of `clock`, in seconds.
 
-    limit: seconds after which the run is stopped; 0 is never. Rates count from the first case that
-    came: what lies before it is the workers' start.
+    limit: seconds after which the run is stopped; 0 is never. unit: what is counted. Rates count
+    from the first one that came: what lies before it is the workers' start.
     """
 
     limit: float = 0.0
+    unit: str = "cases"
     rows: dict[str, Row] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
@@ -59,7 +60,7 @@ class Board:
         return self.rows.setdefault(backend, Row(backend))
 
     def add(self, backend: str, cases: int, *, known: int = 0, new: int = 0) -> None:
-        """Count cases of a backend that were judged."""
+        """Count what was done of a backend, and the divergences in it."""
         row = self.row(backend)
         row.done += cases
         row.known += known
@@ -95,7 +96,7 @@ class Board:
         rows = tuple(self.rows.values())
         rate, left = self.rate(rows), self.left(rows)
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
-        parts += [] if rate is None else [f"{rate:.0f} cases/s"]
+        parts += [] if rate is None else [f"{rate:.0f} {self.unit}/s"]
         parts += [] if left is None else [f"{duration(left)} left"]
         parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
         return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
@@ -110,7 +111,7 @@ class Board:
         grid.add_column("backend", no_wrap=True)
         elapsed = duration(self.clock() - self.started)
         grid.add_column(elapsed if self.first else f"{elapsed}, starting", width=20)
-        for name in ("cases", "cases/s", "left", "known", "new"):
+        for name in (self.unit, f"{self.unit}/s", "left", "known", "new"):
             grid.add_column(name, justify="right", no_wrap=True)
         for row in self.rows.values():
             rate, left = self.rate([row]), self.left([row])

@@ -18,12 +18,13 @@ from amp_fuzz.cli.common import (
     Internal,
     Stopped,
     command_line,
-    console,
     options,
     resolve_options,
+    say,
     waiting,
 )
 from amp_fuzz.config import Options
+from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.known import Known
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.store import Store, find_case, write_whole
@@ -44,6 +45,7 @@ class _Job:
     case: Case
     backend: str
     finding: DivergenceRecord | None
+    store: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
         with waiting(f"running {job.case.id} on {job.backend}"):
             answer = next(answers)
         _raise(job, answer)
-        console().print("\n" * (i > 0) + _story(job, answer, known), soft_wrap=True)
+        say("\n" * (i > 0) + _story(job, answer, known))
         code = max(code, Exit.DIVERGED if answer.outcome == "diverged" else Exit.OK)
     return code
 
@@ -90,7 +92,7 @@ def _job(what: str, store: Store, backend: str | None) -> _Job:
     case, finding = find_case(store, what)
     _check(what, case)
     found_by = finding.backend if finding else _DEFAULT_BACKEND
-    return _Job(what, case, backend or found_by, finding)
+    return _Job(what, case, backend or found_by, finding, store.root)
 
 
 def _check(what: str, case: Case) -> None:
@@ -121,7 +123,8 @@ def _answers(jobs: Sequence[_Job], known: tuple[Known, ...], timeout: float) -> 
         process = get_context("spawn").Process(
             target=_judge_all, args=(theirs, left, known), daemon=True
         )
-        process.start()
+        with no_interrupts():
+            process.start()
         theirs.close()
         try:
             while left:
@@ -201,12 +204,15 @@ def _story(job: _Job, answer: _Answer, known: Sequence[Known]) -> str:
     if answer.explicit:
         lines += ["what autocast should make of it:", *_indented(answer.explicit), ""]
     lines += _verdict(job, answer, known)
-    if job.finding and answer.kind != job.finding.kind:
+    if job.finding and (answer.kind, job.backend) != (job.finding.kind, job.finding.backend):
         then = job.finding.kind + (f" at {job.finding.where}" if job.finding.where else "")
-        lines.append(f"when it was found, it differed in {then}")
+        lines.append(f"found on {job.finding.backend} as {then}")
     if answer.outcome in ("diverged", "known"):
-        words = [job.what] + ([] if job.finding else [f"--backend={job.backend}"])
-        lines.append(f"as a script for an issue: {command_line('repro', *words)}")
+        words = [job.what]
+        if job.finding is None or job.finding.backend != job.backend:
+            words.append(f"--backend={job.backend}")
+        again = command_line("repro", *words, store=job.store)
+        lines.append(f"as a script for an issue: {again}")
     return "\n".join(lines)
 
 
@@ -251,7 +257,7 @@ def repro(case: str, backend: str | None, output: str | None, **given: Any) -> i
         sys.stdout.write(text)
     else:
         write_whole(Path(output), text.encode())
-        console().print(f"wrote {output}; run it: python {output}", soft_wrap=True)
+        say(f"wrote {output}; run it: python {output}")
     return Exit.OK
 
 

@@ -20,7 +20,9 @@ from amp_fuzz.cli.common import (
     command_line,
     console,
     options,
+    plural,
     resolve_options,
+    say,
     shown_value,
     waiting,
 )
@@ -78,7 +80,7 @@ def run(**given: Any) -> int:
     _head(session, chosen, resolved.files)
 
     with Interrupts() as interrupts:
-        tally = _Tally(Board(limit=chosen.seconds))
+        tally = _Tally(Board(limit=chosen.seconds), store)
         _listen(session, store, tally, interrupts)
         _end(store, session, tally, interrupts)
         code = _conclude(store, session, tally, chosen, interrupts)
@@ -103,17 +105,17 @@ def _again(chosen: Options) -> str:
 def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
     """Say what is run, before it runs."""
     record, settings = session.record, session.settings
-    ops = f"{len(settings.ops)} ops" if settings.ops else "all ops"
-    say = console().print
+    ops = plural(len(settings.ops), "op") if settings.ops else "all ops"
     say(
         f"amp-fuzz {record.versions['amp-fuzz']}, torch {record.versions['torch']}, "
         f"seed {record.seed}, profile {record.profile}"
     )
     names = ", ".join(b.name for b in record.backends)
-    say(f"{names}: {settings.cases} cases each, {ops}, {settings.workers} workers", soft_wrap=True)
+    cases, workers = plural(settings.cases, "case"), plural(settings.workers, "worker")
+    say(f"{names}: {cases} each, {ops}, {workers}")
     for path in files:
-        say(f"options from {_short(path)}", soft_wrap=True)
-    say(f"records in {_short(chosen.store / 'runs' / record.id)}", soft_wrap=True)
+        say(f"options from {_short(path)}")
+    say(f"records in {_short(chosen.store / 'runs' / record.id)}")
 
 
 def _short(path: Path) -> str:
@@ -132,9 +134,10 @@ class _Tally:
     """What a run came to."""
 
     board: Board
+    store: Store
     started: float = field(default_factory=time.monotonic)
     cases: int = 0
-    new: int = 0
+    diverged: bool = False
     failure: str = ""
     internal: bool = False
 
@@ -146,29 +149,27 @@ class _Tally:
         elif isinstance(event, Progress):
             count, new = event.outcomes.total(), event.outcomes["diverged"]
             self.cases += count
-            self.new += new
+            self.diverged |= new > 0
             self.board.add(event.backend, count, known=event.outcomes["known"], new=new)
         elif isinstance(event, Crashed):
             self.cases += 1
-            self.new += 1
+            self.diverged = True
             self.board.add(event.record.backend, 1, new=1)
-            _announce(event.record, event.detail)
+            _announce(event.record, event.detail, self.store)
         elif isinstance(event, Finding):
-            if event.new:
-                # The `Progress` that follows counts its case, unless an interrupt comes first.
-                self.new = max(self.new, 1)
-                _announce(event.record, "")
+            if event.new:  # the `Progress` that follows counts it, unless an interrupt comes first
+                self.diverged = True
+                _announce(event.record, "", self.store)
         elif isinstance(event, Failed):
             self.failure, self.internal = event.detail, not event.usage
 
 
-def _announce(record: DivergenceRecord, detail: str) -> None:
+def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
     at = f" at {record.op}" if record.op else ""
     what = detail or f"{record.expected} became {record.observed}"
-    console().print(
+    say(
         f"new: {record.kind}{at} on {record.backend}: {what.splitlines()[0][:160]}\n"
-        f"     {command_line('replay', record.id)}",
-        soft_wrap=True,
+        f"     {command_line('replay', record.id, store=store.root)}"
     )
 
 
@@ -184,7 +185,7 @@ def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupt
                     if isinstance(event, engine.Progress):
                         tick()
         except Interrupted:
-            console().print("stopping: the workers are ended, what they recorded is kept")
+            say("stopping: the workers are ended, what they recorded is kept")
         except StoreError as error:
             tally.failure = str(error)
 
@@ -198,7 +199,7 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
         reason = "interrupted"
     elif tally.failure:
         reason = "crashed"
-    elif (limit and seconds > limit) or (session.settings.fail_fast and tally.new):
+    elif (limit and seconds > limit) or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
     try:
         writer = store.writer(session.record.id, "run")
@@ -218,21 +219,19 @@ def _conclude(
     from amp_fuzz import reports
 
     run_id, known = session.record.id, session.settings.known
-    console().print()
-    console().print(
-        reports.terminal(store, run_id, known=known, width=console().width), soft_wrap=True
-    )
+    say()
+    say(reports.terminal(store, run_id, known=known, width=console().width))
     try:
         paths = reports.write(store, run_id, chosen.report, known=known)
-        console().print(f"report: {', '.join(_short(path) for path in paths)}", soft_wrap=True)
+        say(f"report: {', '.join(_short(path) for path in paths)}")
     except StoreError as error:
         tally.failure = tally.failure or str(error)
-    console().print(f"again:  {session.record.command}", soft_wrap=True)
+    say(f"again:  {session.record.command}")
     if tally.internal:
         raise Internal(tally.failure)
     if tally.failure:
         raise Stopped(tally.failure)
-    if tally.new:
+    if tally.diverged:
         return Exit.DIVERGED
     if not tally.cases and not interrupts.received:
         names = ", ".join(session.settings.backends) or "no backend, since none is ready here"

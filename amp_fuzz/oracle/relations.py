@@ -104,7 +104,7 @@ def _disabled(case: Case) -> tuple[Case, Case] | None:
 
 
 def _entry(case: Case) -> tuple[Case, Case] | None:
-    """A context object, a decorator and ``custom_fwd`` agree."""
+    """Compare a context object with a decorator, and ``custom_fwd`` with a context object."""
     plan = case.plan
     if not plan.contexts or plan.loop == "inside" or plan.first_pass != "none":
         return None
@@ -115,7 +115,7 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
 
 
 def _checkpoint(case: Case) -> tuple[Case, Case] | None:
-    """A non-reentrant checkpoint = no checkpoint, gradients too."""
+    """Compare a non-reentrant checkpoint with none, gradients too."""
     plan = case.plan
     if plan.entry != "context" or plan.loop == "inside" or plan.second == "double":
         return None

@@ -1,9 +1,9 @@
 """Autocast, written again: policy tables as data, the rules of casting, and the context manager.
 
-    from amp_fuzz import reference
+from amp_fuzz import reference
 
-    with reference.autocast("cpu", dtype=torch.bfloat16):
-        output = model(input)
+with reference.autocast("cpu", dtype=torch.bfloat16):
+output = model(input)
 """
 
 from amp_fuzz.reference.autocast import (

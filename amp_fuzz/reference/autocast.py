@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -185,7 +184,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         _quirks = before
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def _table(device: str) -> PolicyTable:
     return load_table(device)
 
@@ -219,9 +218,7 @@ def _kernel(name: str, overload: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _rule(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[str, Rule] | None:
+def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, Rule] | None:
     """Return the device whose autocast handles a call, and its rule for the op.
 
     That is the enabled device which has a tensor among the arguments; an accelerator comes before
@@ -328,9 +325,7 @@ def _promote(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, A
             parameters = {p.name: p for p in overload._schema.arguments}
             given = {**dict(zip(parameters, args, strict=False)), **kwargs}
             optional = torch.OptionalType.ofTensor()
-            asked = tensors_of(
-                v for name, v in given.items() if parameters[name].type != optional
-            )
+            asked = tensors_of(v for name, v in given.items() if parameters[name].type != optional)
         if "promote-foreign-half" in _quirks:
             to = promoted_in_order(asked, c.device, c.low)
         else:
@@ -393,6 +388,13 @@ _POLICIES: dict[Policy, Callable[..., Any]] = {
 }
 
 
+class _Saved(threading.local):
+    """What one context will restore, in each thread: a decorated function may run in several."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[Any, ...]] = []
+
+
 class autocast:
     """Run a block, or a function, under the reference's autocast.
 
@@ -441,12 +443,12 @@ class autocast:
             )
             enabled = False
         self.enabled = enabled
-        self._saved: list[tuple[Any, ...]] = []
+        self._saved = _Saved()
 
     def __enter__(self) -> autocast:
         s, d = _state, self.device
         _register(self.table)
-        self._saved.append(
+        self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )
         s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table
@@ -467,7 +469,7 @@ class autocast:
         s.nesting -= 1
         if s.nesting == 0:
             clear_cache()
-        enabled, dtype, table, s.cache_enabled = self._saved.pop()
+        enabled, dtype, table, s.cache_enabled = self._saved.states.pop()
         s.enabled[d] = enabled
         _restore(s.dtypes, d, dtype)
         _restore(s.tables, d, table)

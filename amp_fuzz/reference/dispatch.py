@@ -29,9 +29,9 @@ def register(name: str, kernel: Callable[..., Any]) -> None:
     """Put a Python kernel for ``aten::name`` on the reference's key; it gets the key set first."""
     global _fallback, _library
     if _library is None:
-        _fallback = torch.library.Library("_", "IMPL")  # noqa: TOR901
+        _fallback = torch.library.Library("_", "IMPL")
         _fallback.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
-        _library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+        _library = torch.library.Library("aten", "IMPL")
     _library.impl(name, kernel, "AutocastIPU", with_keyset=True)
 
 
@@ -60,5 +60,5 @@ def exclude() -> AbstractContextManager[None]:
 
 
 def after(keyset: Any) -> Any:
-    """Return the keys of a dispatch that come after the reference's: where a fallthrough goes on."""
+    """Return the keys of a dispatch that come after the reference's, as a fallthrough sees them."""
     return keyset & _AFTER

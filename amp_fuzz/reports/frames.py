@@ -138,7 +138,7 @@ class _Tally:
         self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known))
 
     def _alone(self, found: DivergenceRecord) -> None:
-        """Count a divergence that has no record of its case: the worker died of it, or it is lost."""
+        """Count a divergence without a record of its case: its worker died, or the line is lost."""
         outcome = "known" if found.known else "diverged"
         kernel = KernelRecord(found.op, found.policy or "none", found.dtypes, 0)
         self._count(kernel, found.backend, outcome, found.kind)

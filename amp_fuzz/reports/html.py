@@ -26,7 +26,7 @@ from amp_fuzz.reports.view import (
 __all__ = ["render"]
 
 MOST_FINDINGS, LONGEST_BLOCK = 200, 20_000
-_LEVELS = 6
+_LEVELS, _COLOURS = 6, 7  # as the style sheet has them
 
 
 def render(view: View) -> str:
@@ -49,6 +49,8 @@ def render(view: View) -> str:
     }
     names = [b.name for b in view.backends]
     table = _table(view.summary, names)
+    styles = _styles(view.backends)
+    ran = [b for b in view.backends if b.cases]
     return environment.get_template("report.html").render(
         view=view,
         table=table,
@@ -58,7 +60,11 @@ def render(view: View) -> str:
         findings=view.new[:MOST_FINDINGS],
         size=_size,
         outcomes=_outcomes,
-        parts=_parts(view.backends),
+        reached=_reached,
+        reach=share(sum(b.reached for b in ran), sum(b.reachable for b in ran)),
+        parts=list(styles),
+        styles=styles,
+        bars={b.name: _times(b, styles) for b in ran if b.seconds},
         share=share,
     )
 
@@ -80,37 +86,46 @@ def _size(finding: FindingView) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a stacked bar: where it begins and how wide it is, in per cent of the bar."""
+    """A part of a stacked bar: its class of colour, and where it lies in per cent of the bar."""
 
-    name: str
+    title: str
     value: float
+    style: str
     start: float
     width: float
 
 
-def _stack(values: Iterable[tuple[str, float]], whole: float) -> list[_Part]:
+def _stack(values: Iterable[tuple[str, float, str]], whole: float) -> list[_Part]:
     parts, start = [], 0.0
-    for name, value in values:
+    for title, value, style in values:
         width = 100 * value / whole if whole else 0.0
-        parts.append(_Part(name, value, round(start, 3), round(width, 3)))
+        parts.append(_Part(title, value, style, round(start, 3), round(width, 3)))
         start += width
     return parts
 
 
 def _outcomes(b: BackendView) -> list[_Part]:
     counts = (("agreed", b.agreed), ("raised", b.raised), ("known", b.known), ("new", b.new))
-    return _stack(counts, b.cases)
+    return _stack([(f"{name}: {n:,}", n, f"f-{name}") for name, n in counts], b.cases)
 
 
-def _parts(backends: Sequence[BackendView]) -> dict[str, list[_Part]]:
-    """Return the bar of each backend's time, parts in one order for all."""
-    names = list(dict.fromkeys(name for b in backends for name, _ in b.seconds if name != "other"))
-    bars = {}
-    for b in backends:
-        spent = dict(b.seconds)
-        if whole := sum(spent.values()):
-            bars[b.name] = _stack([(n, spent.get(n, 0.0)) for n in (*names, "other")], whole)
-    return bars
+def _reached(b: BackendView) -> list[_Part]:
+    return _stack([(f"reached: {b.coverage}", b.reached, "f-agreed")], b.reachable)
+
+
+def _styles(backends: Sequence[BackendView]) -> dict[str, str]:
+    """Return the parts of the work in one order for all backends, each with its colour."""
+    names = dict.fromkeys(name for b in backends for name, _ in b.seconds if name != "other")
+    styles = {name: f"f-p{i}" if i < _COLOURS else "f-other" for i, name in enumerate(names)}
+    return styles | {"other": "f-other"}
+
+
+def _times(b: BackendView, styles: dict[str, str]) -> list[_Part]:
+    spent = dict(b.seconds)
+    whole = sum(spent.values())
+    values = [(name, spent.get(name, 0.0), style) for name, style in styles.items()]
+    titles = [(f"{n}: {time_of(v)} ({share(v, whole)})", v, style) for n, v, style in values]
+    return _stack(titles, whole)
 
 
 # -- the table of ops -----------------------------------------------------------------------------
@@ -134,9 +149,9 @@ class _Cell:
         self.kinds[row.kind] = self.kinds.get(row.kind, 0) + row.cases
 
     @property
-    def title(self) -> str:
-        kinds = ", ".join(f"{kind} {n:,}" for kind, n in sorted(self.kinds.items()))
-        return f"{plural(self.cases, 'case')}, {plural(self.calls, 'call')}: {kinds}"
+    def said(self) -> str:
+        """What its cases came to: ``agreed 8, raised 1``."""
+        return ", ".join(f"{kind} {n:,}" for kind, n in sorted(self.kinds.items()))
 
 
 @dataclass(slots=True)
@@ -176,7 +191,8 @@ def _table(summary: Iterable[SummaryRow], backends: Sequence[str]) -> list[_Row]
 def _detail(table: Iterable[_Row]) -> list[list[list[object]]]:
     """Return the mixes of dtypes of each row, as small as they go: the page's script shows them.
 
-    A mix is its dtypes and, for each backend that has it, [column, cases, known, new, title].
+    A mix is its dtypes and, for each backend that has it, [column, cases, known, new, what its
+    cases came to unless all agreed].
     """
     return [
         [
@@ -188,7 +204,11 @@ def _detail(table: Iterable[_Row]) -> list[list[list[object]]]:
 
 
 def _cells(cells: Iterable[_Cell]) -> list[list[object]]:
-    return [[i, c.cases, c.known, c.new, c.title] for i, c in enumerate(cells) if c.cases]
+    return [
+        [i, c.cases, c.known, c.new, "" if c.kinds.keys() == {"agreed"} else c.said]
+        for i, c in enumerate(cells)
+        if c.cases
+    ]
 
 
 def _weight(cells: Sequence[_Cell]) -> tuple[int, int, int]:

@@ -75,7 +75,7 @@ def _backends(view: View) -> Iterator[str]:
 
 
 def _missing(view: View) -> Iterator[str]:
-    short = [b for b in view.backends if b.missing or b.unreachable]
+    short = [b for b in view.backends if b.cases and (b.missing or b.unreachable)]
     if not short:
         return
     yield from _open("Autocast kernels not reached")

@@ -400,7 +400,7 @@ def plural(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def share(part: int, whole: int) -> str:
+def share(part: float, whole: float) -> str:
     """Return a share in per cent; 100 % only of all, 0 % only of none."""
     if not whole:
         return "-"

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
 from amp_fuzz.catalogue import CATALOGUE, Op, select
-from amp_fuzz.program import DTYPES, DOMAINS, FLOAT_DTYPES, LAYOUTS, TensorSpec
+from amp_fuzz.program import DOMAINS, DTYPES, LAYOUTS, TensorSpec
 from amp_fuzz.reference.tables import DEVICES
 from amp_fuzz.strategies import drawing
 
@@ -38,7 +38,7 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 
 def _integer(draw: st.DrawFn) -> drawing.Integer:
     def integer(low: int, high: int) -> int:
-        return low if low == high else draw(_integers(low, high))
+        return low if low >= high else draw(_integers(low, high))
 
     return integer
 
@@ -173,7 +173,9 @@ def tensors(
     )
 
 
-def _tensor(shape: tuple[int, ...], dtype: str, domain: Any, layout: Any, seed: int) -> torch.Tensor:
+def _tensor(
+    shape: tuple[int, ...], dtype: str, domain: Any, layout: Any, seed: int
+) -> torch.Tensor:
     from amp_fuzz.inputs import tensor
 
     return tensor(TensorSpec("x0", shape, dtype, domain, layout), seed)

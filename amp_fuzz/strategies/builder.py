@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from amp_fuzz.catalogue.core import Call, Kind, Op, Out, Value
+from amp_fuzz.catalogue.core import Kind, Op, Out, Value
 from amp_fuzz.program import (
     FLOAT_DTYPES,
     Arg,
-    DType,
     Domain,
+    DType,
     Float,
     Items,
     Layout,
@@ -32,6 +32,7 @@ from amp_fuzz.program import (
 __all__ = ["Frame", "Palette", "ProgramBuilder"]
 
 Shape = tuple[int, ...]
+Rank = int | tuple[int, int] | None
 
 _FLOATS = frozenset(FLOAT_DTYPES)
 _KINDS: Mapping[str, frozenset[str]] = {
@@ -157,7 +158,7 @@ class ProgramBuilder:
         return next((self.policies[name] for name in names if name in self.policies), None)
 
     def _result(self, op: Op, arguments: Sequence[Value]) -> str:
-        """The floating dtype that the call computes in, as the policy table promises it."""
+        """Return the floating dtype that the call computes in, as the policy table promises it."""
         floats = [v.dtype for v in arguments if v.dtype in _FLOATS]
         policy = self._policy(op)
         if "float64" in floats:
@@ -263,7 +264,7 @@ class ProgramBuilder:
         self,
         shape: Shape | None = None,
         *,
-        rank: builtins.int | tuple[builtins.int, builtins.int] | None = None,
+        rank: Rank = None,
         kind: Kind = "float",
         dtype: str | None = None,
         domain: str | None = None,
@@ -300,7 +301,7 @@ class ProgramBuilder:
         return value
 
     def _allowed(self, kind: Kind) -> frozenset[str]:
-        """The dtypes that an argument of that kind may have here, most of the time."""
+        """Return the dtypes that an argument of that kind may have here, most of the time."""
         dtypes = _KINDS[kind]
         op = self._op
         if op is None or kind not in ("float", "real"):
@@ -322,7 +323,7 @@ class ProgramBuilder:
     def _existing(
         self,
         shape: Shape | None,
-        rank: builtins.int | tuple[builtins.int, builtins.int] | None,
+        rank: Rank,
         options: Mapping[str, Any],
         *,
         writable: bool = False,
@@ -353,7 +354,11 @@ class ProgramBuilder:
         i = self.integer(0, len(found)) if found else 0
         return found[i - 1] if i else None
 
-    def _shape(self, rank: builtins.int | tuple[builtins.int, builtins.int] | None, options: Mapping[str, Any]) -> Shape:
+    def _shape(
+        self,
+        rank: Rank,
+        options: Mapping[str, Any],
+    ) -> Shape:
         low, high = _ranks(rank)
         return self.shape(low, min(high, max(low, 4)), empty=bool(options.get("empty")))
 
@@ -390,7 +395,9 @@ class ProgramBuilder:
         letter = {"input": "x", "weight": "w", "buffer": "b"}[role]
         name = f"{letter}{len(self.inputs)}"
         domains, layouts = self.palette.domains, self.palette.layouts
-        i, j = self.digits(len(domains), len(layouts)) if len(domains) * len(layouts) > 1 else (0, 0)
+        i, j = (
+            self.digits(len(domains), len(layouts)) if len(domains) * len(layouts) > 1 else (0, 0)
+        )
         domain = domain or domains[i]
         layout: Layout = "contiguous" if _size(shape) < 2 else layouts[j]
         spec = TensorSpec(name, shape, dtype, domain, layout, role, bound)

@@ -18,8 +18,8 @@ from amp_fuzz.program import (
     Domain,
     InferenceMode,
     Layout,
-    NoGrad,
     Node,
+    NoGrad,
     Program,
     Region,
     Statement,
@@ -76,7 +76,7 @@ def usable(ops: Iterable[Op], device: str) -> tuple[Op, ...]:
 
 
 def _dtypes(device: str) -> tuple[str, ...]:
-    """The autocast dtypes of a device, its default first."""
+    """Return the 16-bit autocast dtypes of a device, bfloat16 first."""
     table = _table(device)
     low = [d for d in ("bfloat16", "float16") if d in table.supported_dtypes]
     return tuple(sorted(low, key=lambda d: d != "bfloat16"))
@@ -190,8 +190,8 @@ def draw_program(
 ) -> Program:
     """Draw a program whose statements come from a random few of `ops`, and from `focus`.
 
-    ops: what to draw from (`usable` on the device); all that are if None. focus: ops of which the program
-    has at least one, in its first statements. forms: the form of the first focused statement.
+    ops: what to draw from (`usable` on the device); all that are if None. focus: ops of which the
+    program has at least one, in its first statements. forms: the form of that statement.
     """
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
     if not pool and not focus:
@@ -270,7 +270,7 @@ class _ProgramDrawing:
 
 
 def _spread(start: int, i: int) -> int:
-    """Return the i-th of a sequence of well-spread numbers (an integer hash, Steele et al. 2014)."""
+    """Return the i-th of a sequence of well-spread numbers: an integer hash, as in splitmix."""
     z = (start * 0x9E3779B9 + (i + 1) * 0x85EBCA6B) & 0xFFFFFFFF
     z = ((z ^ z >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     z = ((z ^ z >> 15) * 0x846CA68B) & 0xFFFFFFFF

@@ -410,6 +410,26 @@ def test_the_state_is_the_threads_own() -> None:
     assert same(program) == [F32, F16, BF16]
 
 
+def test_threads_may_share_a_context() -> None:
+    """As they do when both call one decorated function; torch restores the wrong state there."""
+    context, both_inside, found = REFERENCE.bf16(), threading.Barrier(2, timeout=60), {}
+
+    def work(low: torch.dtype) -> None:
+        with reference.autocast("cpu", low):
+            with context:
+                both_inside.wait()
+                inside = torch.mm(X, X).dtype
+                both_inside.wait()
+            found[low] = inside, torch.mm(X, X).dtype
+
+    threads = [threading.Thread(target=work, args=(low,)) for low in (BF16, F16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {BF16: (BF16, BF16), F16: (BF16, F16)}
+
+
 def test_a_backward_pass_runs_under_the_context_it_is_called_in() -> None:
     class Product(torch.autograd.Function):
         @staticmethod

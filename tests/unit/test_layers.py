@@ -72,7 +72,9 @@ RULES = (
         only=(
             "amp_fuzz.reports",
             "amp_fuzz.records",
+            "amp_fuzz.known",
             "amp_fuzz.store",
+            "amp_fuzz.known",
             "amp_fuzz.case",
             "amp_fuzz.program",
             "amp_fuzz.errors",

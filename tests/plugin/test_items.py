@@ -1,0 +1,164 @@
+"""The parts of an item: what it leaves as it was, what it writes down, how it shows a finding."""
+
+import warnings
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from amp_fuzz import pytest_items
+from amp_fuzz.backends import choose
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.pytest_items import Job, Run, crash, jobs, show_finding, store_option
+from amp_fuzz.pytest_session import recover
+from amp_fuzz.records import RunRecord
+from amp_fuzz.store import Store
+
+pytest_plugins = ["pytester"]
+
+SETTINGS = Settings(("eager-cpu",), cases=10, ops=("mm", "relu"), seed=3)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(SETTINGS, Store(tmp_path / "store"), RunRecord("r", 3, "dev", (), {}, ""))
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return next(iter(draw(Task("eager-cpu", "matmul", ("mm",), 1, 1), SETTINGS)))
+
+
+def test_every_family_has_a_job_and_coverage_comes_last() -> None:
+    found = jobs(SETTINGS, choose(["eager-cpu", "fake-xpu"]), {})
+    names = [(job.backend, job.name) for job in found]
+    assert names == [
+        (backend, name)
+        for backend in ("eager-cpu", "fake-xpu")
+        for name in ("activation", "matmul", "coverage")
+    ]
+    assert sum(job.parts[0][0].cases for job in found if job.name != "coverage") == 20
+
+
+def test_coverage_aims_at_every_kernel_that_an_op_can_reach() -> None:
+    settings = Settings(("eager-cpu",))
+    (job,) = [j for j in jobs(settings, choose(["eager-cpu"]), {}) if j.name == "coverage"]
+    for task, kernel in job.parts:
+        assert task.focus
+        assert all(f"aten::{kernel}" in CATALOGUE[name].overloads for name in task.focus)
+    kernels = pytest_items.kernels("cpu").reachable
+    assert {kernel for _, kernel in job.parts} == set(kernels)
+
+
+def test_no_coverage_item_where_no_kernel_can_be_reached() -> None:
+    settings = Settings(("eager-cpu",), ops=("relu",))
+    assert [job.name for job in jobs(settings, choose(["eager-cpu"]), {})] == ["activation"]
+
+
+def test_an_item_leaves_torch_as_it_was() -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest_items._calm():
+                assert torch.get_num_threads() == 1
+                assert torch.get_default_dtype() is torch.float32
+                assert torch.is_grad_enabled()
+                torch.manual_seed(5)
+                warnings.warn("an op's own", stacklevel=1)
+            assert not torch.is_grad_enabled()
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_item_without_cases_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing drawn is nothing tested: never a silent pass."""
+    import pandas  # noqa: F401  (for the report; pytester would unload it after the first use)
+
+    monkeypatch.setattr(
+        "amp_fuzz.pytest_session.jobs", lambda *args: [Job("eager-cpu", "matmul", ())]
+    )
+    result = pytester.runpytest_inprocess("--amp-fuzz", "--amp-fuzz-backends=eager-cpu")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["no case ran: Hypothesis drew none for amp-fuzz::eager-cpu::*"])
+
+
+def test_the_case_that_runs_is_in_the_store_until_it_ends(run: Run, case: Case) -> None:
+    run.open()
+    run.note("eager-cpu", "matmul", case)
+    left = msgspec.json.decode(run.current.read_bytes(), type=pytest_items.DivergenceRecord)
+    assert (left.case, left.backend, left.kind) == (case, "eager-cpu", "crash")
+    run.rest()
+    assert run.current.read_bytes() == b""
+    run.close()
+    assert not list(run.store.root.rglob("current-*"))
+
+
+def test_a_session_that_runs_is_not_taken_for_dead(run: Run, case: Case) -> None:
+    run.open()
+    run.note("eager-cpu", "matmul", case)
+    assert recover(run.store) == []
+    assert run.current.exists()
+    assert run._lock is not None
+    run._lock.release()  # as the system does when a process dies
+    (record,) = recover(run.store)
+    assert record.case == case
+    assert run.store.finding(record.id) == record
+    assert record in list(run.store.records("r"))
+    assert recover(run.store) == []
+
+
+def test_a_run_by_command_is_left_to_itself(run: Run, case: Case) -> None:
+    """Its supervisor watches its workers; it holds no lock, and its files are of another form."""
+    run.store.begin(run.record)
+    run.current.write_bytes(case.json())
+    assert recover(run.store) == []
+    assert run.current.exists()
+
+
+def test_a_session_that_died_between_cases_left_nothing(run: Run, case: Case) -> None:
+    run.open()
+    run.note("eager-cpu", "matmul", case)
+    run.rest()
+    assert run._lock is not None
+    run._lock.release()
+    assert recover(run.store) == []
+    assert not run.current.exists()
+
+
+def test_a_finding_in_full(case: Case) -> None:
+    record = crash("eager-cpu", "matmul", case, "the process died")
+    record = msgspec.structs.replace(
+        record, kind="dtype", where="v0", op="mm", policy="lower_precision_fp", dtypes="float32"
+    )
+    assert show_finding(record, store_option("my runs")) == [
+        "eager-cpu: dtype at v0: mm (lower_precision_fp, float32)",
+        "  expected  an answer",
+        "  observed  the process died",
+        *(f"  {line}" for line in str(case).splitlines()),
+        f"amp-fuzz replay {case.id} --store='my runs'",
+        f"amp-fuzz repro {case.id} --store='my runs'",
+    ]
+
+
+def test_a_long_finding_is_cut(case: Case) -> None:
+    inputs = tuple(msgspec.structs.replace(case.program.inputs[0], name=f"x{i}") for i in range(90))
+    long = msgspec.structs.replace(
+        case, program=msgspec.structs.replace(case.program, inputs=inputs)
+    )
+    record = crash("eager-cpu", "matmul", long, "word " * 100)
+    lines = show_finding(record)
+    assert len(lines) == 3 + 40 + 1 + 2
+    more = len(str(long).splitlines()) - 40
+    assert lines[-3] == f"  ... and {more} more lines: amp-fuzz replay shows them"
+    assert lines[2].endswith("...")
+    assert len(lines[2]) <= 172

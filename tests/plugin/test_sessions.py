@@ -1,0 +1,257 @@
+"""`pytest --amp-fuzz` from a user's project: whole sessions, each a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.store import Store
+
+pytest_plugins = ["pytester"]
+
+SMALL = ("--amp-fuzz", "--amp-fuzz-ops=mm,relu", "--amp-fuzz-cases=20", "--amp-fuzz-seed=1")
+CPU = "--amp-fuzz-backends=eager-cpu"
+
+# A conftest that puts a Python kernel over torch's own autocast kernel of mm.
+FAULT = """
+import os
+import signal
+import torch
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+
+library = torch.library.Library("aten", "IMPL")
+
+def mm(a, b):
+    {first}
+    with _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCPU)):
+        return torch.mm(a, b)  # no cast
+
+library.impl("mm", mm, "AutocastCPU")
+"""
+QUIET = "ignore:(?s).*Overriding a previously registered kernel:UserWarning"
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project with two tests of its own."""
+    for name in [name for name in os.environ if name.startswith("AMP_FUZZ_")]:
+        monkeypatch.delenv(name)
+    pytester.makepyfile("def test_one(): pass\ndef test_two(): pass")
+    return pytester
+
+
+def records(run: str | None = None) -> list[CaseRecord | DivergenceRecord | EndRecord]:
+    """Return the records of the only run."""
+    store = Store()
+    if run is None:
+        (run,) = store.runs()
+    return list(store.records(run))
+
+
+def cases(run: str | None = None) -> list[tuple[str, str, str]]:
+    return sorted((r.backend, r.family, r.id) for r in records(run) if isinstance(r, CaseRecord))
+
+
+def said(result: pytest.RunResult) -> str:
+    return result.stdout.str()
+
+
+def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) -> None:
+    backends = "--amp-fuzz-backends=eager-cpu,fake-cuda"
+    # Warnings are errors in many a project: those of torch's ops are not the project's.
+    alone = project.runpytest_subprocess(*SMALL, backends, "-W", "error", "--junitxml=out.xml")
+    assert alone.ret == 0, said(alone)
+    alone.assert_outcomes(passed=2 + 6)
+    alone.stdout.fnmatch_lines(
+        [
+            "amp-fuzz: seed 1, profile dev, 20 cases a backend, store .amp-fuzz",
+            "amp-fuzz: eager-cpu (torch *), fake-cuda (torch *, no values)",
+            "collected 8 items",
+            "amp-fuzz ......*",
+            "*= amp-fuzz =*",
+            "report: amp-fuzz-report/report.html*",
+            "again: pytest * --amp-fuzz-seed=1 *",
+        ]
+    )
+    names = {
+        (case.get("classname"), case.get("name"))
+        for case in ElementTree.parse("out.xml").iter("testcase")
+    }
+    assert ("amp-fuzz.eager-cpu", "matmul") in names
+    assert ("amp-fuzz.fake-cuda", "coverage") in names
+    assert Path("amp-fuzz-report/report.html").stat().st_size > 1000
+    (first,) = Store().runs()
+    ended = {(r.backend, r.family): r for r in records() if isinstance(r, EndRecord)}
+    assert len(ended) == 6
+    assert {r.reason for r in ended.values()} == {"done"}
+    assert len([c for c in cases() if c[1] != "coverage"]) == 40
+
+    spread = project.runpytest_subprocess(*SMALL, backends, "-n", "2")
+    assert spread.ret == 0, said(spread)
+    spread.assert_outcomes(passed=2 + 6)
+    (second,) = set(Store().runs()) - {first}
+    assert cases(second) == cases(first)
+    head = Store().run(second)
+    assert (head.seed, [b.name for b in head.backends]) == (1, ["eager-cpu", "fake-cuda"])
+    # One summary, from the controller, of all workers.
+    assert said(spread).count("= amp-fuzz =") == 1
+    (line,) = [line for line in spread.outlines if line.startswith("workers: ")]
+    assert sum(map(int, re.findall(r"gw\d (\d+) cases", line))) == len(cases(second))
+    assert not list(Path(".amp-fuzz").rglob("current-*"))
+
+
+def test_the_cases_depend_on_the_seed(project: pytest.Pytester) -> None:
+    args = (*SMALL[:-1], CPU, "amp-fuzz::eager-cpu::matmul")
+    project.runpytest_subprocess(*args, "--amp-fuzz-seed=1").assert_outcomes(passed=1)
+    # A seed that is drawn is printed, even with -q, and makes the same cases again.
+    drawn = project.runpytest_subprocess(*args, "-q")
+    drawn.assert_outcomes(passed=1)
+    (again,) = [line for line in drawn.outlines if line.startswith("again: ")]
+    seed = again.split()[-1]
+    assert seed.startswith("--amp-fuzz-seed=")
+    project.runpytest_subprocess(*args, seed).assert_outcomes(passed=1)
+    first, second, third = sorted(Store().runs(), key=lambda r: Store().run(r).started)
+    assert cases(second) == cases(third) != cases(first)
+
+
+def test_a_wrong_kernel_fails_with_what_to_do_next(project: pytest.Pytester) -> None:
+    project.makeconftest(FAULT.format(first=""))
+    result = project.runpytest_subprocess(*SMALL, CPU, "-W", QUIET, "amp-fuzz::eager-cpu::matmul")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=1)
+    found = [r for r in records() if isinstance(r, DivergenceRecord) and not r.known]
+    assert found
+    assert {r.op for r in found} == {"mm"}
+    for record in found:
+        assert Store().finding(record.id) == record
+        assert record.minimised is not None
+        result.stdout.fnmatch_lines(
+            [
+                f"eager-cpu: {record.kind} at *: mm (*)",
+                "  expected  *",
+                "  observed  *",
+                f"  case {record.id} *",
+                "  v* = mm*",
+                f"amp-fuzz replay {record.id}",
+                f"amp-fuzz repro {record.id}",
+            ]
+        )
+    count = "1 new divergence" if len(found) == 1 else f"{len(found)} new divergences"
+    result.stdout.fnmatch_lines([f"{count}: * (10 cases, seed 1)", "FAILED amp-fuzz::eager-cpu::*"])
+    assert "Traceback" not in said(result)
+
+
+def test_an_item_fails_for_what_another_item_found_first(project: pytest.Pytester) -> None:
+    """Whether an item passes must not depend on what ran before it in its process."""
+    project.makeconftest(FAULT.format(first=""))
+    args = (*SMALL, CPU, "-W", QUIET, "--amp-fuzz-store=kept", "--tb=short")
+    result = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu")
+    result.assert_outcomes(failed=3)
+    others = [line for line in result.outlines if re.match(r"\d+ cases? of \w+ at mm: ", line)]
+    assert others
+    for line in others:
+        assert re.search(r": amp-fuzz replay [0-9a-f]{16} --store=kept$", line), line
+
+    stopped = project.runpytest_subprocess(*args, "-x")
+    stopped.assert_outcomes(passed=2, failed=1)
+    assert len([r for r in records_of("kept", -1) if isinstance(r, EndRecord)]) == 1
+
+
+def records_of(folder: str, number: int) -> list[CaseRecord | DivergenceRecord | EndRecord]:
+    store = Store(folder)
+    return list(store.records(sorted(store.runs(), key=lambda r: store.run(r).started)[number]))
+
+
+CRASH = FAULT.format(first="os.kill(os.getpid(), signal.SIGSEGV)")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_case_that_kills_its_worker_is_found_in_the_store(project: pytest.Pytester) -> None:
+    project.makeconftest(CRASH)
+    args = (*SMALL, CPU, "-W", QUIET, "-n", "1", "-p", "no:faulthandler")
+    result = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu::matmul")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    (record,) = [r for r in records() if isinstance(r, DivergenceRecord)]
+    assert (record.kind, record.backend, record.family) == ("crash", "eager-cpu", "matmul")
+    assert Store().finding(record.id) == record
+    result.stdout.fnmatch_lines(
+        [
+            "*_ amp-fuzz::eager-cpu::matmul _*",
+            "worker 'gw0' crashed while running 'amp-fuzz::eager-cpu::matmul'",
+            "eager-cpu: crash",
+            f"amp-fuzz replay {record.id}",
+            f"amp-fuzz repro {record.id}",
+            "The item's other cases did not run.",
+            f"workers: *gw0 died of case {record.id}",
+        ]
+    )
+    assert not list(Path(".amp-fuzz").rglob("current-*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_session_that_died_is_reported_by_the_next(project: pytest.Pytester) -> None:
+    project.makeconftest(CRASH)
+    args = (*SMALL, CPU, "-W", QUIET, "-p", "no:faulthandler")
+    died = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu::matmul")
+    assert died.ret == -signal.SIGSEGV
+    assert Store().findings() == []
+    Path("conftest.py").unlink()
+    after = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu::matmul", "-q")
+    assert after.ret == 0, said(after)
+    (identity,) = Store().findings()
+    assert Store().finding(identity).kind == "crash"
+    line = f"amp-fuzz: an earlier session died of a case on eager-cpu: amp-fuzz replay {identity}"
+    after.stdout.fnmatch_lines([line])
+    assert not list(Path(".amp-fuzz").rglob("current-*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("spread", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_an_interrupt_keeps_the_records_and_sums_up(
+    project: pytest.Pytester, spread: tuple[str, ...]
+) -> None:
+    args = (*SMALL, CPU, "--amp-fuzz-cases=100000", *spread, "amp-fuzz::eager-cpu")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # a terminal interrupts all processes of a session
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(path.stat().st_size for path in Path(".amp-fuzz").rglob("records-*.jsonl")):
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, out
+    kept = cases()
+    assert kept
+    assert "= amp-fuzz =" in out
+    assert f" {len(kept)} " in out.partition("= amp-fuzz =")[2], out
+    assert not list(Path(".amp-fuzz").rglob("current-*"))
+
+
+def test_a_backend_that_is_missing_is_skipped_with_the_reason(project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess("--amp-fuzz", "-k", "availability", "-rs")
+    assert result.ret == 0
+    if result.parseoutcomes().get("skipped"):
+        result.stdout.fnmatch_lines(["SKIPPED * eager-*: eager-* is missing: no * device *"])
+    result.stdout.fnmatch_lines(["amp-fuzz: no case ran"])
+
+
+def test_a_session_whose_time_is_over_says_so(project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess(*SMALL, CPU, "--amp-fuzz-seconds=0.001", "-rs")
+    assert result.ret == 0
+    result.assert_outcomes(passed=2, skipped=3)
+    result.stdout.fnmatch_lines(
+        ["SKIPPED * no case ran: the 0.001 s of amp-fuzz were over before", "amp-fuzz: no case ran"]
+    )
