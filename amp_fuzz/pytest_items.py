@@ -226,12 +226,13 @@ class FuzzItem(pytest.Item):
 
     def runtest(self) -> None:
         if self.job.missing is not None:
-            pytest.skip(
-                f"{self.job.backend} is {self.job.missing.status}: {self.job.missing.detail}"
-            )
-        outcome = Outcome()
+            state = self.job.missing
+            pytest.skip(f"{self.job.backend} is {state.status}: {state.detail}")
+        if time.time() > self.run.deadline:
+            seconds = self.run.settings.seconds
+            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} were over before")
         writer = self.run.open()
-        start, outcome.reason = time.monotonic(), "crashed"
+        outcome, start = Outcome(), time.monotonic()
         try:
             with _calm():
                 self._explore(outcome, writer)
@@ -247,7 +248,6 @@ class FuzzItem(pytest.Item):
         self._judge(outcome)
 
     def _explore(self, outcome: Outcome, writer: Writer) -> None:
-        outcome.reason = "done"
         for event in self._events():
             if isinstance(event, CaseRecord):
                 writer.write(event)
@@ -263,6 +263,7 @@ class FuzzItem(pytest.Item):
             if time.time() > self.run.deadline:
                 outcome.reason = "stopped"
                 return
+        outcome.reason = "done"
 
     def _events(self) -> Iterator[Event | CaseRecord]:
         reached: set[str] = set()
@@ -304,7 +305,7 @@ class Outcome:
     """What an item came to. diverged: new divergences, by backend, kind and op."""
 
     cases: int = 0
-    reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+    reason: Literal["done", "stopped", "interrupted", "crashed"] = "crashed"
     diverged: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     new: list[DivergenceRecord] = field(default_factory=list)
     last: tuple[str, str, str] | None = None

@@ -1,8 +1,7 @@
-"""Linear algebra: decompositions, solvers, inverses, norms, ranks, determinants.
+"""Linear algebra: decompositions, solvers, inverses, determinants.
 
 Nearly all of these kernels take float32 and float64 only, and only CPU's table lists most of them:
-there autocast is what makes them run on lower-precision values at all. Norms are the exception,
-listed on the accelerators and not on CPU.
+there autocast is what makes them run on lower-precision values at all.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from amp_fuzz.catalogue.core import Builder, Call, Out, Shape, Value, op, out
-from amp_fuzz.program import DType
 
 FLOATS = ("float32", "float64")  # what LAPACK has
 ANY_FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -54,12 +52,13 @@ def _size(g: Builder) -> int:
     return g.choice((3, 2, 4, 1, 8))  # type: ignore[no-any-return]
 
 
-def _square(g: Builder, domain: str | None = None) -> Value:
+def draw_square(g: Builder, domain: str | None = None) -> Value:
+    """Draw a batch of square matrices."""
     n = _size(g)
     return g.tensor((*_batch(g), n, n), domain=domain)
 
 
-def _matrix(g: Builder) -> Value:
+def draw_matrix(g: Builder) -> Value:
     """Any batch of matrices; a decomposition needs no more than that."""
     return g.tensor(rank=(2, 3))
 
@@ -84,7 +83,7 @@ def _tall(g: Builder) -> tuple[Value, Shape, int, int]:
 
 def _maps_square(domain: str | None, options: dict[str, Sequence[Any]], info: bool) -> Build:
     def build(g: Builder) -> Call:
-        x = _square(g, domain)
+        x = draw_square(g, domain)
         outputs = out(x.shape)
         if info:
             outputs += out(x.shape[:-2], dtype="int32")
@@ -125,7 +124,7 @@ def _values_of(shape: Callable[[Value], Shape], square: bool, **options: Sequenc
     """Return a build function for one real output whose shape follows from the matrix."""
 
     def build(g: Builder) -> Call:
-        x = _square(g) if square else _matrix(g)
+        x = draw_square(g) if square else draw_matrix(g)
         return Call((x,), out(shape(x)), g.options(**options))
 
     return build
@@ -154,7 +153,7 @@ op(
 
 @op("slogdet", function="torch.slogdet", method="slogdet", out="torch.slogdet", floats=FLOATS)
 def _slogdet(g: Builder) -> Call:
-    x = _square(g)
+    x = draw_square(g)
     return Call((x,), out(x.shape[:-2], x.shape[:-2]))
 
 
@@ -166,7 +165,7 @@ def _trace(g: Builder) -> Call:
 # pinverse is listed; linalg.pinv is not, so that its last product runs in lower precision.
 @op("pinverse", "aten::pinverse", function="torch.pinverse", method="pinverse", floats=FLOATS)
 def _pinverse(g: Builder) -> Call:
-    x = _matrix(g)
+    x = draw_matrix(g)
     *batch, m, n = x.shape
     return Call((x,), out((*batch, n, m)), g.options(rcond=(1e-15, 0.1)))
 
@@ -208,7 +207,7 @@ def _pinv_hermitian(g: Builder) -> Call:
     out="torch.linalg.matrix_power",
 )
 def _matrix_power(g: Builder) -> Call:
-    x, n = _square(g), g.choice((2, 1, 0, 3, 5))
+    x, n = draw_square(g), g.choice((2, 1, 0, 3, 5))
     return Call((x, n), out(x.shape, dtype=x.dtype if n < 2 else None))
 
 
@@ -219,7 +218,7 @@ def _matrix_power(g: Builder) -> Call:
     floats=FLOATS,
 )
 def _matrix_power_inverse(g: Builder) -> Call:
-    x = _square(g)
+    x = draw_square(g)
     return Call((x, -1), out(x.shape))
 
 
@@ -231,7 +230,7 @@ def _matrix_power_inverse(g: Builder) -> Call:
     floats=FLOATS,
 )
 def _matrix_power_negative(g: Builder) -> Call:
-    x = _square(g)
+    x = draw_square(g)
     return Call((x, g.choice((-2, -3))), out(x.shape))
 
 
@@ -240,7 +239,7 @@ def _matrix_power_negative(g: Builder) -> Call:
 
 @_linalg("qr")
 def _linalg_qr(g: Builder) -> Call:
-    x = _matrix(g)
+    x = draw_matrix(g)
     mode = g.choice(("reduced", "complete", "r"))
     *batch, m, n = x.shape
     k = m if mode == "complete" else min(m, n)
@@ -250,7 +249,7 @@ def _linalg_qr(g: Builder) -> Call:
 
 @_torch("qr")
 def _qr(g: Builder) -> Call:
-    x, some = _matrix(g), not g.flag()
+    x, some = draw_matrix(g), not g.flag()
     *batch, m, n = x.shape
     k = min(m, n) if some else m
     return Call((x,), out((*batch, m, k), (*batch, k, n)), {"some": some})
@@ -259,7 +258,7 @@ def _qr(g: Builder) -> Call:
 @_linalg("svd")
 def _linalg_svd(g: Builder) -> Call:
     # Full matrices have no gradient: the reduced form is the simpler one.
-    x, full = _matrix(g), g.flag()
+    x, full = draw_matrix(g), g.flag()
     *batch, m, n = x.shape
     k = min(m, n)
     u, vh = (m, m if full else k), (n if full else k, n)
@@ -268,7 +267,7 @@ def _linalg_svd(g: Builder) -> Call:
 
 @_torch("svd")
 def _svd(g: Builder) -> Call:
-    x = _matrix(g)
+    x = draw_matrix(g)
     kwargs = g.options(some=(True, False), compute_uv=(True, False))
     *batch, m, n = x.shape
     k = min(m, n)
@@ -280,19 +279,19 @@ def _svd(g: Builder) -> Call:
 
 @_linalg("eig")
 def _eig(g: Builder) -> Call:
-    x = _square(g)
+    x = draw_square(g)
     return Call((x,), out(x.shape[:-1], x.shape, dtype=_complex(x)))
 
 
 @_linalg("eigvals")
 def _eigvals(g: Builder) -> Call:
-    x = _square(g)
+    x = draw_square(g)
     return Call((x,), out(x.shape[:-1], dtype=_complex(x)))
 
 
 @_linalg("eigh")
 def _eigh(g: Builder) -> Call:
-    x = _square(g)  # it reads one triangle: any square matrix will do
+    x = draw_square(g)  # it reads one triangle: any square matrix will do
     return Call((x,), out(x.shape[:-1], x.shape), g.options(UPLO=("L", "U")))
 
 
@@ -300,7 +299,7 @@ def _eigh(g: Builder) -> Call:
     "geqrf", "aten::geqrf", function="torch.geqrf", method="geqrf", out="torch.geqrf", floats=FLOATS
 )
 def _geqrf(g: Builder) -> Call:
-    x = _matrix(g)
+    x = draw_matrix(g)
     return Call((x,), out(x.shape, _rank_shape(x)))
 
 
@@ -324,7 +323,7 @@ def _ormqr(g: Builder) -> Call:
 
 
 def _lu_factor(g: Builder) -> Call:
-    x = _matrix(g)
+    x = draw_matrix(g)
     return Call((x,), (Out(x.shape), Out(_rank_shape(x), "int32")))
 
 
@@ -352,7 +351,7 @@ def _lu(g: Builder) -> Call:
 
 @_linalg("lu", listed=False)
 def _linalg_lu(g: Builder) -> Call:
-    x = _matrix(g)
+    x = draw_matrix(g)
     *batch, m, n = x.shape
     k = min(m, n)
     return Call((x,), out((*batch, m, m), (*batch, m, k), (*batch, k, n)))
@@ -360,7 +359,7 @@ def _linalg_lu(g: Builder) -> Call:
 
 @_linalg("ldl_factor", listed=False)
 def _ldl_factor(g: Builder) -> Call:
-    x = _square(g)
+    x = draw_square(g)
     return Call((x,), (Out(x.shape), Out(x.shape[:-1], "int32")))
 
 
@@ -373,7 +372,7 @@ def _right_hand_side(g: Builder, a: Value) -> Value:
 
 @_linalg("solve", mixed="raises")
 def _solve(g: Builder) -> Call:
-    a = _square(g)
+    a = draw_square(g)
     how = g.choice(("matrix", "vector", "right"))
     if how == "vector":
         b = g.tensor(a.shape[:-1])
@@ -387,21 +386,21 @@ def _solve(g: Builder) -> Call:
 
 @_linalg("solve_ex", mixed="raises", listed=False)
 def _solve_ex(g: Builder) -> Call:
-    a = _square(g)
+    a = draw_square(g)
     b = _right_hand_side(g, a)
     return Call((a, b), (Out(b.shape), Out(a.shape[:-2], "int32")))
 
 
 @_torch("cholesky_solve", mixed="raises")
 def _cholesky_solve(g: Builder) -> Call:
-    factor = _square(g)
+    factor = draw_square(g)
     b = _right_hand_side(g, factor)
     return Call((b, factor), out(b.shape), g.options(upper=(False, True)))
 
 
 @_torch("triangular_solve", mixed="raises")
 def _triangular_solve(g: Builder) -> Call:
-    a = _square(g)
+    a = draw_square(g)
     b = _right_hand_side(g, a)
     kwargs = g.options(upper=(True, False), transpose=(False, True), unitriangular=(False, True))
     return Call((b, a), out(b.shape, a.shape), kwargs)
@@ -409,7 +408,7 @@ def _triangular_solve(g: Builder) -> Call:
 
 @_linalg("solve_triangular", listed=False)
 def _solve_triangular(g: Builder) -> Call:
-    a = _square(g)
+    a = draw_square(g)
     b = _right_hand_side(g, a)
     kwargs = {"upper": g.flag(), "unitriangular": g.flag()}
     # It takes a right-hand side of any dtype and returns the matrix's, where `solve` would raise.
@@ -446,7 +445,7 @@ def _lu_unpack(g: Builder) -> Call:
 
 @_linalg("lstsq", mixed="raises")
 def _lstsq(g: Builder) -> Call:
-    a = _matrix(g)
+    a = draw_matrix(g)
     *batch, m, n = a.shape
     b = _right_hand_side(g, a)
     # Not gelsy, CPU's default: its pivots start from uninitialised memory (pytorch#187411).
@@ -479,180 +478,6 @@ def _tensorsolve(g: Builder) -> Call:
 def _tensorinv(g: Builder) -> Call:
     shape, ind = g.choice((((2, 2, 4), 2), ((6, 2, 3), 1), ((2, 2, 2, 2), 2)))
     return Call((g.tensor(shape),), out((*shape[ind:], *shape[:ind])), {"ind": ind})
-
-
-# -- condition numbers and ranks ------------------------------------------------------------------
-
-# The singular values need no square matrix, the other norms need an inverse.
-for _name, _overloads, _ps, _is_square in (
-    ("linalg.cond", ("linalg_cond",), (None, 2, -2), False),
-    ("linalg.cond.p", ("linalg_cond", "linalg_matrix_norm"), (1, -1, INF, -INF), True),
-    (
-        "linalg.cond.p_str",
-        ("linalg_cond.p_str", "linalg_matrix_norm.str_ord", "reciprocal", "sum.dim_IntList"),
-        ("fro", "nuc"),
-        True,
-    ),
-):
-
-    def _cond(g: Builder, ps: tuple[Any, ...] = _ps, square: bool = _is_square) -> Call:
-        x = _square(g) if square else _matrix(g)
-        p = g.choice(ps)
-        return Call((x,), out(x.shape[:-2]), {} if p is None else {"p": p})
-
-    op(
-        _name,
-        *(f"aten::{o}" for o in _overloads),
-        function="torch.linalg.cond",
-        out="torch.linalg.cond",
-        floats=FLOATS,
-    )(_cond)
-
-
-def _ranks(tolerances: Callable[[Builder], dict[str, Any]]) -> Build:
-    def build(g: Builder) -> Call:
-        hermitian = g.flag()
-        x = _square(g) if hermitian else _matrix(g)
-        kwargs = tolerances(g) | ({"hermitian": True} if hermitian else {})
-        return Call((x,), out(x.shape[:-2], dtype="int64"), kwargs)
-
-    return build
-
-
-def _tolerance(g: Builder) -> Value:
-    return g.tensor((), domain="positive", grad=False)
-
-
-_TOLERANCES: dict[str, tuple[str, Callable[[Builder], dict[str, Any]]]] = {
-    "": (".atol_rtol_tensor", lambda g: {}),
-    ".tol": ("", lambda g: {"tol": g.choice((0.5, 0.0))}),
-    ".tol_tensor": (".tol_tensor", lambda g: {"tol": _tolerance(g)}),
-    ".atol_rtol_float": (
-        ".atol_rtol_float",
-        lambda g: {"atol": 0.5} | g.options(rtol=(None, 0.1)),
-    ),
-    ".atol_rtol_tensor": (".atol_rtol_tensor", lambda g: {"atol": _tolerance(g)}),
-}
-for _name, (_overload, _tolerances) in _TOLERANCES.items():
-    op(
-        f"linalg.matrix_rank{_name}",
-        f"aten::linalg_matrix_rank{_overload}",
-        "aten::sum.dim_IntList",
-        function="torch.linalg.matrix_rank",
-        out="torch.linalg.matrix_rank",
-        floats=FLOATS,
-    )(_ranks(_tolerances))
-
-
-# -- norms ----------------------------------------------------------------------------------------
-
-
-def _reduced(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
-    gone = {d % len(shape) for d in dims}
-    if keepdim:
-        return tuple(1 if i in gone else s for i, s in enumerate(shape))
-    return tuple(s for i, s in enumerate(shape) if i not in gone)
-
-
-def _keepdim_and_dtype(g: Builder) -> dict[str, Any]:
-    return g.options(keepdim=(False, True), dtype=(None, DType("float64")))
-
-
-def _norm_dtype(kwargs: dict[str, Any]) -> str | None:
-    return "float64" if "dtype" in kwargs else None
-
-
-@op(
-    "linalg.vector_norm",
-    "aten::linalg_vector_norm",
-    function="torch.linalg.vector_norm",
-    out="torch.linalg.vector_norm",
-)
-def _vector_norm(g: Builder) -> Call:
-    x = g.tensor(rank=(1, 3))
-    dims = g.choice((None, (-1,), (0,), tuple(range(x.rank))))
-    kwargs = g.options(ord=(2, 1, INF, 0, -INF, 3, 0.5, -1.5)) | _keepdim_and_dtype(g)
-    over = range(x.rank) if dims is None else dims
-    shape = _reduced(x.shape, over, "keepdim" in kwargs)
-    if dims is not None:
-        kwargs["dim"] = dims
-    if g.form == "out":  # a dtype must then be the output's
-        kwargs.pop("dtype", None)
-    return Call((x,), out(shape, dtype=_norm_dtype(kwargs)), kwargs)
-
-
-# A matrix norm by singular values computes in float32 or float64 only.
-for _name, _overloads, _ords, _floats in (
-    ("matrix_norm", ("linalg_matrix_norm.str_ord",), ("fro",), ANY_FLOATS),
-    ("matrix_norm.nuc", ("linalg_matrix_norm.str_ord", "linalg_svdvals"), ("nuc",), FLOATS),
-    ("matrix_norm.ord", ("linalg_matrix_norm",), (1, -1, INF, -INF), ANY_FLOATS),
-    ("matrix_norm.spectral", ("linalg_matrix_norm", "linalg_svdvals"), (2, -2), FLOATS),
-    ("norm.ord_str", ("linalg_matrix_norm.str_ord",), ("fro",), ANY_FLOATS),
-    ("norm.ord", ("linalg_matrix_norm",), (1, -1, INF, -INF), ANY_FLOATS),
-):
-
-    def _matrix_norm(g: Builder, ords: tuple[Any, ...] = _ords) -> Call:
-        x = _matrix(g)
-        dims = g.choice(((-2, -1), (0, 1), (1, 0)))
-        kwargs: dict[str, Any] = {"ord": g.choice(ords), **_keepdim_and_dtype(g)}
-        if x.rank > 2 or dims != (-2, -1):
-            kwargs["dim"] = dims
-        if g.form == "out":
-            kwargs.pop("dtype", None)
-        shape = _reduced(x.shape, dims, "keepdim" in kwargs)
-        return Call((x,), out(shape, dtype=_norm_dtype(kwargs)), kwargs)
-
-    op(
-        f"linalg.{_name}",
-        *(f"aten::{o}" for o in _overloads),
-        function=f"torch.linalg.{_name.partition('.')[0]}",
-        out=f"torch.linalg.{_name.partition('.')[0]}",
-        floats=_floats,
-    )(_matrix_norm)
-
-
-@op(
-    "linalg.norm",
-    "aten::linalg_vector_norm",
-    function="torch.linalg.norm",
-    out="torch.linalg.norm",
-)
-def _linalg_norm(g: Builder) -> Call:
-    x = g.tensor()
-    kwargs = g.options(keepdim=(False, True))
-    return Call((x,), out((1,) * x.rank if kwargs else ()), kwargs)
-
-
-@op(
-    "nuclear_norm",
-    "aten::nuclear_norm",
-    "aten::linalg_svdvals",
-    function="torch.nuclear_norm",
-    out="torch.nuclear_norm",
-    floats=FLOATS,
-)
-def _nuclear_norm(g: Builder) -> Call:
-    x = g.tensor(rank=2)
-    kwargs = g.options(keepdim=(False, True))
-    return Call((x,), out((1, 1) if kwargs else ()), kwargs)
-
-
-for _name, _floats in (("nuclear_norm", FLOATS), ("frobenius_norm", ANY_FLOATS)):
-
-    def _norm_dim(g: Builder) -> Call:
-        x = _matrix(g)
-        dims = g.choice(((-2, -1), (0, 1), (1, 0)))
-        kwargs = g.options(keepdim=(False, True))
-        return Call((x, dims), out(_reduced(x.shape, dims, bool(kwargs))), kwargs)
-
-    op(
-        f"{_name}.dim",
-        f"aten::{_name}.dim",
-        *(("aten::linalg_svdvals",) if _name == "nuclear_norm" else ()),
-        function=f"torch.{_name}",
-        out=f"torch.{_name}",
-        floats=_floats,
-    )(_norm_dim)
 
 
 # -- products -------------------------------------------------------------------------------------

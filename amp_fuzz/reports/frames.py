@@ -83,13 +83,18 @@ def load(store: Store, run_id: str) -> RunData:
 def _read(path: Path, damage: list[str]) -> Iterator[Record]:
     """Yield what can be read of one file; `Store.records` stops at the first damaged line."""
     decoder = msgspec.json.Decoder(Record)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        damage.append(f"{path}: {error.strerror}")
+        return
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
                 yield decoder.decode(line)
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                if line.endswith(b"\n"):
-                    damage.append(f"{path}:{number}: {error}")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            if line.endswith(b"\n"):
+                damage.append(f"{path}:{number}: {error}")
 
 
 @dataclass(slots=True)

@@ -219,4 +219,4 @@ def _level(cases: int, *, most: int) -> int:
     """Return the shade of a cell, 0 for none, on a logarithmic scale."""
     if cases <= 0:
         return 0
-    return max(1, math.ceil(_LEVELS * math.log1p(cases) / math.log1p(max(most, 1))))
+    return min(_LEVELS, 1 + int(_LEVELS * math.log1p(cases) / math.log1p(max(most, 1))))

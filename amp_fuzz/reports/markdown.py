@@ -21,7 +21,11 @@ __all__ = ["render"]
 # GitHub shows at most 1 MiB of a job summary.
 MOST_FINDINGS, MOST_ROWS, LONGEST_BLOCK = 30, 40, 6000
 
-_SIGNS = {"nothing": "\N{WARNING SIGN}", "new": "\N{CROSS MARK}"}
+_SIGNS = {
+    "good": "\N{WHITE HEAVY CHECK MARK}",
+    "warn": "\N{WARNING SIGN}",
+    "bad": "\N{CROSS MARK}",
+}
 
 
 def render(view: View) -> str:
@@ -31,8 +35,7 @@ def render(view: View) -> str:
 
 
 def _head(view: View) -> Iterator[str]:
-    sign = _SIGNS.get(view.verdict.kind, "\N{WHITE HEAVY CHECK MARK}")
-    yield f"## {sign} amp_fuzz: {text(view.verdict.sentence)}"
+    yield f"## {_SIGNS[view.tone]} amp_fuzz: {text(view.verdict.sentence)}"
     yield ""
     facts = [f"run {code(view.run_id)}", f"seed {view.seed}", f"profile {code(view.profile)}"]
     facts += [text(view.started)] if view.started else []
@@ -43,7 +46,7 @@ def _head(view: View) -> Iterator[str]:
         yield ""
         yield f"> **Note:** {text(note)}"
     yield ""
-    yield from _block(view.verdict.next, "sh")
+    yield from _block(view.follow_up, "sh")
 
 
 def _backends(view: View) -> Iterator[str]:
@@ -103,10 +106,11 @@ def _new(view: View) -> Iterator[str]:
 
 def _finding(finding: FindingView) -> Iterator[str]:
     r = finding.record
-    at = code(finding.at) if r.op else finding.at
-    yield f"#### {text(r.kind)} on {code(r.backend)} at {at}, {plural(finding.cases, 'case')}"
+    at = f" at {code(finding.at)}" if finding.at else ""
+    yield f"#### {text(r.kind)} on {code(r.backend)}{at}, {plural(finding.cases, 'case')}"
     yield ""
-    rows = [(n, code(clean(v) or "-")) for n, v in _sides(finding)]
+    sides = (("where", r.where), ("expected", r.expected), ("observed", r.observed))
+    rows = [(name, code(words)) for name, words in sides if words]
     yield from _table(("", ""), rows)
     yield ""
     yield from _block(f"{finding.replay}\n{finding.repro}", "sh")
@@ -117,13 +121,6 @@ def _finding(finding: FindingView) -> Iterator[str]:
         yield ""
         yield from _block(finding.explicit, "python")
     yield from _close()
-
-
-def _sides(finding: FindingView) -> Iterator[tuple[str, str]]:
-    r = finding.record
-    yield "where", r.where
-    yield "expected", r.expected
-    yield "observed", r.observed
 
 
 def _known(view: View) -> Iterator[str]:

@@ -70,7 +70,7 @@ def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
     yield from _table(header, rows, width, left=(0, 7), drop=(6, 2, 3))
     details: dict[str, list[str]] = {}
     for b in backends:
-        details.setdefault(clean(b.detail), []).append(b.name)
+        details.setdefault(b.detail, []).append(b.name)
     for detail, names in details.items():
         yield from _wrap(f"{', '.join(names)}: {detail}", width, indent="  ")
     yield from _wrap(
@@ -101,7 +101,7 @@ def _known(view: View, width: int) -> Iterator[str]:
 def _known_entry(k: KnownView, width: int) -> Iterator[str]:
     on = ", ".join(f"{name} {n:,}" for name, n in k.backends)
     yield from _wrap(f"{k.id}: {plural(k.cases, 'case')} ({on})", width, indent="  ")
-    yield from _wrap(clean(k.what), width, indent="    ")
+    yield from _wrap(k.what, width, indent="    ")
     if k.link:
         yield f"    {clean(k.link)}"
 
@@ -120,12 +120,12 @@ def _new(view: View, width: int) -> Iterator[str]:
 
 def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
     r = finding.record
-    head = (
-        f"{number}. {r.kind} on {r.backend} at {clean(finding.at)}, {plural(finding.cases, 'case')}"
-    )
+    at = f" at {finding.at}" if finding.at else ""
+    head = f"{number}. {r.kind} on {r.backend}{at}, {plural(finding.cases, 'case')}"
     yield from _wrap(head, width, indent="  ")
-    for label, text in (("where", r.where), ("expected", r.expected), ("observed", r.observed)):
-        yield from _labelled(label, clean(text) or "-", width)
+    for label, words in (("where", r.where), ("expected", r.expected), ("observed", r.observed)):
+        if words:
+            yield from _labelled(label, clean(words), width)
     yield f"     {finding.replay}"
     yield f"     {finding.repro}"
 
@@ -173,7 +173,7 @@ def _summary(view: View, width: int, rows: int) -> Iterator[str]:
 
 def _end(view: View, width: int) -> Iterator[str]:
     for note in view.notes:
-        yield from _wrap(f"note: {clean(note)}", width)
+        yield from _wrap(f"note: {note}", width)
     if view.verdict.kind == "nothing":
         yield "!" * width
     yield from _wrap(view.verdict.sentence, width)
@@ -186,12 +186,14 @@ def _end(view: View, width: int) -> Iterator[str]:
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Wrap between words only: a path that is broken cannot be copied."""
     return textwrap.wrap(
-        text,
+        clean(text),
         width,
         initial_indent=indent,
         subsequent_indent=indent + "  ",
         break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
@@ -204,6 +206,7 @@ def _table(
     drop: Sequence[int],
 ) -> Iterator[str]:
     """Lay out a table; columns of `drop` go, in that order, until the rest fits into `width`."""
+    rows = [[clean(cell) for cell in row] for row in rows]
     keep = list(range(len(header)))
     wide = [max(len(row[i]) for row in (header, *rows)) for i in keep]
     for gone in drop:

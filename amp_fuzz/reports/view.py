@@ -123,10 +123,10 @@ class FindingView:
 
     @property
     def at(self) -> str:
-        """Where it shows, in a phrase: op, policy and dtypes, as far as they are known."""
+        """The op with its policy and dtypes, as far as they are known; "" if it is no one op."""
         r = self.record
         if not r.op:
-            return "no single op"
+            return ""
         parts = [p for p in ("" if r.policy == "none" else r.policy, r.dtypes) if p]
         return r.op + (f" ({'; '.join(parts)})" if parts else "")
 
@@ -198,6 +198,20 @@ class View:
     verdict: Verdict
     notes: tuple[str, ...]
     summary: tuple[SummaryRow, ...]
+
+    @property
+    def tone(self) -> Literal["good", "warn", "bad"]:
+        """How the verdict is to look: a note takes the green from it."""
+        if self.verdict.kind == "new":
+            return "bad"
+        return "warn" if self.notes or self.verdict.kind == "nothing" else "good"
+
+    @property
+    def follow_up(self) -> str:
+        """The next command to type for a reader of the written report."""
+        if self.verdict.kind in ("new", "nothing"):
+            return self.verdict.next
+        return clean(self.command) or f"amp-fuzz run --seed={self.seed}"
 
 
 def view(data: RunData, known: Sequence[Known]) -> View:
@@ -326,7 +340,8 @@ def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
 
 def _command(data: RunData, name: str, what: str) -> str:
     """Return a command line of ours; the store is named if it is not where it is looked for."""
-    store = "" if data.store == DEFAULT_STORE else f" --store {shlex.quote(str(data.store))}"
+    usual = data.store.resolve() == DEFAULT_STORE.resolve()
+    store = "" if usual else f" --store={shlex.quote(str(data.store))}"
     return f"amp-fuzz {name} {shlex.quote(what)}{store}"
 
 
@@ -365,8 +380,8 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
     early = data.ends[data.ends["reason"] != "done"]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
-        what = "the run was" if whole else f"of {plural(len(rows), 'task')}, each was"
-        yield f"{what} {reason} before its end: the numbers are of the part that ran"
+        what = "the run was" if whole else plural(len(rows), "task", verb=("was", "were"))
+        yield f"{what} {reason} before the end: the numbers are of the part that ran"
     if lost:
         yield (
             f"{plural(lost, 'new diverging case')} left no record to replay: run again with "
@@ -374,7 +389,7 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
         )
     if data.damage:
         yield (
-            f"{plural(len(data.damage), 'record')} could not be read and are left out; the first: "
+            f"left out: {plural(len(data.damage), 'record')} that could not be read; the first: "
             f"{clean(data.damage[0])}"
         )
     for name, row in frames.coverage(data).iterrows():
@@ -395,9 +410,9 @@ def _first(row: SummaryRow) -> tuple[bool, bool, int, SummaryRow]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def plural(n: int, what: str) -> str:
-    """Return a number with its noun: ``1 case``, ``3,220 cases``."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def plural(n: int, what: str, *, verb: tuple[str, str] = ("", "")) -> str:
+    """Return a number with its noun, and its verb if given: ``1 case was``, ``3,220 cases``."""
+    return f"{n:,} {what}{'' if n == 1 else 's'} {verb[n != 1]}".rstrip()
 
 
 def share(part: float, whole: float) -> str:
@@ -437,8 +452,12 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def time_of(seconds: float) -> str:
-    """Return a time with its unit: ``8.4 s``, ``2 min 14 s``."""
-    if seconds < 60:
+    """Return a time with its unit: ``-``, ``31 ms``, ``8.4 s``, ``2 min 14 s``, ``3 h 5 min``."""
+    if seconds <= 0:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

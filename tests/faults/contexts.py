@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,10 @@ _GRAD = ("grad-bitwise", "grad-nonfinite", "grad-missing", "grad-dtype")
 _ANY = ("dtype", "raise", *_VALUE, *_GRAD, "relation")
 
 _Autocast: Any = torch.amp.autocast_mode.autocast
+# Bound here: while the reference is in force the public queries answer for it, and a fault must
+# neither see the reference's state nor disturb it.
+_is_enabled: Any = torch.is_autocast_enabled
+_dtype_of: Any = torch.get_autocast_dtype
 _init, _enter, _exit, _call = (
     getattr(_Autocast, name) for name in ("__init__", "__enter__", "__exit__", "__call__")
 )
@@ -98,7 +103,7 @@ _after_enter(
 @_fault("default-dtype", "the default dtype of the CPU is float16", *_ANY)
 def _default_dtype() -> AbstractContextManager[None]:
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if dtype is None and not torch.is_autocast_enabled(device_type):
+        if dtype is None and not _is_enabled(device_type):
             dtype = torch.float16
         _init(self, device_type, dtype, *args, **kwargs)
 
@@ -211,7 +216,7 @@ def _inherits() -> AbstractContextManager[None]:
     start = threading.Thread.start
 
     def inheriting(self: Any) -> None:
-        enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        enabled, dtype = _is_enabled("cpu"), _dtype_of("cpu")
         run = self.run
 
         def wrapped() -> None:
@@ -298,8 +303,8 @@ def _recomputes(name: str, what: str, state: Callable[[], Any]) -> None:
 
 def _current() -> dict[str, Any]:
     return {
-        "enabled": torch.is_autocast_enabled("cpu"),
-        "dtype": torch.get_autocast_dtype("cpu"),
+        "enabled": _is_enabled("cpu"),
+        "dtype": _dtype_of("cpu"),
         "cache_enabled": torch.is_autocast_cache_enabled(),
     }
 
@@ -328,8 +333,12 @@ def _backward_under(name: str, what: str, **state: Any) -> None:
     honest = torch.autograd.backward
 
     def backward(*args: Any, **kwargs: Any) -> None:
+        # The reference calls it too, from the same source: only torch's own side is corrupted.
+        names = sys._getframe(1).f_globals
+        if names.get("autocast") is not _Autocast:
+            return honest(*args, **kwargs)
         with _Autocast("cpu", **state):
-            honest(*args, **kwargs)
+            return honest(*args, **kwargs)
 
     _fault(name, what, *_GRAD, "raise", "relation")(
         lambda: patched(torch.autograd, backward=backward)

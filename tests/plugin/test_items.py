@@ -1,6 +1,7 @@
 """The parts of an item: what it leaves as it was, what it writes down, how it shows a finding."""
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,10 @@ SETTINGS = Settings(("eager-cpu",), cases=10, ops=("mm", "relu"), seed=3)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(SETTINGS, Store(tmp_path / "store"), RunRecord("r", 3, "dev", (), {}, ""))
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(SETTINGS, Store(tmp_path / "store"), RunRecord("r", 3, "dev", (), {}, ""))
+    yield run
+    run.close()
 
 
 @pytest.fixture(scope="module")

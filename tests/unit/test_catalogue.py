@@ -14,7 +14,7 @@ from amp_fuzz.program import TensorSpec
 from amp_fuzz.source import statement_source
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 
-DRAWS = 25
+DRAWS = 15
 CASES = [(name, form) for name, op in CATALOGUE.items() for form in op.forms]
 
 

@@ -1,6 +1,5 @@
 """Reports say what the records say, to the number, and show what others wrote as it is: as text."""
 
-import io
 import re
 import subprocess
 import sys
@@ -8,8 +7,8 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.known import Known
@@ -52,12 +51,15 @@ def kernel(op: str, policy: str = "promote", dtypes: str = "bfloat16,float16") -
     return KernelRecord(op, policy, dtypes, 2)
 
 
+PLAIN, LOW = case(MM), kernel(MM, "lower_precision_fp")
+
+
 def ran(
     outcome: Outcome = "agreed",
     *,
-    case: Case = case(MM),
+    case: Case = PLAIN,
     backend: str = "eager-cpu",
-    kernels: tuple[KernelRecord, ...] = (kernel(MM, "lower_precision_fp"),),
+    kernels: tuple[KernelRecord, ...] = (LOW,),
     kind: str = "",
     op: str = "",
     known: str = "",
@@ -103,7 +105,9 @@ def store_of(
 ) -> Store:
     if backends is None:
         backends = (
-            BackendRecord("eager-cpu", "cpu", "torch 2.13.0", (CAT, COS, MM), ("qr: it is an alias",)),
+            BackendRecord(
+                "eager-cpu", "cpu", "torch 2.13.0", (CAT, COS, MM), ("qr: it is an alias",)
+            ),
             BackendRecord("fake-cuda", "cuda", "torch 2.13.0, no values", (CAT, MM)),
         )
     store = Store(path / ".amp-fuzz")
@@ -131,7 +135,7 @@ DEAD = case("linalg.svd", seed=9)
 
 def small_run() -> list[Record]:
     """Two backends; agreed, raised, known and new cases; a worker that died; a run that ended."""
-    both = (kernel(MM, "lower_precision_fp"), kernel(CAT))
+    both = (LOW, kernel(CAT))
     new = {"kind": "dtype", "op": CAT, "at": 1, "kernels": both}
     old = {"kind": "raise", "op": CAT, "at": 0, "kernels": (kernel(CAT),)}
     name = KNOWN[0].id
@@ -147,7 +151,15 @@ def small_run() -> list[Record]:
         EndRecord("eager-cpu", "matmul", 6, 12.0),
         ran(backend="fake-cuda"),
         ran("known", case=FOREIGN, backend="fake-cuda", known=name, **old),
-        found(DEAD, kind="crash", backend="fake-cuda", op="", observed="died of SIGSEGV", where=""),
+        found(
+            DEAD,
+            kind="crash",
+            backend="fake-cuda",
+            op="",
+            where="",
+            expected="an answer",
+            observed="the worker died of SIGSEGV",
+        ),
         EndRecord("fake-cuda", "matmul", 2, 1.0),
         EndRecord("", "", 9, 75.0),
     ]
@@ -159,7 +171,7 @@ def view_of(store: Store) -> View:
 
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> View:
-    """The small run as a view, in a store where commands look for it."""
+    """Return the small run as a view, in a store where commands look for it."""
     monkeypatch.chdir(tmp_path)
     store_of(tmp_path, small_run())
     return view(frames.load(Store(), "r1"), KNOWN)
@@ -294,7 +306,7 @@ def test_a_last_line_that_was_cut_short_is_left_out_in_silence(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "junk", [b"{", b"\xff\xfe", b'{"type":"future"}', b"[" * 5000, b'{"type":"case"}', b""]
+    "junk", [b"{", b"\xff\xfe", b'{"type":"future"}', b"[" * 5000, b'{"type":"case"}']
 )
 def test_a_damaged_line_costs_itself_only_and_is_said(tmp_path: Path, junk: bytes) -> None:
     store = store_of(tmp_path, [ran(), ran(), ran()])
@@ -305,8 +317,9 @@ def test_a_damaged_line_costs_itself_only_and_is_said(tmp_path: Path, junk: byte
     assert len(data.cases) == 3
     (line,) = data.damage
     assert line.startswith(f"{path}:2: ")
-    assert "1 record could not be read and are left out" not in text.render(view_of(store))
-    assert "note: 1 record could not be read" in text.render(view_of(store), width=120)
+    *_, note = view_of(store).notes
+    assert note.startswith(f"left out: 1 record that could not be read; the first: {path}:2: ")
+    assert " ".join(text.render(view_of(store)).split()).count(note) == 1
 
 
 def test_a_run_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -335,7 +348,7 @@ def test_a_run_of_no_cases_says_so_loudly(tmp_path: Path) -> None:
         "!" * 80,
         "next: amp-fuzz doctor",
     ]
-    assert markdown.render(shown).startswith("## \N{WARNING SIGN} amp\\_fuzz: NOTHING RAN".replace("\\", ""))
+    assert markdown.render(shown).startswith("## \N{WARNING SIGN} amp_fuzz: NOTHING RAN")
     assert html.render(shown).count("NOTHING RAN") == 4  # and the page's title
 
 
@@ -357,8 +370,470 @@ def test_a_backend_that_ran_nothing_spoils_a_clean_verdict(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
-    ends = [EndRecord("", "", 1, 2.0, "interrupted"), EndRecord("eager-cpu", "x", 1, 1.0, "stopped")]
+    ends = [
+        EndRecord("", "", 1, 2.0, "interrupted"),
+        EndRecord("eager-cpu", "x", 1, 1.0, "stopped"),
+    ]
     assert view_of(store_of(tmp_path, [ran(), *ends])).notes[1:] == (
-        "the run was interrupted before its end: the numbers are of the part that ran",
-        "of 1 task, each was stopped before its end: the numbers are of the part that ran",
+        "the run was interrupted before the end: the numbers are of the part that ran",
+        "1 task was stopped before the end: the numbers are of the part that ran",
     )
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def test_the_terminal_summary(shown: View) -> None:
+    assert (
+        text.render(shown, width=80)
+        == """\
+amp-fuzz run r1: seed 7, profile dev, 2026-01-02T03:04:05Z, 1 min 15 s
+amp-fuzz 0.1.0, torch 2.13.0
+store .amp-fuzz
+
+  backend    cases  agreed  raised  known  new  cases/s  kernels reached
+  eager-cpu      6       2       1      1    2     0.50  2/3 (66.7 %)
+  fake-cuda      3       1       0      1    1      2.0  2/2 (100 %)
+  eager-cpu: torch 2.13.0
+  fake-cuda: torch 2.13.0, no values
+  raised: both sides raised alike. cases/s: in one worker, findings minimised.
+
+autocast kernels that no case reached
+  eager-cpu (1): cosh
+
+op x policy x dtypes x backend x kind: 9 rows, of kernels by what their cases
+  came to (agreed 3, dtype 2, raise 2, elsewhere 2, raised 2, crash 1)
+  op      policy              dtypes    backend    kind           cases  calls
+  cat     promote             bf16,f16  eager-cpu  dtype (NEW)        2      4
+  (none)  none                -         fake-cuda  crash (NEW)        1      0
+  cat     promote             bf16,f16  eager-cpu  raise (known)      1      2
+  cat     promote             bf16,f16  fake-cuda  raise (known)      1      2
+  mm      lower_precision_fp  bf16,f16  eager-cpu  agreed             2      4
+  mm      lower_precision_fp  bf16,f16  eager-cpu  elsewhere          2      4
+  cat     promote             bf16,f16  eager-cpu  raised             1      2
+  mm      lower_precision_fp  bf16,f16  eager-cpu  raised             1      2
+  mm      lower_precision_fp  bf16,f16  fake-cuda  agreed             1      2
+
+known findings: 2 cases, each explained
+  promote-foreign-half: 2 cases (eager-cpu 1, fake-cuda 1)
+    an op of the promote policy raises for a 16-bit input of another dtype
+    https://github.com/pytorch/pytorch/issues/132715
+
+new findings: 2
+
+  1. crash on fake-cuda, 1 case
+     expected  an answer
+     observed  the worker died of SIGSEGV
+     amp-fuzz replay bcc5b4f7a8c23781
+     amp-fuzz repro bcc5b4f7a8c23781 > repro.py
+
+  2. dtype on eager-cpu at cat (promote; bfloat16,float16), 2 cases
+     where     v0
+     expected  float32
+     observed  bfloat16
+     amp-fuzz replay f2b80431386feea6
+     amp-fuzz repro f2b80431386feea6 > repro.py
+
+2 new findings: of 9 cases on 2 backends, 3 diverged in a way that is not known.
+next: amp-fuzz replay bcc5b4f7a8c23781
+"""
+    )
+
+
+def test_no_line_is_wider_than_the_terminal_but_what_is_to_be_copied(tmp_path: Path) -> None:
+    long = found(case(CAT, seed=11), observed="RuntimeError: " + "word " * 90)
+    shown = view_of(store_of(tmp_path, [*small_run(), long]))
+    for width in (40, 60, 80, 120):
+        for line in text.render(shown, width=width).splitlines():
+            assert len(line) <= width or "amp-fuzz " in line or len(line.split()) == 1, line
+
+
+def test_a_narrow_terminal_loses_columns_not_backends(shown: View) -> None:
+    said = text.render(shown, width=50)
+    assert "  backend    cases  known  new  kernels reached" in said
+    assert "  fake-cuda      3      1    1  2/2 (100 %)" in said
+
+
+def test_each_new_finding_has_two_lines_to_copy_and_they_work(tmp_path: Path) -> None:
+    store = store_of(tmp_path, small_run())
+    for record in (found(BIG, small=SMALL), found(DEAD, kind="crash")):
+        store.save(record)
+    said = text.render(view_of(store), width=80)
+    commands = re.findall(r"^     amp-fuzz (\w+) (\w+) --store=(\S+)( > repro.py)?$", said, re.M)
+    assert [c[0] for c in commands] == ["replay", "repro"] * 2
+    for _, identity, root, _ in commands:
+        assert Store(root).finding(identity).id == identity
+
+
+def test_only_so_many_findings_fill_the_terminal(tmp_path: Path) -> None:
+    many = [found(case(f"op{i:02}"), op=f"op{i:02}") for i in range(text.MOST_FINDINGS + 5)]
+    said = text.render(view_of(store_of(tmp_path, many)), width=80)
+    assert said.count("amp-fuzz repro ") == text.MOST_FINDINGS
+    assert "and 5 more, all of them in the report" in said
+    assert "25 new findings: of 25 cases on 1 backend, 25 diverged" in said
+
+
+def test_new_findings_come_with_the_worst_first(tmp_path: Path) -> None:
+    kinds = ["relation", "value", "dtype", "crash", "raise", "no-such-kind"]
+    records = [found(case(k), kind=k, op=f"op{i}") for i, k in enumerate(kinds)]
+    shown = view_of(store_of(tmp_path, records))
+    assert [f.record.kind for f in shown.new] == [
+        "crash", "raise", "dtype", "value", "relation", "no-such-kind",
+    ]  # fmt: skip
+
+
+def test_a_run_with_known_divergences_only_is_no_failure(tmp_path: Path) -> None:
+    records = [ran(), found(FOREIGN, kind="raise", known=KNOWN[0].id), ran(backend="fake-cuda")]
+    shown = view_of(store_of(tmp_path, records))
+    assert shown.verdict.kind == "known"
+    assert shown.verdict.sentence == (
+        "Nothing new: of 3 cases on 2 backends, 1 diverged, each as one of 1 known finding "
+        "explains."
+    )
+    assert shown.tone == "good"
+
+
+def test_control_characters_do_not_reach_a_terminal(tmp_path: Path) -> None:
+    nasty = found(BIG, observed="\x1b[31mred\x1b[0m\r\n\x07bell \u202eright to left \x00")
+    said = terminal(store_of(tmp_path, [nasty]), "r1", known=KNOWN, width=80)
+    assert "observed  red bell right to left\n" in said
+    assert all(c.isprintable() or c == "\n" for c in said)
+
+
+# -- Markdown -------------------------------------------------------------------------------------
+
+
+def test_the_markdown_summary(shown: View) -> None:
+    assert (
+        markdown.render(shown)
+        == """\
+## ❌ amp_fuzz: 2 new findings: of 9 cases on 2 backends, 3 diverged in a way that is not known.
+
+run `r1`, seed 7, profile `dev`, 2026-01-02T03:04:05Z, 1 min 15 s, amp-fuzz 0.1.0, torch 2.13.0, store `.amp-fuzz`
+
+```sh
+amp-fuzz replay bcc5b4f7a8c23781
+```
+
+### Backends
+
+| backend | version | cases | agreed | raised alike | known | new | cases/s a worker | ops | autocast kernels reached |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---|
+| `eager-cpu` | torch 2.13.0 | 6 | 2 | 1 | 1 | **2** | 0.50 | 2 | 2/3 (66.7 %) |
+| `fake-cuda` | torch 2.13.0, no values | 3 | 1 | 0 | 1 | **1** | 2.0 | 2 | 2/2 (100 %) |
+
+<details><summary>Autocast kernels not reached</summary>
+
+- `eager-cpu`, 1 that could be: `cosh`
+- `eager-cpu`, `qr` by no caller: it is an alias
+
+</details>
+
+### New findings (2)
+
+#### crash on `fake-cuda`, 1 case
+
+|  |  |
+|---|---|
+| expected | `an answer` |
+| observed | `the worker died of SIGSEGV` |
+
+```sh
+amp-fuzz replay bcc5b4f7a8c23781
+amp-fuzz repro bcc5b4f7a8c23781 > repro.py
+```
+
+<details><summary>The case, and its casts written out</summary>
+
+```
+case bcc5b4f7a8c23781 seed=9
+plan: autocast(device, bfloat16)
+x0: bfloat16[2, 3] normal
+x1: float16[2, 3] normal
+v0 = linalg.svd(x0, x1)
+return v0
+```
+
+```python
+# under autocast(device, bfloat16)
+v0 = torch.cat([x0, cast[bfloat16](x1)])
+```
+
+</details>
+
+#### dtype on `eager-cpu` at `cat (promote; bfloat16,float16)`, 2 cases
+
+|  |  |
+|---|---|
+| where | `v0` |
+| expected | `float32` |
+| observed | `bfloat16` |
+
+```sh
+amp-fuzz replay f2b80431386feea6
+amp-fuzz repro f2b80431386feea6 > repro.py
+```
+
+<details><summary>The case, and its casts written out</summary>
+
+```
+case f2b80431386feea6 seed=3
+plan: autocast(device, bfloat16)
+x0: bfloat16[2, 3] normal
+x1: float16[2, 3] normal
+v0 = cat(x0, x1)
+return v0
+```
+
+```python
+# under autocast(device, bfloat16)
+v0 = torch.cat([x0, cast[bfloat16](x1)])
+```
+
+</details>
+
+### Known findings (2 cases)
+
+| id | what | why | cases | on |
+|---|---|---|---:|---|
+| [`promote-foreign-half`](<https://github.com/pytorch/pytorch/issues/132715>) | an op of the promote policy raises for a 16-bit input of another dtype | upstream knows the autocast dtype and float32 only | 2 | `eager-cpu` 1, `fake-cuda` 1 |
+
+<details><summary>op x policy x dtypes x backend x kind (9 rows)</summary>
+
+| op | policy | dtypes | backend | kind | cases | calls |
+|---|---|---|---|---|---:|---:|
+| `cat` | promote | bf16,f16 | `eager-cpu` | dtype (NEW) | 2 | 4 |
+| `(none)` | none | - | `fake-cuda` | crash (NEW) | 1 | 0 |
+| `cat` | promote | bf16,f16 | `eager-cpu` | raise (known) | 1 | 2 |
+| `cat` | promote | bf16,f16 | `fake-cuda` | raise (known) | 1 | 2 |
+| `mm` | lower\\_precision\\_fp | bf16,f16 | `eager-cpu` | agreed | 2 | 4 |
+| `mm` | lower\\_precision\\_fp | bf16,f16 | `eager-cpu` | elsewhere | 2 | 4 |
+| `cat` | promote | bf16,f16 | `eager-cpu` | raised | 1 | 2 |
+| `mm` | lower\\_precision\\_fp | bf16,f16 | `eager-cpu` | raised | 1 | 2 |
+| `mm` | lower\\_precision\\_fp | bf16,f16 | `fake-cuda` | agreed | 1 | 2 |
+
+</details>
+"""  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("lower_precision_fp", r"lower\_precision\_fp"),
+        ("<script>&", "&lt;script&gt;&amp;"),
+        ("a\nb | [c](d)", r"a b \| \[c\](d)"),
+    ],
+)
+def test_markdown_shows_text_as_it_is(words: str, shown: str) -> None:
+    assert markdown.text(words) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [("x", "`x`"), ("a`b", "``a`b``"), ("`a`", "`` `a` ``"), ("a | b", "`a | b`"), ("", "` `")],
+)
+def test_markdown_shows_code_as_it_is(words: str, shown: str) -> None:
+    assert markdown.code(words) == shown
+
+
+def test_no_text_breaks_out_of_its_cell_or_block(tmp_path: Path) -> None:
+    nasty = found(BIG, small=SMALL, observed="a | b\n| c |")
+    nasty = replace(nasty, explicit="```\n</details><script>alert(1)</script>")
+    said = markdown.render(view_of(store_of(tmp_path, [nasty])))
+    assert r"| observed | `a \| b \| c \|` |" in said
+    assert "\n````python\n```\n</details><script>alert(1)</script>\n````\n" in said
+
+
+# -- HTML -----------------------------------------------------------------------------------------
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Page(HTMLParser):
+    """Reads a page and holds that each element is closed in its turn."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links += [
+            v or "" for n, v in attrs if n in ("src", "href", "action", "srcset", "data")
+        ]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag, self.getpos()
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_the_page_is_whole(shown: View) -> None:
+    page = Page(html.render(shown))
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    for said in (
+        shown.verdict.sentence,
+        "amp-fuzz repro " + SMALL.id + " > repro.py",
+        "v0 = torch.cat([x0, cast[bfloat16](x1)])",
+        "1 statement, minimised from 4",
+        "1 of 3 that a caller can reach",
+        "it is an alias",
+        KNOWN[0].why,
+        "2/3 66.7 %",
+        "9.0 s",
+    ):
+        assert said in page.text
+
+
+def test_the_page_needs_no_network(shown: View) -> None:
+    source = html.render(shown)
+    page = Page(source)
+    assert [link for link in page.links if not link.startswith(("#", "data:"))] == [KNOWN[0].link]
+    assert not re.search(r"url\(|@import|\bfetch\(|XMLHttpRequest|import\(", source)
+    assert "default-src 'none'" in source
+
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{ 7*7 }}"
+
+
+def test_everything_that_a_record_holds_is_escaped(tmp_path: Path) -> None:
+    head = BackendRecord(NASTY, NASTY, NASTY, (NASTY, CAT), (f"{NASTY}: {NASTY}",))
+    records: list[Record] = [
+        ran(backend=NASTY, kernels=(KernelRecord(NASTY, NASTY, NASTY, 1),)),
+        replace(
+            found(case(NASTY), backend=NASTY, op=NASTY, kind=NASTY, where=NASTY),
+            expected=NASTY, observed=NASTY, policy=NASTY, dtypes=NASTY, explicit=NASTY,
+        ),
+        found(BIG, backend=NASTY, op=NASTY, known=NASTY),
+        EndRecord("", "", 1, 1.0, "interrupted"),
+    ]  # fmt: skip
+    known = Known(id=NASTY, what=NASTY, why=NASTY, link=NASTY, quirk="x")
+    store = store_of(tmp_path, records, backends=(head,))
+    shown = view(frames.load(store, "r1"), (known,))
+    page = Page(html.render(shown))
+    plain = Page(html.render(view_of(store_of(tmp_path / "plain", small_run()))))
+    assert "img" not in page.tags
+    assert page.tags.count("script") == plain.tags.count("script") == 2
+    assert page.text.count(NASTY) > 20
+    assert "49" not in page.text
+
+
+@pytest.mark.parametrize(
+    "link", ["javascript:alert(1)", "data:text/html,x", "//evil", 'https://x/"onclick="', "ftp://x"]
+)
+def test_only_links_to_the_web_become_links(tmp_path: Path, link: str) -> None:
+    known = Known(id="k", what="w", why="y", link=link, quirk="x")
+    store = store_of(tmp_path, [found(BIG, known="k")])
+    shown = view(frames.load(store, "r1"), (known,))
+    page = Page(html.render(shown))
+    assert all(target.startswith(("#", "data:,")) for target in page.links)
+    assert f"](<{link}" not in markdown.render(shown)
+
+
+def test_shades_grow_with_cases_and_stay_in_range() -> None:
+    shades = [html._level(n, most=1000) for n in range(1001)]
+    assert shades == sorted(shades)
+    assert (shades[0], shades[1], shades[1000]) == (0, 1, 6)
+    assert html._level(1, most=1) == 6
+
+
+def test_a_page_of_a_long_run_stays_small(tmp_path: Path) -> None:
+    """200 ops, 40 mixes of dtypes, on both backends: as much as a nightly run reaches."""
+    mixes = [f"{a},{b}" for a in ("float16", "bfloat16", "float32", "int64") for b in range(10)]
+    records = [
+        ran(backend=b, kernels=tuple(kernel(f"op{i}", dtypes=m) for m in mixes))
+        for b in ("eager-cpu", "fake-cuda")
+        for i in range(200)
+    ]
+    records += [found(case(f"op{i}", calls=30), op=f"op{i}") for i in range(300)]
+    assert len(html.render(view_of(store_of(tmp_path, records)))) < 3_000_000
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def test_write_makes_the_three_files(tmp_path: Path) -> None:
+    store = store_of(tmp_path, small_run())
+    folder = tmp_path / "deep" / "report"
+    paths = write(store, "r1", folder, known=KNOWN)
+    assert [p.name for p in paths] == ["report.html", "report.md", "summary.csv"]
+    assert sorted(folder.iterdir()) == sorted(paths)  # and nothing half written beside them
+    assert paths[0].read_text().startswith("<!DOCTYPE html>")
+    rows = paths[2].read_text().splitlines()
+    assert rows[0] == "op,policy,dtypes,backend,kind,cases,known,calls"
+    assert rows[2] == 'cat,promote,"bfloat16,float16",eager-cpu,dtype,2,0,4'
+    assert len(rows) == 10
+
+
+def test_the_shipped_list_explains_by_default(tmp_path: Path) -> None:
+    said = terminal(store_of(tmp_path, small_run()), "r1", width=80)
+    assert "an op of the promote policy raises" in said
+
+
+def test_reports_need_no_torch_and_load_pandas_when_one_is_made(tmp_path: Path) -> None:
+    store = store_of(tmp_path, small_run())
+    code = f"""
+import sys
+import amp_fuzz.reports as reports
+from amp_fuzz.store import Store
+from pathlib import Path
+assert not {{"pandas", "jinja2", "numpy", "torch"}} & set(sys.modules)
+sys.modules["torch"] = None  # importing it is an error from here on
+reports.write(Store({str(store.root)!r}), "r1", Path({str(tmp_path)!r}))
+print(reports.terminal(Store({str(store.root)!r}), "r1"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 new findings" in done.stdout
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "want"),
+    [
+        (plural(0, "case"), "0 cases"),
+        (plural(1, "case"), "1 case"),
+        (plural(3220, "case", verb=("was", "were")), "3,220 cases were"),
+        (share(0, 0), "-"),
+        (share(0, 9), "0 %"),
+        (share(1, 100_000), "0.1 %"),
+        (share(99_999, 100_000), "99.9 %"),
+        (share(9, 9), "100 %"),
+        (rate(0.0), "-"),
+        (rate(0.123), "0.12"),
+        (rate(12.34), "12.3"),
+        (rate(1234.5), "1,234"),
+        (time_of(0), "-"),
+        (time_of(0.0312), "31 ms"),
+        (time_of(0.9999), "1.0 s"),
+        (time_of(59.96), "1 min 0 s"),
+        (time_of(134), "2 min 14 s"),
+        (time_of(11_100), "3 h 5 min"),
+        (clean(" a\tb\n\x1b[1;31mc\x1b[K "), "a b c"),
+        (clean_lines("a:\n    b\x00\x1b[0m"), "a:\n    b "),
+    ],
+)
+def test_numbers_and_words(said: str, want: str) -> None:
+    assert said == want

@@ -25,7 +25,7 @@ if (ops) {
   const body = ops.tBodies[0];
   const rows = all("tr.op", body);
   const columns = all("thead th.heat", ops).length;
-  const most = Math.max(1, ...rows.map(row => Math.max(0, ...all("td.heat", row).map(value))));
+  const most = all("td.heat", body).reduce((n, cell) => Math.max(n, value(cell)), 1);
   const search = $("#search"), policy = $("#policy"), outcome = $("#outcome"), mixes = $("#mixes");
   $("#tools").hidden = false;
 
@@ -33,7 +33,7 @@ if (ops) {
 
   // The same logarithmic scale as the page was made with.
   function level(cases) {
-    return cases > 0 ? Math.max(1, Math.ceil(6 * Math.log1p(cases) / Math.log1p(most))) : 0;
+    return Math.min(6, 1 + Math.floor(6 * Math.log1p(cases) / Math.log1p(most)));
   }
 
   function element(tag, className, text) {

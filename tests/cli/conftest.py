@@ -1,0 +1,228 @@
+"""Running ``amp-fuzz`` as users do: in a process of its own, in a folder of its own.
+
+`command` runs it in this process, for what ends before torch is imported; `amp_fuzz` in another,
+where some more backends are installed, each of them wrong in its own way.
+"""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.cli import main
+
+PROGRAM = (sys.executable, "-c", "import sys; from amp_fuzz.cli import main; sys.exit(main())")
+
+# Each does to real results what its name says.
+BACKENDS = '''
+import os
+import signal
+import time
+
+import torch
+
+from amp_fuzz.backends.base import Availability
+from amp_fuzz.backends.eager import EagerBackend
+
+
+class Lying(EagerBackend):
+    """Says float64 of the first value."""
+
+    name = "lying-cpu"
+
+    def run(self, cases):
+        seen = EagerBackend.run(self, cases)
+        for observation in seen:
+            for label, value in observation.values.items():
+                if value is not None and value.is_floating_point():
+                    observation.values[label] = value.double()
+                    break
+        return seen
+
+
+class Dying(EagerBackend):
+    name = "dying-cpu"
+
+    def run(self, cases):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Hanging(EagerBackend):
+    name = "hanging-cpu"
+
+    def run(self, cases):
+        time.sleep(600)
+
+
+class Failing(EagerBackend):
+    """Has a bug of its own, which is not the case's."""
+
+    name = "failing-cpu"
+
+    def run(self, cases):
+        raise RuntimeError("the backend itself is wrong")
+
+
+class Broken(EagerBackend):
+    name = "broken-cpu"
+
+    def availability(self):
+        return Availability("broken", "it is broken on purpose")
+
+
+def backends():
+    return [kind("cpu") for kind in (Lying, Dying, Hanging, Failing, Broken)]
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on stderr; the test fails if there is another, or a traceback."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+class Running:
+    """A run in a session of its own, like a terminal's foreground job."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*PROGRAM, "run", "--ops=abs,matmul", "--cases=100000", *arguments],
+            cwd=folder,
+            env=environment | {"PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+
+    def wait_for(self, pattern: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if re.search(pattern, line):
+                return
+        raise AssertionError(f"no line like {pattern!r} in {self.lines}: {self.process.stderr}")
+
+    def end(self) -> Done:
+        out, err = self.process.communicate(timeout=120)
+        return Done(self.process.returncode, "".join(self.lines) + out, err)
+
+    def processes(self) -> list[str]:
+        """Return the states of the processes that are left of the session."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == self.process.pid:
+                found.append(fields[0])
+        return found
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Done]:
+    """Run the command line here and return what came of it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Done:
+        capsys.readouterr()
+        code = main([str(a) for a in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Install the wrong backends where only processes with this environment find them."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "wrong_backends.py").write_text(BACKENDS)
+    about = folder / "wrong_backends-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-backends\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[amp_fuzz.backends]\nwrong = wrong_backends:backends\n"
+    )
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("AMP_FUZZ_")}
+    return ours | {"PYTHONPATH": str(folder)}
+
+
+def run_in(folder: Path, environment: dict[str, str], *arguments: object, limit: int = 0) -> Done:
+    """Run a command; `limit` is the most bytes that a file may hold, as on a full disk."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = subprocess.run(
+        [*PROGRAM, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        preexec_fn=limited if limit else None,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def environment(installed: dict[str, str]) -> dict[str, str]:
+    """Return the environment of `amp_fuzz`'s processes; a test may add to it."""
+    return dict(installed)
+
+
+@pytest.fixture
+def amp_fuzz(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
+    """Run the command line in a process of its own, with the wrong backends installed."""
+
+    def run(*arguments: object, cwd: Path = tmp_path, limit: int = 0) -> Done:
+        return run_in(cwd, environment, *arguments, limit=limit)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fuzzed(
+    installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Done]:
+    """Fuzz once for all tests; return the folder, and what came of the command."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    arguments = ("--backends=lying-cpu", "--ops=abs", "--cases=6", "--seed=1", "--minimize=2")
+    return folder, run_in(folder, installed, "run", *arguments)
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start a run that a test interrupts; what is left of it is killed after the test."""
+    started: list[Running] = []
+
+    def run(*arguments: str) -> Running:
+        started.append(Running(tmp_path, environment, *arguments))
+        return started[-1]
+
+    yield run
+    for running in started:
+        if running.process.poll() is None:
+            os.killpg(running.process.pid, signal.SIGKILL)

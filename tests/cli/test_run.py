@@ -1,0 +1,238 @@
+"""``amp-fuzz run`` from start to exit code: divergences, crashes, interrupts, full disks."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
+from amp_fuzz.store import Store, read_records
+
+Command = Callable[..., Any]
+
+
+def records(folder: Path, run: str = "") -> list[Record]:
+    store = Store(folder / ".amp-fuzz")
+    return list(store.records(run or store.runs()[-1]))
+
+
+def of(kind: type[Any], found: list[Record]) -> list[Any]:
+    return [r for r in found if isinstance(r, kind)]
+
+
+def whole_run(found: list[Record]) -> EndRecord:
+    (end,) = (r for r in found if isinstance(r, EndRecord) and not r.backend)
+    return end
+
+
+def test_an_honest_backend(amp_fuzz: Command, tmp_path: Path) -> None:
+    done = amp_fuzz("run", "--backends=eager-cpu", "--ops=abs", "--cases=5", "--seed=1")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert re.fullmatch(r"amp-fuzz \S+, torch \S+, seed 1, profile dev", lines[0])
+    assert re.fullmatch(r"eager-cpu: 5 cases each, 1 op, \d+ workers?", lines[1])
+    assert re.fullmatch(r"records in \.amp-fuzz/runs/\d{8}-\d{6}-\w{4}", lines[2])
+    assert re.search(r"^\[[\d.]+ s\] eager-cpu \d/5, known 0, new 0$", done.out, re.MULTILINE)
+    assert lines[-1] == ("again:  amp-fuzz run --seed=1 --backends=eager-cpu --ops=abs --cases=5")
+    assert lines[-2].startswith("report: amp-fuzz-report/report.html, amp-fuzz-report/report.md")
+    assert (tmp_path / "amp-fuzz-report" / "report.html").exists()
+    assert (tmp_path / ".amp-fuzz" / ".gitignore").read_text().endswith("*\n")
+
+    found = records(tmp_path)
+    assert len(of(CaseRecord, found)) == 5
+    assert (whole_run(found).cases, whole_run(found).reason) == (5, "done")
+    head = Store(tmp_path / ".amp-fuzz").run(Store(tmp_path / ".amp-fuzz").runs()[0])
+    assert head.command == lines[-1].removeprefix("again:").strip()
+    assert (head.seed, head.profile) == (1, "dev")
+    assert len(head.backends[0].kernels) > 100
+
+
+def test_the_command_to_run_again_draws_the_same_cases(amp_fuzz: Command, tmp_path: Path) -> None:
+    (tmp_path / "amp-fuzz.toml").write_text(
+        'backends = ["eager-cpu"]\nmax-statements = 3\n[profile.tiny]\ncases = 4\nops = ["abs"]\n'
+    )
+    first = amp_fuzz("run", "--profile=tiny")
+    assert first.code == 0
+    again = first.out.splitlines()[-1].removeprefix("again:").split()
+    seed = re.search(r"seed (\d+)", first.out)
+    assert seed is not None
+    assert (
+        again
+        == (
+            f"amp-fuzz run --seed={seed[1]} --backends=eager-cpu --ops=abs --cases=4"
+            " --max-statements=3"
+        ).split()
+    )
+    before = {r.id for r in of(CaseRecord, records(tmp_path))}
+    (tmp_path / "amp-fuzz.toml").unlink()
+    amp_fuzz(*again[1:])
+    one, two = Store(tmp_path / ".amp-fuzz").runs()
+    assert {r.id for r in of(CaseRecord, records(tmp_path, two))} == before
+    assert {r.id for r in of(CaseRecord, records(tmp_path, one))} == before
+
+
+def test_a_new_divergence(fuzzed: tuple[Path, Any]) -> None:
+    folder, done = fuzzed
+    assert (done.code, done.err) == (1, "")
+    (found,) = of(DivergenceRecord, records(folder))
+    assert (
+        f"new: dtype at abs on lying-cpu: float32 became float64\n     amp-fuzz replay {found.id}"
+        in (done.out)
+    )
+    assert f"amp-fuzz repro {found.id}" in done.out
+    assert Store(folder / ".amp-fuzz").findings() == [found.id]
+
+
+def test_a_crash_costs_its_case_and_is_a_finding(amp_fuzz: Command, tmp_path: Path) -> None:
+    done = amp_fuzz("run", "--backends=dying-cpu", "--ops=abs", "--cases=2", "--workers=1")
+    assert done.code == 1
+    assert "new: crash on dying-cpu: the worker died of SIGSEGV\n" in done.out
+    assert "Traceback" not in done.err
+    crashes = of(DivergenceRecord, records(tmp_path))
+    assert [c.kind for c in crashes] == ["crash", "crash"]
+
+
+def test_a_hang_ends(amp_fuzz: Command, tmp_path: Path) -> None:
+    done = amp_fuzz(
+        "run", "--backends=hanging-cpu", "--ops=abs", "--cases=1", "--timeout=9", "--workers=1"
+    )
+    assert done.code == 1
+    assert "new: timeout on hanging-cpu: no answer for 9 s\n" in done.out
+    assert [c.kind for c in of(DivergenceRecord, records(tmp_path))] == ["timeout"]
+
+
+def test_fail_fast_stops(amp_fuzz: Command, tmp_path: Path) -> None:
+    done = amp_fuzz(
+        *("run", "--backends=lying-cpu", "--ops=abs", "--cases=5000", "--minimize=0"),
+        *("--fail-fast", "--workers=1"),
+    )
+    assert done.code == 1
+    found = records(tmp_path)
+    assert len(of(CaseRecord, found)) < 100
+    assert whole_run(found).reason == "stopped"
+
+
+def test_an_error_of_ours_keeps_what_was_done(amp_fuzz: Command) -> None:
+    done = amp_fuzz("run", "--backends=failing-cpu", "--ops=abs", "--cases=2", "--workers=1")
+    assert done.code == 3
+    assert "RuntimeError: the backend itself is wrong" in done.err
+    assert "internal error: please report it" in done.err.splitlines()[-1]
+    assert "report: " in done.out
+
+
+def test_nothing_ran(amp_fuzz: Command) -> None:
+    done = amp_fuzz("run", "--backends=eager-cpu", "--ops=abs", "--seconds=0.001", "--workers=1")
+    assert done.error.startswith("amp-fuzz: nothing ran: no case for eager-cpu: ")
+    assert done.code == 5
+
+
+# -- interrupts -----------------------------------------------------------------------------------
+
+
+def whole_lines(folder: Path) -> int:
+    """Return the number of case records; fail if a line but the last of a file is not whole."""
+    store = Store(folder / ".amp-fuzz")
+    decoder = msgspec.json.Decoder(Record)
+    for path in store.run_path(store.runs()[0]).glob("records-*.jsonl"):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            decoder.decode(line)
+        list(read_records(path))
+    return len(of(CaseRecord, records(folder)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_keeps_all_records_and_prints_the_summary(
+    tmp_path: Path, start: Command, workers: int
+) -> None:
+    running = start("--backends=eager-cpu", f"--workers={workers}")
+    running.wait_for(r"^\[.*eager-cpu [1-9]\d*/100000")
+    # A terminal sends it to the workers too; an impatient user sends it again.
+    os.killpg(running.process.pid, signal.SIGINT)
+    running.wait_for("^stopping: ")
+    for _ in range(3):
+        os.killpg(running.process.pid, signal.SIGINT)
+        time.sleep(0.2)
+    done = running.end()
+    assert done.code == 130
+    assert done.err == ""
+    cases = whole_lines(tmp_path)
+    assert cases >= 1
+    assert re.search(rf"^ *eager-cpu +{cases} ", done.out, re.MULTILINE)
+    assert "the run was interrupted before its end" in done.out
+    assert done.out.splitlines()[-1].startswith("again:  amp-fuzz run --seed=")
+    assert whole_run(records(tmp_path)).reason == "interrupted"
+    assert (tmp_path / "amp-fuzz-report" / "report.html").exists()
+    assert running.processes() == []
+    assert not list((tmp_path / ".amp-fuzz" / "runs").glob("*/current-*"))
+
+
+def test_sigterm_does_the_same(tmp_path: Path, start: Command) -> None:
+    running = start("--backends=eager-cpu", "--workers=1")
+    running.wait_for(r"^\[.*eager-cpu [1-9]\d*/100000")
+    running.process.send_signal(signal.SIGTERM)
+    done = running.end()
+    assert (done.code, done.err) == (143, "")
+    assert whole_lines(tmp_path) >= 1
+    assert "the run was interrupted before its end" in done.out
+    assert running.processes() == []
+
+
+def test_ctrl_c_while_a_worker_hangs(tmp_path: Path, start: Command) -> None:
+    running = start("--backends=hanging-cpu", "--workers=1")
+    running.wait_for("^records in ")
+    deadline = time.monotonic() + 60
+    while not any(p.stat().st_size for p in tmp_path.glob(".amp-fuzz/runs/*/current-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(running.process.pid, signal.SIGINT)
+    done = running.end()
+    assert (done.code, done.err) == (130, "")
+    assert running.processes() == []
+
+
+def test_ctrl_c_while_workers_start(tmp_path: Path, start: Command) -> None:
+    running = start("--backends=eager-cpu", "--workers=2")
+    running.wait_for("^records in ")
+    time.sleep(0.5)
+    os.killpg(running.process.pid, signal.SIGINT)
+    done = running.end()
+    assert (done.code, done.err) == (130, "")
+    assert running.processes() == []
+
+
+def test_ctrl_c_before_the_run(tmp_path: Path, start: Command) -> None:
+    running = start("--backends=eager-cpu")
+    time.sleep(1.0)
+    os.killpg(running.process.pid, signal.SIGINT)
+    done = running.end()
+    assert done.code == 130
+    assert "Traceback" not in done.err
+
+
+# -- disks ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line(amp_fuzz: Command, tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: writing fails in the middle of a record."""
+    done = amp_fuzz(
+        *("run", "--backends=eager-cpu", "--ops=abs", "--cases=3000", "--workers=1"), limit=48_000
+    )
+    assert re.match(r"amp-fuzz: .*records-0\.jsonl: cannot write \(File too large\)", done.error)
+    assert done.code == 2
+    assert whole_lines(tmp_path) > 10
+    assert "cases" in done.out  # the summary so far
+
+
+def test_a_report_that_cannot_be_written(amp_fuzz: Command) -> None:
+    done = amp_fuzz(
+        "run", "--backends=eager-cpu", "--ops=abs", "--cases=1", "--report=/proc/nowhere"
+    )
+    assert done.error.startswith("amp-fuzz: /proc/nowhere: cannot make the report's folder")
+    assert done.code == 2
+    assert "Nothing diverged" in done.out

@@ -1,0 +1,191 @@
+"""What tests share: short ways to write programs, honest draws, and a backend that is wrong."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, find, settings
+
+from amp_fuzz.backends import Availability, Backend, backends
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.catalogue import CATALOGUE, select
+from amp_fuzz.harness import Observation, bits
+from amp_fuzz.program import (
+    Arg,
+    Autocast,
+    Float,
+    Items,
+    Node,
+    Program,
+    Ref,
+    Region,
+    Statement,
+    TensorSpec,
+    statements,
+)
+from amp_fuzz.strategies import drawing
+
+__all__ = [
+    "BF16",
+    "F16",
+    "STEADY",
+    "WrongKernel",
+    "call",
+    "case",
+    "drawn",
+    "eager",
+    "minimal",
+    "one_line",
+    "program",
+    "under",
+    "x",
+]
+
+BF16 = Autocast(dtype="bfloat16")
+F16 = Autocast(dtype="float16")
+
+# The same examples in every run, and none from a database.
+STEADY = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=list(HealthCheck),
+)
+
+_NAME = re.compile(r"[xwbv]\d+")
+
+
+def x(name: str, *shape: int, dtype: str = "float32", **fields: Any) -> TensorSpec:
+    """Return an input; its role follows from the first letter of its name."""
+    role: Any = {"x": "input", "w": "weight", "b": "buffer"}[name[0]]
+    return TensorSpec(name, shape, dtype, role=role, **fields)
+
+
+def argument(value: Any) -> Arg:
+    """Return a program's argument: ``"x0"`` is a reference, other text is a literal."""
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return Ref(value)
+    if isinstance(value, float):
+        return Float(value.hex())
+    if isinstance(value, (list, tuple)):
+        return Items(tuple(argument(v) for v in value))
+    return value  # type: ignore[no-any-return]
+
+
+def call(op: str, *args: Any, to: str = "v0", form: str = "function", **kwargs: Any) -> Statement:
+    """Return one call; `to` names its outputs, separated by spaces."""
+    named = tuple((k, argument(v)) for k, v in kwargs.items())
+    return Statement(op, form, tuple(map(argument, args)), named, tuple(to.split()))
+
+
+def under(context: Any, *body: Node) -> Region:
+    """Return a region."""
+    return Region(context, body)
+
+
+def program(inputs: Sequence[TensorSpec], *body: Node) -> Program:
+    """Return a program that returns every value that it makes."""
+    made = [n for s in statements(body) for n in s.outputs if n != "_"]
+    return Program(tuple(inputs), body, tuple(made))
+
+
+def case(inputs: Sequence[TensorSpec], *body: Node, seed: int = 0, **plan: Any) -> Case:
+    """Return a case of such a program; the plan is the plainest but for what is given."""
+    return Case(program(inputs, *body), Plan(**plan), seed)
+
+
+def eager() -> Backend:
+    """Return the backend that every machine has."""
+    return backends()["eager-cpu"]
+
+
+def drawn(
+    count: int,
+    device: str = "cpu",
+    *,
+    ops: Iterable[str] | None = None,
+    focus: Iterable[str] = (),
+    seed: int = 0,
+    **options: Any,
+) -> Iterator[Case]:
+    """Draw cases as the strategies do, but with Python's random numbers: many and fast."""
+    rng = random.Random(f"{device}/{seed}")
+    pool = drawing.usable(CATALOGUE.values() if ops is None else select(ops), device)
+    focused = drawing.usable(select(focus), device) if focus else ()
+
+    def draw() -> Case:
+        return drawing.draw_case(rng.randint, device, ops=pool, focus=focused, **options)
+
+    return islice(iter(draw, None), count)
+
+
+def minimal(strategy: Any, condition: Callable[[Any], bool] = lambda _: True) -> Any:
+    """Return what an example that meets a condition shrinks to."""
+    return find(strategy, condition, settings=settings(STEADY, max_examples=5000))
+
+
+def one_line(error: BaseException) -> bool:
+    """Return whether an error's text is one line that says something."""
+    text = str(error)
+    return "\n" not in text and len(text) > 10
+
+
+@dataclass(frozen=True)
+class WrongKernel:
+    """A backend that gets one op wrong: the lowest bit of each output's first element.
+
+    Where results have no values it gets the dtype wrong.
+    """
+
+    inner: Backend
+    op: str
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def device(self) -> str:
+        return self.inner.device
+
+    @property
+    def trains(self) -> bool:
+        return self.inner.trains
+
+    @property
+    def values(self) -> bool:
+        return self.inner.values
+
+    def availability(self) -> Availability:
+        return self.inner.availability()
+
+    def reference(self) -> ReferenceRuntime:
+        return self.inner.reference()
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        return [self._wrong(c, seen) for c, seen in zip(cases, self.inner.run(cases), strict=True)]
+
+    def _wrong(self, case: Case, seen: Observation) -> Observation:
+        made = {n for s in statements(case.program.body) if s.op == self.op for n in s.outputs}
+        for label, value in seen.values.items():
+            if label.rpartition(".")[2] in made and value is not None and value.numel():
+                seen.values[label] = self._off(value)
+        return seen
+
+    def _off(self, value: torch.Tensor) -> torch.Tensor:
+        if not self.values:
+            return value.to("meta").to(torch.int16)
+        value = value.clone(memory_format=torch.contiguous_format)
+        if value.dtype == torch.bool:
+            return ~value
+        flat = bits(value).view(-1)
+        flat[0] ^= 1
+        return value

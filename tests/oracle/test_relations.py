@@ -1,0 +1,187 @@
+"""Each relation holds in honest torch, and is seen to break when torch is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import msgspec
+import pytest
+import torch
+
+from amp_fuzz.case import Case, bare, map_autocast
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.oracle import RELATIONS, check_relation, within
+from amp_fuzz.program import Autocast, InferenceMode, regions
+from tests.helpers import BF16, F16, call, case, drawn, eager, under, x
+
+Run = Callable[[Case], Observation]
+
+W = [x("x0", 4, 4), x("w1", 4, 4)]
+CASE = case(W, call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1"))
+
+
+def honest(case: Case) -> Observation:
+    return eager().run([case])[0]
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_both_variants_of_a_pair_mean_the_same_in_honest_torch(name: str) -> None:
+    relation, judge = RELATIONS[name], Judge(eager(), shipped(), "none")
+    tried = 0
+    with quiet():
+        for case_ in drawn(1500, statements=5, seed=name):
+            if relation.pair(case_) is None or honest(case_).raised is not None:
+                continue
+            found = check_relation(relation, case_, honest)
+            assert found is None or judge.explain(case_, found), f"{found}\n{case_}"
+            tried += 1
+            if tried == 150:
+                break
+    assert tried == 150
+
+
+def _without_checkpoint_recast(case: Case) -> Observation:
+    """The recomputation forgets autocast: as if a checkpointed case ran bare."""
+    return honest(bare(case) if case.plan.checkpoint != "none" else case)
+
+
+VIOLATIONS: dict[str, tuple[str, Run]] = {
+    "cache": (
+        "cache_enabled=False also changes the dtype",
+        lambda c: honest(
+            map_autocast(c, dtype="float16")
+            if any(k.cache_enabled is False for k in c.plan.contexts)
+            else c
+        ),
+    ),
+    "disabled": (
+        "enabled=False is ignored",
+        lambda c: honest(map_autocast(c, enabled=True)),
+    ),
+    "entry": (
+        "the decorator does nothing",
+        lambda c: honest(bare(c) if c.plan.entry == "decorator" else c),
+    ),
+    "checkpoint": ("the recomputation runs bare", _without_checkpoint_recast),
+}
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_a_violation_is_found_and_named(name: str) -> None:
+    _, wrong = VIOLATIONS[name]
+    assert check_relation(RELATIONS[name], CASE, honest) is None
+    found = check_relation(RELATIONS[name], CASE, wrong)
+    assert found is not None
+    assert found.kind == "relation"
+    assert found.where.startswith(f"{name}: ")
+
+
+def test_an_error_in_one_variant_alone_is_a_violation() -> None:
+    def raises(variant: Case) -> Observation:
+        seen = honest(variant)
+        if variant.plan.entry == "decorator":
+            other = case(W, call("mm", "x0", 1.5))
+            seen = honest(msgspec.structs.replace(other, plan=variant.plan))
+        return seen
+
+    found = check_relation(RELATIONS["entry"], CASE, raises)
+    assert found is not None
+    assert "error" in found.expected
+
+
+# -- what each pair is ---------------------------------------------------------------------------
+
+
+def contexts(case: Case) -> list[Autocast]:
+    inner = [c for c in regions(case.program.body) if isinstance(c, Autocast)]
+    return [*case.plan.contexts, *inner]
+
+
+def pairs(name: str, count: int) -> list[tuple[Case, Case]]:
+    found = (RELATIONS[name].pair(c) for c in drawn(2000, statements=3))
+    return list(islice((p for p in found if p is not None), count))
+
+
+def test_cache_pairs_differ_in_the_cache_alone() -> None:
+    for on, off in pairs("cache", 50):
+        assert all(c.cache_enabled is not False for c in contexts(on))
+        assert all(c.cache_enabled is False for c in contexts(off))
+        assert map_autocast(on, cache_enabled=None) == map_autocast(off, cache_enabled=None)
+
+
+def test_disabled_pairs_are_off_and_absent() -> None:
+    for off, none in pairs("disabled", 50):
+        assert not any(c.enabled for c in contexts(off))
+        assert contexts(none) == []
+        assert bare(off) == none
+
+
+def test_entry_pairs_differ_in_the_entry_alone() -> None:
+    for one, other in pairs("entry", 50):
+        assert one.plan.entry != other.plan.entry
+        assert msgspec.structs.replace(one.plan, entry=other.plan.entry) == other.plan
+        assert one.program == other.program
+
+
+def test_checkpoint_pairs_differ_in_the_checkpoint_alone() -> None:
+    for one, other in pairs("checkpoint", 50):
+        assert (one.plan.checkpoint, other.plan.checkpoint) == ("non_reentrant", "none")
+        assert msgspec.structs.replace(one.plan, checkpoint="none") == other.plan
+
+
+@pytest.mark.parametrize(
+    ("name", "silent"),
+    [
+        ("cache", case(W, call("mm", "x0", "w1"), contexts=())),
+        ("cache", case(W, call("mm", "x0", "w1"), steps=2)),
+        ("disabled", case(W, call("mm", "x0", "w1"), contexts=())),
+        ("disabled", case(W, call("mm", "x0", "w1"), entry="decorator")),
+        ("entry", case(W, call("mm", "x0", "w1"), contexts=())),
+        ("entry", case(W, call("mm", "x0", "w1"), thread="inside")),
+        ("checkpoint", case(W, call("mm", "x0", "w1"), backward="none")),
+        ("checkpoint", case([x("b0", 2)], call("neg", "b0", form="inplace"))),
+    ],
+)
+def test_a_relation_says_nothing_where_it_does_not_hold(name: str, silent: Case) -> None:
+    assert RELATIONS[name].pair(silent) is None
+
+
+def test_an_inner_region_is_enough_for_the_relations_of_autocast() -> None:
+    inner = case(W, under(InferenceMode(), under(F16, call("mm", "x0", "w1"))), contexts=())
+    assert RELATIONS["cache"].pair(inner) is not None
+    assert RELATIONS["disabled"].pair(inner) is not None
+
+
+# -- relations within one observation ------------------------------------------------------------
+
+
+def test_a_second_call_must_give_what_the_first_gave() -> None:
+    twice = case(W, call("mm", "x0", "w1"), calls=2)
+    seen = honest(twice)
+    assert within(twice, seen) is None
+    value = seen.values["call1.v0"]
+    assert value is not None
+    seen.values["call1.v0"] = value + 1
+    found = within(twice, seen)
+    assert found is not None
+    assert (found.kind, found.where) == ("relation", "second call: call1.v0")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_retained_graph_must_give_the_same_gradient_again(steps: int) -> None:
+    again = case(W, call("mm", "x0", "w1"), second="retain", steps=steps)
+    seen = honest(again)
+    assert within(again, seen) is None
+    label = next(k for k in seen.values if "again." in k)
+    seen.values[label] = torch.zeros(4, 4)
+    found = within(again, seen)
+    assert found is not None
+    assert found.where == f"retained graph: {label}"
+
+
+def test_nothing_is_asked_within_where_nothing_is_repeated() -> None:
+    assert within(CASE, honest(CASE)) is None
+    assert BF16 in CASE.plan.contexts

@@ -1,0 +1,71 @@
+"""Every autocast kernel that torch's dispatcher lists is in the catalogue, or is said why not.
+
+This asks the installed torch, so that a new release which adds a kernel fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+import torch
+
+from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.catalogue import CATALOGUE, Op
+from amp_fuzz.catalogue.unreachable import UNREACHABLE
+from amp_fuzz.reference import DEVICES
+from amp_fuzz.strategies.drawing import usable
+
+
+def listed(device: str) -> set[str]:
+    """Return the overloads that have a kernel of their own on the device's autocast key."""
+    key = f"Autocast{device.upper()}"
+    return {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    }
+
+
+def missing(device: str, ops: Iterable[Op], reasons: Mapping[str, str]) -> list[str]:
+    """Return the kernels of a device that no op usable there claims and that no reason excuses."""
+    claimed = {overload for op in usable(ops, device) for overload in op.overloads}
+    excused = {f"aten::{name}" for name, why in reasons.items() if why.strip()}
+    return sorted(listed(device) - claimed - excused)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_kernel_of_a_device_is_in_the_catalogue_or_excused(device: str) -> None:
+    left_out = missing(device, CATALOGUE.values(), UNREACHABLE)
+    assert not left_out, f"add to amp_fuzz/catalogue, or to unreachable.py: {', '.join(left_out)}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_dispatcher_lists_kernels_for_each_device(device: str) -> None:
+    assert len(listed(device)) > 80
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_coverage_is_measured_against_the_same_list(device: str) -> None:
+    counted = kernels(device)
+    assert {f"aten::{n}" for n in (*counted.reachable, *counted.unreachable)} == listed(device)
+
+
+def test_no_excuse_is_stale() -> None:
+    everything = set().union(*map(listed, DEVICES))
+    claimed = {overload for op in CATALOGUE.values() for overload in op.overloads}
+    for name in UNREACHABLE:
+        assert f"aten::{name}" in everything, f"{name} is no autocast kernel any more"
+        assert f"aten::{name}" not in claimed, f"{name} is reached after all"
+
+
+def test_a_kernel_that_is_missing_is_named() -> None:
+    without = [op for op in CATALOGUE.values() if "aten::addmm" not in op.overloads]
+    assert "aten::addmm" in missing("cpu", without, {})
+    assert "aten::addmm" in missing("cpu", without, {"addmm": " "})
+    assert "aten::addmm" not in missing("cpu", without, {"addmm": "for a reason"})
+
+
+def test_an_op_of_other_devices_covers_nothing_here() -> None:
+    only_there = [op for op in CATALOGUE.values() if op.devices and "cpu" not in op.devices]
+    assert missing("cpu", only_there, {}) == sorted(listed("cpu"))

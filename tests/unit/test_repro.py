@@ -1,0 +1,473 @@
+"""A repro imports only torch, exits 1 where the divergence is, and 0 where it is not."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from amp_fuzz import inputs
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.explicit import explicit_form
+from amp_fuzz.judge import Judge
+from amp_fuzz.known import shipped
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.compare import same
+from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Statement, TensorSpec
+from amp_fuzz.repro import ReproError, _literal, repro
+from amp_fuzz.strategies.drawing import draw_case
+
+BFLOAT16 = Autocast(dtype="bfloat16")
+FORWARD = Plan(contexts=(BFLOAT16,), backward="none")
+
+# Imports torch once, then runs each script that it is told of in a process of its own, in which
+# amp_fuzz cannot be imported, and answers with the exit code and what was printed.
+RUNNER = """
+import json, os, runpy, sys
+import torch
+
+sys.modules["amp_fuzz"] = None
+for line in sys.stdin:
+    path = line.strip()
+    child = os.fork()
+    if child == 0:
+        out = os.open(path + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1), os.dup2(out, 2)
+        code = 0
+        try:
+            sys.argv = [path]
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as error:
+            code = int(error.code or 0)
+        except BaseException as error:
+            print(repr(error))
+            code = 99
+        sys.stdout.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([code, open(path + ".out").read()]), flush=True)
+"""
+
+Run = Callable[[str], tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("repro")
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", RUNNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    number = 0
+
+    def run(script: str) -> tuple[int, str]:
+        nonlocal number
+        number += 1
+        path = folder / f"repro{number}.py"
+        path.write_text(script)
+        process.stdin.write(f"{path}\n")
+        process.stdin.flush()
+        code, printed = json.loads(process.stdout.readline())
+        return code, printed
+
+    yield run
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+
+
+# -- cases ----------------------------------------------------------------------------------------
+
+
+def tensor(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name, shape, dtype, role="weight" if name[0] == "w" else "input")
+
+
+def call(output: str, op: str, *args: Arg) -> Statement:
+    return Statement(op, "function", args, (), (output,))
+
+
+CAT = Case(
+    Program(
+        (tensor("x0", (2, 3), "float16"), tensor("x1", (2, 3), "float16")),
+        (call("v0", "cat", Items((Ref("x0"), Ref("x1")))),),
+        ("v0",),
+    ),
+    FORWARD,
+)
+NESTED = Case(
+    Program(
+        (tensor("x0", (2, 3)), tensor("w1", (3, 2))),
+        (
+            call("v0", "mm", Ref("x0"), Ref("w1")),
+            Region(Autocast(dtype="float16"), (call("v1", "mm", Ref("x0"), Ref("w1")),)),
+        ),
+        ("v0", "v1"),
+    ),
+    FORWARD,
+)
+BILINEAR = Case(
+    Program(
+        (
+            tensor("x0", (2, 3), "bfloat16"),
+            tensor("x1", (2, 4), "bfloat16"),
+            tensor("x2", (5, 3, 4), "bfloat16"),
+            tensor("x3", (5,)),
+        ),
+        (call("v0", "bilinear", Ref("x0"), Ref("x1"), Ref("x2"), Ref("x3")),),
+        ("v0",),
+    ),
+    FORWARD,
+)
+MM = Case(
+    Program(
+        (tensor("x0", (2, 3)), tensor("w1", (3, 2))),
+        (call("v0", "mm", Ref("x0"), Ref("w1")),),
+        ("v0",),
+    ),
+    Plan(contexts=(BFLOAT16,)),
+)
+
+
+def planned(**changes: Any) -> Case:
+    return msgspec.structs.replace(MM, plan=msgspec.structs.replace(MM.plan, **changes))
+
+
+def backend(name: str) -> Backend:
+    found = backends()[name]
+    assert found.availability().status == "ready"
+    return found
+
+
+# -- known upstream bugs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "case", "name"),
+    [
+        ("promote-foreign-half", CAT, "eager-cpu"),
+        ("cache-ignores-dtype", NESTED, "eager-cpu"),
+        ("promote-skips-optional", BILINEAR, "fake-cuda"),
+    ],
+)
+def test_known_bugs_reproduce_with_only_torch(
+    known: str, case: Case, name: str, tmp_path: Path
+) -> None:
+    on = backend(name)
+    verdict = Judge(on, shipped()).judge(case)
+    assert verdict.known == known
+    finding = msgspec.structs.replace(
+        verdict.finding("test"), explicit=explicit_form(case, on.reference())
+    )
+    script = tmp_path / "repro.py"
+    script.write_text(repro(case, on, finding))
+    blocked = f"import runpy, sys; sys.modules['amp_fuzz'] = None; runpy.run_path({str(script)!r})"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", blocked], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"torch:    {torch.__version__}" in done.stdout
+    assert "expected:" in done.stdout
+    assert "observed:" in done.stdout
+
+
+def test_script_reads_like_an_issue() -> None:
+    on = backend("eager-cpu")
+    finding = msgspec.structs.replace(
+        Judge(on, shipped()).judge(CAT).finding("test"),
+        explicit=explicit_form(CAT, on.reference()),
+    )
+    assert (
+        repro(CAT, on, finding)
+        == f"""\
+# found by amp-fuzz 0.1.0, case {CAT.id} on eager-cpu
+# raise: v0 = torch.cat([x0, x1])
+# expected: no error
+# observed: RuntimeError: Unexpected floating ScalarType in at::autocast::prioritize
+import sys
+
+import torch
+from torch import autocast
+
+device = "cpu"
+torch.set_num_threads({torch.get_num_threads()})
+
+x0 = torch.tensor([[0.001611, -0.3523, 0.9824], [-0.3037, -1.343, -0.62]], dtype=torch.float16)
+x1 = torch.tensor([[2.281, -1.34, 0.931], [-1.515, -2.467, 1.55]], dtype=torch.float16)
+torch.manual_seed(0)
+
+
+# What autocast should do, its casts written out:
+# under autocast(device, bfloat16)
+# v0 = torch.cat([x0, x1])  # cat: promote, autocast_promote(float16, float16)
+def program(x0, x1):
+    v0 = torch.cat([x0, x1])
+    return v0,
+
+
+def drive(x0, x1):
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, x1)
+
+
+expected, observed = "no error", "no error"
+try:
+    drive(x0, x1)
+except Exception as error:
+    observed = type(error).__name__
+    print("raised:  ", error)
+print("torch:   ", torch.__version__)
+print("expected:", expected)
+print("observed:", observed)
+sys.exit(observed != expected)
+"""
+    )
+
+
+# -- every kind, with a fault seeded into the script ----------------------------------------------
+
+# A kernel over torch's own for mm under autocast; {body} is what it does with the result `y`.
+FAULT = """
+import warnings
+warnings.simplefilter("ignore")
+library = torch.library.Library("aten", "IMPL")
+calls = []
+
+
+def wrong(a, b):
+    calls.append(1)
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        y = torch.mm(a.bfloat16(), b.bfloat16())
+        {body}
+        return y
+
+
+library.impl("mm", wrong, "AutocastCPU")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "body", "case"),
+    [
+        ("raise", "v0 = torch.mm(x0, w1)", "raise ValueError('seeded')", MM),
+        ("dtype", "v0", "y = y.float()", MM),
+        ("shape", "v0", "y = y.reshape(-1)", MM),
+        ("bitwise", "v0", "y = y * 1.01", MM),
+        ("nonfinite", "v0", "y = y / 0", MM),
+        ("grad-missing", "w1.grad", "y = y.detach()", MM),
+        ("grad-bitwise", "w1.grad", "y = y * 2", MM),
+        ("grad-nonfinite", "w1.grad", "y = y * float('nan')", MM),
+        ("state", "after the case", "torch.autocast_increment_nesting()", MM),
+        ("nondeterminism", "v0", "y = y + len(calls)", MM),
+        ("nondeterminism", "v0 = torch.mm(x0, w1)", "assert len(calls) < 9", MM),
+        ("relation", "second call: call1.v0", "y = y + len(calls)", planned(calls=2)),
+        (
+            "relation",
+            "retained graph: again.w1.grad",
+            "y.register_hook(lambda g: g * (calls.append(1) or len(calls)))",
+            planned(second="retain"),
+        ),
+        (
+            "relation",
+            "cache: v0",
+            "y = y + torch.is_autocast_cache_enabled()",
+            planned(backward="none"),
+        ),
+        ("relation", "entry: v0", "y = y + len(calls)", planned(backward="none")),
+        ("relation", "disabled: v0", "", planned()),
+        ("relation", "checkpoint: w1.grad", "y = y * len(calls)", planned()),
+        ("crash", "", "import os; os.abort()", MM),
+    ],
+)
+def test_every_kind(run: Run, kind: Any, where: str, body: str, case: Case) -> None:
+    finding = Divergence(kind, where, "this", "that")
+    on = backend("eager-cpu")
+    assert run(repro(case, on, finding)) == (0, ANY), "honest torch"
+    if body:
+        fault = FAULT.format(body=body)
+        assert run(repro(case, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
+
+
+def test_timeouts_are_told_from_answers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_fuzz.repro.TIMEOUT", 1)
+    fault = FAULT.format(body="import time; time.sleep(60)")
+    script = repro(MM, backend("eager-cpu"), Divergence("timeout", "", "", ""), prefix=fault)
+    code, printed = run(script)
+    assert code == 1
+    assert "observed: no answer for 1 s" in printed
+
+
+@dataclass
+class Altered:
+    """A backend with a reference that expects something else."""
+
+    inner: Backend
+    label: str
+    change: Callable[[torch.Tensor], torch.Tensor | None]
+    device: str = "cpu"
+    name: str = "eager-cpu"
+    trains: bool = True
+    values: bool = True
+
+    def reference(self) -> Any:
+        return self
+
+    def run(self, case: Case) -> Any:
+        seen = self.inner.reference().run(case)
+        value = seen.values[self.label]
+        assert value is not None
+        seen.values[self.label] = self.change(value)
+        return seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("grad-dtype", lambda t: t.double()),
+        ("grad-shape", lambda t: t[0]),
+        ("grad-missing", lambda t: None),
+        ("grad-bitwise", lambda t: t.nextafter(t + 1)),
+        ("grad-bitwise", lambda t: t.fill_(-0.0)),
+    ],
+)
+def test_gradients_that_the_reference_has_otherwise(
+    run: Run, kind: Any, change: Callable[[torch.Tensor], torch.Tensor | None]
+) -> None:
+    finding = Divergence(kind, "w1.grad", "", "")
+    altered: Any = Altered(backend("eager-cpu"), "w1.grad", change)
+    assert run(repro(MM, altered, finding))[0] == 1
+    assert run(repro(MM, backend("eager-cpu"), finding))[0] == 0
+
+
+def test_something_else_in_the_way_is_neither(run: Run) -> None:
+    finding = Divergence("dtype", "v0", "float32", "bfloat16")
+    fault = FAULT.format(body="raise ValueError('seeded')")
+    code, printed = run(repro(MM, backend("eager-cpu"), finding, prefix=fault))
+    assert code == 125
+    assert "cannot tell, since it raises: ValueError('seeded')" in printed
+
+
+def test_error_at_another_line_is_told_by_the_line(run: Run) -> None:
+    program = Program(
+        (tensor("x0", (2, 3)), tensor("x1", (2, 3))),
+        (call("v0", "mm", Ref("x0"), Ref("x1")),),
+        ("v0",),
+    )
+    case = Case(program, FORWARD)
+    honest = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    finding = Divergence("raise", "v0 = torch.mm(x0, x1)", honest, honest)
+    script = repro(case, backend("eager-cpu"), finding)
+    code, printed = run(script)
+    assert code == 0
+    assert "observed: RuntimeError at v0 = torch.mm(x0, x1)" in printed
+    moved = script.replace("    v0 = torch.mm(x0, x1)\n", "    v0 = torch.mm(x0,  x1)\n")
+    assert run(moved)[0] == 1
+
+
+def test_a_label_that_is_never_observed_is_an_error() -> None:
+    with pytest.raises(ReproError, match="observes nothing at 'v9'"):
+        repro(MM, backend("eager-cpu"), Divergence("dtype", "v9", "", ""))
+
+
+# -- any case -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["eager-cpu", "fake-cuda", "fake-mps", "fake-maia"])
+def test_drawn_cases_that_agree_exit_0(run: Run, name: str) -> None:
+    on = backend(name)
+    tried = 0
+    for seed in range(12):
+        rng = random.Random(f"{name}/{seed}")
+        case = draw_case(rng.randint, on.device, trains=on.trains)
+        if Judge(on, relations="none").judge(case).outcome != "agreed":
+            continue
+        expected = on.reference().run(case)
+        label = rng.choice([n for n, value in expected.values.items() if value is not None])
+        for kind in ("raise", "state", *(("bitwise",) if on.values else ("dtype", "shape"))):
+            script = repro(case, on, Divergence(kind, label, "", ""))  # type: ignore[arg-type]
+            assert imported(script) <= {"torch", *sys.stdlib_module_names}
+            assert run(script) == (0, ANY), script
+            tried += 1
+    assert tried >= 15
+
+
+def imported(script: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(script)))
+    names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+    names += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
+def test_inputs_are_exact_and_lie_alike_in_memory(layout: Any) -> None:
+    specs = tuple(
+        TensorSpec(f"x{i}", (3, 4), dtype, domain, layout)
+        for i, (dtype, domain) in enumerate(
+            itertools.product(("float16", "bfloat16", "float32"), ("overflow", "subnormal", "ties"))
+        )
+    )
+    outputs = tuple(spec.name for spec in specs)
+    case = Case(Program(specs, (call("v0", "mm", Ref("x0"), Ref("x0")),), outputs), FORWARD)
+    script = repro(case, backend("eager-cpu"), Divergence("raise", "", "", ""))
+    tree = ast.parse(script)
+    kept = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom, ast.Assign))]
+    tree.body = [n for n in kept if "observed" not in ast.unparse(n)]
+    names: dict[str, Any] = {}
+    exec(compile(tree, "repro", "exec"), names)
+    for spec in specs:
+        want, got = inputs.tensor(spec, case.seed), names[spec.name]
+        assert same(want, got)
+        assert (want.stride(), want.storage_offset()) == (got.stride(), got.storage_offset())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.tensor(1 / 3, dtype=torch.bfloat16), "torch.tensor(0.334, dtype=torch.bfloat16)"),
+        (torch.tensor([1.0, 1.0]), "torch.full((2,), 1.0, dtype=torch.float32)"),
+        (torch.tensor([0.0, -0.0]), "torch.tensor([0.0, -0.0], dtype=torch.float32)"),
+        (torch.zeros(2, 0), "torch.zeros((2, 0), dtype=torch.float32)"),
+        (torch.tensor([[True], [False]]), "torch.tensor([[True], [False]], dtype=torch.bool)"),
+        (
+            torch.tensor([complex(-0.0, 1), complex(math.inf, math.nan)]),
+            "torch.tensor([complex(-0.0, 1.0), complex(inf, nan)], dtype=torch.complex64)",
+        ),
+        (
+            torch.tensor([0.1, 5e-324], dtype=torch.float64),
+            "torch.tensor([0.1, 5e-324], dtype=torch.float64)",
+        ),
+    ],
+)
+def test_literals_are_short_and_exact(value: torch.Tensor, text: str) -> None:
+    assert _literal(value) == text
+    again = eval(text, {"torch": torch, "inf": math.inf, "nan": math.nan})
+    assert again.dtype == value.dtype
+    assert same(again, value)
+
+
+class _Any:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+ANY = _Any()
