@@ -175,4 +175,10 @@ def tensor(spec: TensorSpec, seed: int) -> torch.Tensor:
         base = torch.zeros(values.numel() + 3, dtype=values.dtype)
         base[3:] = values.reshape(-1)
         return base[3:].view(spec.shape)
-    return torch.empty_strided(spec.shape, strides(spec), dtype=values.dtype).copy_(values)
+    made = torch.empty_strided(spec.shape, strides(spec), dtype=values.dtype)
+    if spec.layout == "strided" and made.numel():
+        # Zeros between the elements: a kernel that overlooks strides reads them, and what it makes
+        # of them must be the same every time.
+        whole = made.untyped_storage().nbytes() // made.element_size()
+        made.as_strided((whole,), (1,)).zero_()
+    return made.copy_(values)

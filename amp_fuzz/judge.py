@@ -187,6 +187,8 @@ class Judge:
         for entry in entries:
             if entry.explains(found.kind, op):
                 return entry.id
+        if found.kind == "nondeterminism":
+            return ""  # a side that changes may agree with anything once
         quirky = [k for k in entries if k.quirk]
         for chosen in [[k] for k in quirky] + ([quirky] if len(quirky) > 1 else []):
             if self._agrees_with(case, found, [k.quirk for k in chosen]):

@@ -65,6 +65,8 @@ def load_known(path: Path) -> tuple[Known, ...]:
         return _parse(path.read_text(), str(path))
     except OSError as error:
         raise KnownError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KnownError(f"{path}: not UTF-8 ({error}): write the file again") from error
 
 
 def _parse(text: str, where: str) -> tuple[Known, ...]:

@@ -6,6 +6,7 @@ in the same words.
 
 from __future__ import annotations
 
+import difflib
 import platform
 import secrets
 from dataclasses import dataclass
@@ -118,12 +119,22 @@ def known_of(options: Options) -> tuple[Known, ...]:
     entries = [*shipped(), *(entry for path in options.known for entry in load_known(path))]
     found = []
     for entry in entries:
+        _check_quirk(entry)
         try:
             if torch in SpecifierSet(entry.torch):
                 found.append(entry)
         except InvalidSpecifier as error:
             raise KnownError(f"{entry.id}: torch={entry.torch!r}: write it as '>=2.7'") from error
     return tuple(found)
+
+
+def _check_quirk(entry: Known) -> None:
+    from amp_fuzz.reference import QUIRKS
+
+    if entry.quirk and entry.quirk not in QUIRKS:
+        near = difflib.get_close_matches(entry.quirk, QUIRKS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(QUIRKS)}"
+        raise KnownError(f"{entry.id}: quirk={entry.quirk!r} is unknown: {hint}")
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, select
-from amp_fuzz.harness import Observation, bits
+from amp_fuzz.harness import Observation, Raised, bits, compiled
 from amp_fuzz.program import (
     Arg,
     Autocast,
@@ -47,6 +47,9 @@ __all__ = [
     "under",
     "x",
 ]
+
+# As workers do: small tensors lose by threads, most of all where several test processes share a core.
+torch.set_num_threads(1)
 
 BF16 = Autocast(dtype="bfloat16")
 F16 = Autocast(dtype="float16")
@@ -142,7 +145,7 @@ def one_line(error: BaseException) -> bool:
 class WrongKernel:
     """A backend that gets one op wrong: the lowest bit of each output's first element.
 
-    Where results have no values it gets the dtype wrong.
+    Where results have no values it gets the dtype wrong, and in a case that raises it raises there.
     """
 
     inner: Backend
@@ -175,10 +178,20 @@ class WrongKernel:
 
     def _wrong(self, case: Case, seen: Observation) -> Observation:
         made = {n for s in statements(case.program.body) if s.op == self.op for n in s.outputs}
+        if seen.raised is not None:
+            seen.raised = self._raised(case, seen.raised)
         for label, value in seen.values.items():
             if label.rpartition(".")[2] in made and value is not None and value.numel():
                 seen.values[label] = self._off(value)
         return seen
+
+    def _raised(self, case: Case, raised: Raised) -> Raised:
+        # What a program made before it raised is not observed: a wrong kernel shows as an error.
+        calls = {", ".join(s.outputs) for s in statements(case.program.body) if s.op == self.op}
+        for number, text in enumerate(compiled(case).program.splitlines(), start=1):
+            if text.strip().partition(" = ")[0] in calls:
+                return Raised("ArithmeticError", "a wrong kernel", number, text.strip())
+        return raised
 
     def _off(self, value: torch.Tensor) -> torch.Tensor:
         if not self.values:

@@ -100,8 +100,9 @@ def draw_plan(integer: Integer, device: str, *, trains: bool = True) -> Plan:
     """Draw a plan. The simplest: one bfloat16 context around the forward, the backward after it."""
     dtypes = _dtypes(device)
     # Choices that belong together share one draw: see `ProgramBuilder.digits`.
-    low, outer, backward = _digits(integer, 4, 12, 10)
-    contexts = [Autocast(dtype=dtypes[-1] if low == 3 else dtypes[0])]
+    low, outer, backward = _digits(integer, 8, 12, 10)
+    # The last one leaves the dtype to the device's default, as most callers do.
+    contexts = [Autocast(dtype=dtypes[0] if low < 5 else dtypes[-1] if low < 7 else None)]
     if outer == 11:
         contexts = []
     elif outer >= 7:
@@ -285,7 +286,7 @@ def _statements(body: Sequence[Node]) -> list[Statement]:
 
 
 def _frame(plan: Plan | None, device: str) -> Frame:
-    frame = Frame(dtype=_dtypes(device)[0])
+    frame = Frame(dtype=_table(device).default_dtype)
     if plan is None or plan.thread == "inside":
         return frame
     for context in plan.contexts:

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,16 +126,23 @@ class Running:
         out, err = self.process.communicate(timeout=120)
         return Done(self.process.returncode, "".join(self.lines) + out, err)
 
-    def processes(self) -> list[str]:
-        """Return the states of the processes that are left of the session."""
+    def leaves_nothing(self) -> None:
+        """Fail unless all processes of the session end, now that the first one has."""
+        deadline = time.monotonic() + 10
+        while left := self._processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def _processes(self) -> list[str]:
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
+                text = stat.read_text()
+            except OSError:  # it has just ended
                 continue
-            if int(fields[3]) == self.process.pid:
-                found.append(fields[0])
+            state, _, _, session = text.rpartition(")")[2].split()[:4]
+            if int(session) == self.process.pid and state != "Z":
+                found.append(text)
         return found
 
 
@@ -226,3 +234,4 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[...,
     for running in started:
         if running.process.poll() is None:
             os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.communicate()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
 from amp_fuzz.store import Store, read_records
@@ -146,11 +145,8 @@ def whole_lines(folder: Path) -> int:
     return len(of(CaseRecord, records(folder)))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_keeps_all_records_and_prints_the_summary(
-    tmp_path: Path, start: Command, workers: int
-) -> None:
-    running = start("--backends=eager-cpu", f"--workers={workers}")
+def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: Command) -> None:
+    running = start("--backends=eager-cpu", "--workers=2")
     running.wait_for(r"^\[.*eager-cpu [1-9]\d*/100000")
     # A terminal sends it to the workers too; an impatient user sends it again.
     os.killpg(running.process.pid, signal.SIGINT)
@@ -168,7 +164,7 @@ def test_ctrl_c_keeps_all_records_and_prints_the_summary(
     assert done.out.splitlines()[-1].startswith("again:  amp-fuzz run --seed=")
     assert whole_run(records(tmp_path)).reason == "interrupted"
     assert (tmp_path / "amp-fuzz-report" / "report.html").exists()
-    assert running.processes() == []
+    running.leaves_nothing()
     assert not list((tmp_path / ".amp-fuzz" / "runs").glob("*/current-*"))
 
 
@@ -180,7 +176,7 @@ def test_sigterm_does_the_same(tmp_path: Path, start: Command) -> None:
     assert (done.code, done.err) == (143, "")
     assert whole_lines(tmp_path) >= 1
     assert "the run was interrupted before its end" in done.out
-    assert running.processes() == []
+    running.leaves_nothing()
 
 
 def test_ctrl_c_while_a_worker_hangs(tmp_path: Path, start: Command) -> None:
@@ -193,7 +189,7 @@ def test_ctrl_c_while_a_worker_hangs(tmp_path: Path, start: Command) -> None:
     os.killpg(running.process.pid, signal.SIGINT)
     done = running.end()
     assert (done.code, done.err) == (130, "")
-    assert running.processes() == []
+    running.leaves_nothing()
 
 
 def test_ctrl_c_while_workers_start(tmp_path: Path, start: Command) -> None:
@@ -203,7 +199,7 @@ def test_ctrl_c_while_workers_start(tmp_path: Path, start: Command) -> None:
     os.killpg(running.process.pid, signal.SIGINT)
     done = running.end()
     assert (done.code, done.err) == (130, "")
-    assert running.processes() == []
+    running.leaves_nothing()
 
 
 def test_ctrl_c_before_the_run(tmp_path: Path, start: Command) -> None:
@@ -223,7 +219,9 @@ def test_a_full_disk_is_one_line(amp_fuzz: Command, tmp_path: Path) -> None:
     done = amp_fuzz(
         *("run", "--backends=eager-cpu", "--ops=abs", "--cases=3000", "--workers=1"), limit=48_000
     )
-    assert re.match(r"amp-fuzz: .*records-0\.jsonl: cannot write \(File too large\)", done.error)
+    assert re.match(
+        r"amp-fuzz: .*records-0\.jsonl: cannot write \(.*\): free some space", done.error
+    )
     assert done.code == 2
     assert whole_lines(tmp_path) > 10
     assert "cases" in done.out  # the summary so far

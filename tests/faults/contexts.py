@@ -292,9 +292,10 @@ _kwargs: Any = torch.utils.checkpoint._get_autocast_kwargs  # type: ignore[attr-
 def _recomputes(name: str, what: str, state: Callable[[], Any]) -> None:
     """Make a fault of the autocast state that a checkpoint is recomputed under."""
 
-    def kwargs(*args: Any, **named: Any) -> Any:
-        device, _ = _kwargs(*args, **named)
-        return device, state()
+    def kwargs(device_type: str = "cuda") -> Any:
+        # Two contexts are entered: of the device, and of the CPU.
+        device, _ = _kwargs(device_type)
+        return state() if device_type == "cpu" else device, state()
 
     _fault(name, what, *_GRAD, "raise", "relation")(
         lambda: patched(torch.utils.checkpoint, _get_autocast_kwargs=kwargs)

@@ -1,23 +1,35 @@
-"""Set the engine on a fault, as a user would who does not know that it is there."""
+"""Set the engine on a fault, as a user would who does not know that it is there.
+
+`hunt` corrupts torch and runs the engine until it notices. `record` and `hunt_along` do the same for
+hundreds of faults of single ops at a fraction of the cost. What the engine draws does not depend on
+torch, so all these hunts go through the same cases, and a fault of one op touches only the cases
+that call the op under autocast: `record` runs the engine once over honest kernels that note who
+calls them, and `hunt_along` judges, under the fault, the noted cases only. The cases and seconds
+until the find are those of the whole way.
+
+Seconds are CPU seconds of one core: a busy machine does not change what is found within a minute.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
 import torch
 
-from amp_fuzz.backends import backends
-from amp_fuzz.engine import Finding, Settings, explore, plan_tasks, seed_of
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.case import Case
+from amp_fuzz.engine import Finding, Settings, Task, explore, plan_tasks, seed_of
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.records import DivergenceRecord
 from tests.faults.fault import Fault
+from tests.faults.wrapper import Kernel, Value, Wrapper, installed
 
-__all__ = ["Hunt", "hunt"]
+__all__ = ["Hunt", "Step", "hunt", "hunt_along", "record"]
 
 # A run small enough to come round to every family every few seconds.
 _ROUND = 400
@@ -45,45 +57,59 @@ class Hunt:
         return asdict(self)
 
 
-def settings(seed: int) -> Settings:
-    """Return an ordinary run; only the minimiser is off, since its time is not the search's."""
-    return Settings(
-        backends=("eager-cpu",),
-        cases=_ROUND,
-        seed=seed,
-        known=shipped(),
-        fail_fast=True,
-        minimize=0.0,
-    )
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A case of the engine's way: the overloads called under autocast, and the seconds so far."""
+
+    case: Case
+    family: str
+    reached: frozenset[str]
+    seconds: float
+
+
+def _rounds(seed: int) -> Iterator[tuple[Task, Settings]]:
+    """Yield the tasks of one ordinary run after another; only the minimiser is off."""
+    for number in count():
+        settings = Settings(
+            backends=("eager-cpu",),
+            cases=_ROUND,
+            seed=seed_of(seed, number),
+            known=shipped(),
+            fail_fast=True,
+            minimize=0.0,
+        )
+        for task in plan_tasks(settings, [_backend()]):
+            yield task, settings
+
+
+def _backend() -> Backend:
+    return backends()["eager-cpu"]
 
 
 def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) -> Hunt:
     """Corrupt torch and run the engine until it notices, for so long or for so many cases."""
     torch.set_num_threads(1)
     alarms = done = 0
-    start = time.perf_counter()
-    for round_ in count():
-        chosen = settings(seed_of(seed, round_))
-        for task in plan_tasks(chosen, [backends()["eager-cpu"]]):
-            record = None
-            with fault.corrupt():
-                for event in explore(task, chosen):
-                    if isinstance(event, Finding):
-                        record = event.record if event.new else record
-                    else:
-                        done += 1
-                    spent = time.perf_counter() - start
-                    if spent > seconds or (cases and done >= cases):
-                        break
-            if record is not None:
-                if _is_of(record, fault):
-                    spent = time.perf_counter() - start
-                    found = record.kind, record.where, record.op
-                    return Hunt(fault.name, True, done, round(spent, 2), *found, alarms)
-                alarms += 1
-            if spent > seconds or (cases and done >= cases):
-                return Hunt(fault.name, False, done, round(spent, 2), alarms=alarms)
-    raise AssertionError("unreachable")
+    spent, start = 0.0, time.process_time()
+    for task, settings in _rounds(seed):
+        record = None
+        with fault.corrupt():
+            for event in explore(task, settings):
+                if isinstance(event, Finding):
+                    record = event.record if event.new else record
+                else:
+                    done += 1
+                spent = time.process_time() - start
+                if spent > seconds or (cases and done >= cases):
+                    break
+        if record is not None:
+            if _is_of(record, fault):
+                found = record.kind, record.where, record.op
+                return Hunt(fault.name, True, done, round(spent, 2), *found, alarms)
+            alarms += 1
+        if spent > seconds or (cases and done >= cases):
+            break
+    return Hunt(fault.name, False, done, round(spent, 2), alarms=alarms)
 
 
 def _is_of(record: DivergenceRecord, fault: Fault) -> bool:
@@ -94,5 +120,58 @@ def _is_of(record: DivergenceRecord, fault: Fault) -> bool:
     if record.kind == "nondeterminism" and record.kind not in fault.kinds:
         return False
     with quiet():
-        verdict = Judge(backends()["eager-cpu"], shipped()).judge(record.case)
+        verdict = Judge(_backend(), shipped()).judge(record.case)
     return verdict.outcome != "diverged"
+
+
+class _Listening(Wrapper):
+    """Honest kernels that note who calls them."""
+
+    def __init__(self) -> None:
+        self.reached: set[str] = set()
+
+    def call(
+        self, kernel: Kernel, keys: Any, args: Sequence[Value], kwargs: Mapping[str, Value]
+    ) -> Value:
+        self.reached.add(kernel.name)
+        return super().call(kernel, keys, args, kwargs)
+
+
+def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
+    """Run the engine for so long over honest kernels; return its way, and what came of the run."""
+    torch.set_num_threads(1)
+    wrapper, steps, alarms = _Listening(), [], 0
+    spent, start = 0.0, time.process_time()
+    last: list[Case] = []
+    with installed(wrapper):
+        for task, settings in _rounds(seed):
+            for event in explore(task, settings, seen=last.append):
+                spent = time.process_time() - start
+                if isinstance(event, Finding):
+                    alarms += event.new and event.record.kind != "nondeterminism"
+                    continue
+                steps.append(Step(last.pop(), task.family, frozenset(wrapper.reached), spent))
+                wrapper.reached.clear()
+                if spent > seconds:
+                    return steps, Hunt("honest", bool(alarms), len(steps), round(spent, 2))
+    raise AssertionError("the rounds have no end")
+
+
+def hunt_along(fault: Fault, steps: Sequence[Step]) -> Hunt:
+    """Go the engine's way under a fault of one op; the outcome is that of `hunt`."""
+    torch.set_num_threads(1)
+    alarms = 0
+    judge = Judge(_backend(), shipped())
+    for number, step in enumerate(steps, 1):
+        if fault.op not in step.reached:
+            continue
+        with quiet(), fault.corrupt():
+            verdict = judge.judge(step.case)
+        if verdict.outcome != "diverged":
+            continue
+        found = verdict.finding(step.family)
+        if _is_of(found, fault):
+            where = found.kind, found.where, found.op
+            return Hunt(fault.name, True, number, round(step.seconds, 2), *where, alarms)
+        alarms += 1
+    return Hunt(fault.name, False, len(steps), round(steps[-1].seconds, 2), alarms=alarms)

@@ -1,0 +1,265 @@
+"""Entries of the known list explain their own bug on the whole case, and never another one's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from amp_fuzz.backends import backends
+from amp_fuzz.case import Case
+from amp_fuzz.config import Options
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import Known, KnownError, load_known, shipped
+from amp_fuzz.program import statements
+from amp_fuzz.reference import QUIRKS
+from amp_fuzz.session import known_of
+from tests.helpers import BF16, F16, WrongKernel, call, case, one_line, under, x
+
+DOCS = Path(__file__).parents[2] / "docs" / "findings"
+
+
+class Example(NamedTuple):
+    """The smallest case that shows an upstream bug, after a call that has nothing to do with it."""
+
+    backend: str
+    case: Case
+
+
+NEG = call("neg", "x0", to="v9")
+_LAYER = {
+    "self_attn.in_proj_weight": x("x1", 12, 4, dtype="float16", domain="integers"),
+    "self_attn.in_proj_bias": x("x2", 12, dtype="float16", domain="integers"),
+    "self_attn.out_proj.weight": x("x3", 4, 4, dtype="float16"),
+    "self_attn.out_proj.bias": x("x4", 4, dtype="float16"),
+    "linear1.weight": x("x5", 3, 4, dtype="float16"),
+    "linear1.bias": x("x6", 3, dtype="float16", domain="integers"),
+    "linear2.weight": x("x7", 4, 3, dtype="float16"),
+    "linear2.bias": x("x8", 4, dtype="float16"),
+    "norm1.weight": x("x10", 4, dtype="float16"),
+    "norm1.bias": x("x11", 4, dtype="float16"),
+    "norm2.weight": x("x12", 4, dtype="float16"),
+    "norm2.bias": x("x13", 4, dtype="float16"),
+}
+EXAMPLES: Mapping[str, Example] = {
+    "cache-ignores-dtype": Example(
+        "eager-cpu",
+        case(
+            [x("x0", 2, 2), x("w1", 2, 2)],
+            NEG,
+            call("mm", "w1", "w1"),
+            under(F16, call("mm", "w1", "w1", to="v1")),
+        ),
+    ),
+    "promote-foreign-half": Example(
+        "eager-cpu",
+        case([x("x0", 5, dtype="float16")], NEG, call("cat", ["x0"], 0)),
+    ),
+    "promote-skips-optional": Example(
+        "fake-cuda",
+        case(
+            [
+                x("x0", 3, 2, dtype="bfloat16"),
+                x("x1", 3, 2, dtype="bfloat16"),
+                x("x2", 4, 2, 2, dtype="bfloat16"),
+                x("x3", 4),
+            ],
+            NEG,
+            call("bilinear", "x0", "x1", "x2", "x3"),
+            backward="none",
+        ),
+    ),
+    "query-asks-cuda": Example(
+        "eager-cpu",
+        case(
+            [x("x0", 2, 5, 4, dtype="float16", domain="integers"), *_LAYER.values()],
+            NEG,
+            call(
+                "TransformerEncoderLayer", "x0", form="module",
+                embedding=4, heads=2, wide=3, activation="gelu", first=True, training=False,
+                names=list(_LAYER), weights=[s.name for s in _LAYER.values()], mask=None,
+            ),
+            contexts=(F16,),
+            backward="none",
+        ),
+    ),
+    "any-query-misses-devices": Example(
+        "fake-mps",
+        case(
+            [x("x0", 3, 1, 6, dtype="bfloat16"), x("x1", 15, 6), x("x2", 15, 5)],
+            NEG,
+            call(
+                "gru", "x0", form="module", to="v0 v1",
+                inputs=6, hidden=5, layers=1, bias=False, first=False, bidirectional=False,
+                names=["weight_ih_l0", "weight_hh_l0"], weights=["x1", "x2"], state=None,
+            ),
+            backward="none",
+        ),
+    ),
+}  # fmt: skip
+
+
+def judged(example: Example, known: tuple[Known, ...], *, wrong: str = "") -> Verdict:
+    backend = backends()[example.backend]
+    with quiet():
+        return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(example.case)
+
+
+def entry(id: str) -> Known:
+    return next(k for k in shipped() if k.id == id)
+
+
+@pytest.mark.parametrize("id", [k.id for k in shipped()])
+def test_an_entry_explains_its_bug(id: str) -> None:
+    verdict = judged(EXAMPLES[id], shipped())
+    assert (verdict.outcome, verdict.known) == ("known", id)
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_no_other_entry_explains_it(id: str) -> None:
+    others = tuple(k for k in shipped() if k.id != id)
+    assert judged(EXAMPLES[id], others).outcome == "diverged"
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_another_fault_in_the_same_case_is_not_explained(id: str) -> None:
+    verdict = judged(EXAMPLES[id], shipped(), wrong="neg")
+    assert verdict.outcome == "diverged"
+    assert verdict.divergence is not None
+    assert verdict.divergence.where == "v9"
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_a_wrong_kernel_of_the_same_op_is_not_explained(id: str) -> None:
+    *_, last = statements(EXAMPLES[id].case.program.body)
+    verdict = judged(EXAMPLES[id], shipped(), wrong=last.op)
+    assert verdict.outcome == "diverged"
+
+
+def test_two_bugs_in_one_case_are_explained_together() -> None:
+    layer = EXAMPLES["query-asks-cuda"].case
+    *_, transformer = layer.program.body
+    both = case(
+        [*layer.program.inputs, x("w20", 2, 2)],
+        call("mm", "w20", "w20"),
+        under(BF16, call("mm", "w20", "w20", to="v1")),
+        msgspec.structs.replace(transformer, outputs=("v2",)),
+        contexts=(F16,),
+        backward="none",
+    )
+    example = Example("eager-cpu", both)
+    one, other = entry("cache-ignores-dtype"), entry("query-asks-cuda")
+    assert judged(example, (one, other)).known == "cache-ignores-dtype+query-asks-cuda"
+    assert judged(example, (one,)).outcome == "diverged"
+    assert judged(example, (other,)).outcome == "diverged"
+
+
+def test_an_honest_case_needs_no_explanation() -> None:
+    verdict = judged(Example("eager-cpu", case([x("x0", 2)], NEG)), shipped())
+    assert (verdict.outcome, verdict.known) == ("agreed", "")
+
+
+def test_an_entry_without_a_quirk_explains_a_kind_at_an_op_and_nothing_else() -> None:
+    listed = Known("neg-is-off", "neg is off", "a test", kinds=("bitwise",), ops=("neg",))
+    example = Example("eager-cpu", case([x("x0", 2)], NEG, call("abs", "x0")))
+    assert judged(example, (listed,), wrong="neg").known == "neg-is-off"
+    assert judged(example, (listed,), wrong="abs").outcome == "diverged"
+    assert not listed.explains("dtype", "neg")
+
+
+def test_an_entry_speaks_of_its_backends_only() -> None:
+    listed = Known("neg", "what", "why", kinds=("bitwise",), ops=("neg",), backends=("fake-*",))
+    assert listed.on("fake-cuda")
+    assert not listed.on("eager-cpu")
+    example = Example("eager-cpu", case([x("x0", 2)], NEG))
+    assert judged(example, (listed,), wrong="neg").outcome == "diverged"
+
+
+# -- the list ------------------------------------------------------------------------------------
+
+
+def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
+    for known in shipped():
+        assert (DOCS / f"{known.id}.md").exists(), f"write docs/findings/{known.id}.md"
+        assert known.what
+        assert known.why
+        assert not known.quirk or known.quirk in QUIRKS
+
+
+def test_each_shipped_entry_has_an_example_here() -> None:
+    assert {k.id for k in shipped()} == set(EXAMPLES)
+
+
+def test_a_list_reads_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(
+        '[[known]]\nid = "a"\nwhat = "b"\nwhy = "c"\nkinds = ["bitwise"]\nops = ["mm"]\n'
+    )
+    assert load_known(path) == (Known("a", "b", "c", kinds=("bitwise",), ops=("mm",)),)
+    path.write_text("")
+    assert load_known(path) == ()
+
+
+HEAD = '[[known]]\nid = "a"\nwhat = "b"\nwhy = "c"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[known", "Expected"),
+        ("[[know]]", "unknown field `know`"),
+        ('[[known]]\nid = "a"', "required field `what`"),
+        (HEAD + 'colour = "red"', "unknown field `colour`"),
+        (HEAD + "ops = 5", "$.known[0].ops"),
+        (HEAD, "a: give a quirk, or kinds and ops"),
+        (HEAD + 'kinds = ["bitwise"]', "a: give a quirk, or kinds and ops"),
+        (b"\xff", "not UTF-8"),
+    ],
+)
+def test_a_bad_list_is_one_line_that_names_the_place(
+    text: str | bytes, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(KnownError) as caught:
+        load_known(path)
+    assert one_line(caught.value)
+    assert str(caught.value).startswith(str(path))
+    assert said in str(caught.value)
+
+
+def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KnownError, match=r"none\.toml: No such file"):
+        load_known(tmp_path / "none.toml")
+
+
+def chosen(tmp_path: Path, text: str) -> list[str]:
+    """Return the ids of the entries of a user's list that a run would take."""
+    path = tmp_path / "known.toml"
+    path.write_text(HEAD + text)
+    return [k.id for k in known_of(Options(known=(path,))) if k not in shipped()]
+
+
+@pytest.mark.parametrize(("versions", "ids"), [(">=2.7", ["a"]), ("<2.7", [])])
+def test_a_run_takes_the_entries_of_its_torch_only(
+    versions: str, ids: list[str], tmp_path: Path
+) -> None:
+    text = f'quirk = "cache-ignores-dtype"\ntorch = "{versions}"'
+    assert chosen(tmp_path, text) == ids
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('quirk = "cache-ignore-dtype"', "did you mean 'cache-ignores-dtype'"),
+        ('quirk = "zzz"', "use one of any-query"),
+        ('torch = "soon"\nquirk = "cache-ignores-dtype"', "a: torch='soon'"),
+    ],
+)
+def test_a_run_refuses_an_entry_that_it_cannot_use(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(KnownError, match=said) as caught:
+        chosen(tmp_path, text)
+    assert one_line(caught.value)
