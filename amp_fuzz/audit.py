@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import signal
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -65,6 +64,8 @@ Status: TypeAlias = Literal["agree", "known", "differs"]
 AUTOCAST_DTYPES = ("bfloat16", "float16")
 _EXHAUSTIVE = 3  # floating inputs: 64 combinations
 _DRAWS = 24
+# Not fork: torch has threads by now.
+_SPAWN = get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +257,16 @@ def audit(
     while waiting:
         running: dict[Future[list[Cell]], tuple[str, str]] = {}
         lost: list[tuple[str, str]] = []
-        with _pool(min(workers, len(waiting))) as pool:
+        with ProcessPoolExecutor(workers, _SPAWN) as pool:
             try:
                 while (waiting or running) and not lost:
-                    while waiting and len(running) < 2 * workers:
+                    while waiting and len(running) < 2 * workers and not lost:
                         pair = waiting.popleft()
-                        with no_interrupts():  # the first one starts the workers
-                            running[pool.submit(_work, *pair, known)] = pair
+                        try:
+                            with no_interrupts():  # the first ones start the workers
+                                running[pool.submit(_work, *pair, known)] = pair
+                        except BrokenProcessPool:
+                            lost.append(pair)
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         pair = running.pop(future)
                         try:
@@ -271,23 +275,36 @@ def audit(
                             lost.append(pair)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-        # One of these killed a worker, and the pool with it.
+        # A worker died, and the pool with it, of one of the pairs that were at hand.
         for name, op in (*lost, *running.values()):
-            backend, entry = backends()[name], CATALOGUE[op]
-            yield _alone(backend, entry, known, 0, len(_cases(backend, entry)))
+            yield _alone(backends()[name], CATALOGUE[op], known)
 
 
-def _alone(backend: Backend, op: Op, known: tuple[Known, ...], start: int, stop: int) -> list[Cell]:
-    """Run cells in a process of their own, and halve them until the one that kills it is alone."""
-    try:
-        with _pool(1) as pool:
-            return pool.submit(_work, backend.name, op.name, known, start, stop).result()
-    except BrokenProcessPool:
-        middle = (start + stop) // 2
-        if middle > start:
-            left = _alone(backend, op, known, start, middle)
-            return left + _alone(backend, op, known, middle, stop)
-        return [_crash(backend, op, _cases(backend, op)[start])]
+def _alone(backend: Backend, op: Op, known: tuple[Known, ...]) -> list[Cell]:
+    """Run a pair in a process of its own, and in a new one after each cell that ends it."""
+    cases = _cases(backend, op)
+    cells: list[Cell] = []
+    while len(cells) < len(cases):
+        ours, theirs = _SPAWN.Pipe(duplex=False)
+        args = (theirs, backend.name, op.name, known, len(cells))
+        with no_interrupts():
+            process = _SPAWN.Process(target=_send, args=args, daemon=True)
+            process.start()
+        theirs.close()
+        try:
+            while len(cells) < len(cases):
+                cells.append(ours.recv())
+        except EOFError:
+            cells.append(_crash(backend, op, cases[len(cells)]))
+        process.join()
+    return cells
+
+
+def _send(
+    pipe: connection.Connection, backend: str, op: str, known: tuple[Known, ...], start: int
+) -> None:
+    for i in range(start, len(_cases(backends()[backend], CATALOGUE[op]))):
+        pipe.send(_work(backend, op, known, slice(i, i + 1))[0])
 
 
 def _crash(backend: Backend, op: Op, case: Case) -> Cell:
@@ -296,21 +313,11 @@ def _crash(backend: Backend, op: Op, case: Case) -> Cell:
     return _cell(backend, op, case, found.expected, found.observed, verdict.finding(op.family))
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start)
-
-
-def _start() -> None:
+def _work(backend: str, op: str, known: tuple[Known, ...], part: slice = slice(None)) -> list[Cell]:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is the one to interrupt
     torch.set_num_threads(1)
-
-
-def _work(
-    backend: str, op: str, known: tuple[Known, ...], start: int = 0, stop: int | None = None
-) -> list[Cell]:
-    return audit_op(backends()[backend], CATALOGUE[op], known, slice(start, stop))
+    return audit_op(backends()[backend], CATALOGUE[op], known, part)
 
 
 # -- tables ---------------------------------------------------------------------------------------

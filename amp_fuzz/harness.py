@@ -172,8 +172,9 @@ def _observer(
         if tensor is None:
             values[label] = None
         else:
-            # A copy: a later in-place op must not change what was seen here.
-            values[label] = tensor.detach() if fake else tensor.detach().clone()
+            # A copy: a later in-place op must not change what was seen here. (It changes neither
+            # dtype nor shape, which is all that a fake tensor has.)
+            values[label] = tensor if fake else tensor.detach().clone()
 
     return observe
 

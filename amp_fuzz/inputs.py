@@ -146,7 +146,25 @@ _DTYPES = {
 
 @lru_cache(maxsize=512)
 def _values(spec: TensorSpec, seed: int) -> torch.Tensor:
-    return torch.from_numpy(np.array(array(spec, seed), order="C")).to(_DTYPES[spec.dtype])
+    values = array(spec, seed)
+    # torch goes from float64 to the 16-bit dtypes by way of float32, which rounds twice.
+    if spec.dtype == "float16":
+        values = values.astype(np.float16)
+    elif spec.dtype == "bfloat16":
+        values = _to_odd(values.astype(np.float64))
+    return torch.from_numpy(np.array(values, order="C")).to(_DTYPES[spec.dtype])
+
+
+def _to_odd(values: Array) -> NDArray[np.float32]:
+    """Round to float32, to odd, after which rounding to bfloat16 is as if done at once.
+
+    Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using
+    rounding to odd": what was cut off stays visible in the last bit.
+    """
+    near = np.asarray(values, dtype=np.float32)
+    away = np.abs(near.astype(np.float64)) > np.abs(values)
+    cut = np.where(away, np.nextafter(near, np.float32(0)), near)
+    return (cut.view(np.int32) | (cut.astype(np.float64) != values)).view(np.float32)
 
 
 def strides(spec: TensorSpec) -> tuple[int, ...]:

@@ -90,15 +90,16 @@ def _plans(plan: Plan) -> Iterator[Plan]:
     plain = Plan(contexts=plan.contexts, backward="none")
     if plan != plain:
         yield plain
+    for backward in ("none", "outside"):  # the plainer first
+        if plan.backward == backward:
+            break
+        yield msgspec.structs.replace(plan, backward=backward, backward_context=None)
     for field in msgspec.structs.fields(Plan):
-        if field.name in ("contexts", "backward_context"):
+        if field.name in ("contexts", "backward", "backward_context"):
             continue
         value = getattr(default, field.name)
         if getattr(plan, field.name) != value:
-            changes = {field.name: value}
-            if field.name == "backward":
-                changes["backward_context"] = None
-            yield msgspec.structs.replace(plan, **changes)
+            yield msgspec.structs.replace(plan, **{field.name: value})
     for i in range(len(plan.contexts)):
         yield msgspec.structs.replace(plan, contexts=plan.contexts[:i] + plan.contexts[i + 1 :])
     for i, context in enumerate(plan.contexts):

@@ -8,7 +8,6 @@ kernel that the dispatcher lists, whatever other items reached: they may run els
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 import warnings
@@ -19,21 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import pytest
 import torch
-from filelock import FileLock
 
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.kernels import kernels
-from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Event, Finding, Settings, Task, explore, plan_tasks, seed_of
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
-from amp_fuzz.store import Store, StoreError, Writer
+from amp_fuzz.pytest_run import Run
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.store import StoreError, Writer
 from amp_fuzz.strategies.drawing import usable
 
-__all__ = ["ROOT", "BackendNode", "FuzzItem", "Job", "Root", "Run", "jobs", "show_finding"]
+__all__ = ["ROOT", "BackendNode", "FuzzItem", "Job", "Root", "jobs", "show_finding", "store_option"]
 
 ROOT = "amp-fuzz"
 
@@ -77,112 +74,23 @@ def jobs(
     return found
 
 
-_TRIES = (3, 9)  # cases aimed at one kernel: few at first, since most are reached by the first
+# Cases aimed at one kernel, batch by batch until one reaches it; most kernels take the first. Small
+# batches, since the cases that Hypothesis draws in one go resemble one another.
+_TRIES = (3, 6, 6, 6, 6, 6, 6, 6)
 
 
 def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
     pool = usable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend.device)
     for kernel in kernels(backend.device).reachable:
-        names = tuple(op.name for op in pool if f"aten::{kernel}" in op.overloads)
-        if not names:
+        able = tuple(op.name for op in pool if f"aten::{kernel}" in op.overloads)
+        # Those that dispatch to it come first; composites reach it on some of their ways only.
+        own = tuple(op.name for op in pool if op.overloads[:1] == (f"aten::{kernel}",)) or able
+        if not able:
             continue
         for number, cases in enumerate(_TRIES):
             seed = seed_of(settings.seed, backend.name, kernel, number)
-            yield Task(backend.name, "coverage", names, cases, seed), kernel
-
-
-# -- the state that items share -------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Run:
-    """What the items of one process share: where they write, and what they found so far.
-
-    worker: ``main``, or xdist's name of the worker. shown: the id of the finding that stands for
-    divergences of a backend, kind and op. deadline: in seconds since the epoch, so that all
-    workers have the same.
-    """
-
-    settings: Settings
-    store: Store
-    record: RunRecord
-    worker: str = "main"
-    store_option: str = ""
-    deadline: float = float("inf")
-    cases: int = 0
-    findings: list[DivergenceRecord] = field(default_factory=list)
-    signatures: set[tuple[str, ...]] = field(default_factory=set)
-    shown: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    _writer: Writer | None = None
-    _current: int = -1
-    _lock: FileLock | None = None
-
-    @property
-    def current(self) -> Path:
-        """The file that holds the case which runs now: what is left of a process that died."""
-        return self.store.run_path(self.record.id) / f"current-{self.worker}.json"
-
-    def open(self) -> Writer:
-        """Make the run's folder and this process's files, the first time. Raises `StoreError`."""
-        if self._writer is None:
-            # Every worker writes the same head: whoever comes first makes the run.
-            self.store.begin(self.record)
-            writer = self.store.writer(self.record.id, self.worker)
-            try:
-                self._lock = lock_of(self.current)
-                self._lock.acquire(timeout=5)
-                self._current = os.open(self.current, os.O_WRONLY | os.O_CREAT)
-            except OSError as error:
-                raise StoreError(
-                    f"{self.current}: cannot write ({error.strerror or error})"
-                ) from error
-            self._writer = writer
-        return self._writer
-
-    def note(self, backend: str, family: str, case: Case) -> None:
-        """Write down the case that is about to run, as the finding that it is if we die of it."""
-        text = msgspec.json.encode(crash(backend, family, case, "the process died"))
-        os.pwrite(self._current, text, 0)
-        os.ftruncate(self._current, len(text))
-
-    def rest(self) -> None:
-        """Note that no case runs."""
-        if self._current >= 0:
-            os.ftruncate(self._current, 0)
-
-    def close(self) -> None:
-        """Close this process's files."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._lock is not None:
-            os.close(self._current)
-            self.current.unlink(missing_ok=True)
-            self._lock.release()
-            Path(self._lock.lock_file).unlink(missing_ok=True)
-            self._lock = None
-
-
-def lock_of(current: Path) -> FileLock:
-    """Return the lock that a process holds as long as it lives and uses a ``current-`` file."""
-    return FileLock(current.with_suffix(".lock"))
-
-
-def crash(backend: str, family: str, case: Case, observed: str) -> DivergenceRecord:
-    """Return the finding that a case killed its process."""
-    return DivergenceRecord(
-        backend=backend,
-        kind="crash",
-        where="",
-        op="",
-        policy="",
-        dtypes="",
-        expected="an answer",
-        observed=observed,
-        known="",
-        case=case,
-        family=family,
-    )
+            ops = own if number % 4 < 3 else able
+            yield Task(backend.name, "coverage", ops, cases, seed), kernel
 
 
 # -- collection -----------------------------------------------------------------------------------

@@ -23,20 +23,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from filelock import Timeout
 
 from amp_fuzz import config as configuration
 from amp_fuzz.backends import BackendError, backends
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.known import KnownError
 from amp_fuzz.program import ProgramError
-from amp_fuzz.pytest_items import ROOT, Job, Root, Run, jobs, lock_of, show_finding, store_option
+from amp_fuzz.pytest_items import ROOT, Job, Root, jobs, show_finding, store_option
 from amp_fuzz.pytest_plugin import OPTIONS, dest
+from amp_fuzz.pytest_run import Run, lock_of, recover, take
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.session import MissingBackend, prepare
-from amp_fuzz.store import Store, StoreError, load_finding
+from amp_fuzz.store import Store, StoreError
 
-__all__ = ["FuzzSession", "activate", "recover"]
+__all__ = ["FuzzSession", "activate"]
 
 _KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
@@ -150,48 +150,6 @@ def _selected(config: pytest.Config, found: list[Job]) -> list[Job]:
     return [j for j in found if any(f"{j.nodeid}::".startswith(f"{w}::") for w in ids)]
 
 
-# -- processes that died --------------------------------------------------------------------------
-
-
-def recover(store: Store) -> list[DivergenceRecord]:
-    """Return the cases that earlier sessions died of, and keep them as findings.
-
-    A session that still runs holds a lock on its file.
-    """
-    found = []
-    for path in sorted((store.root / "runs").glob("*/current-*.json")):
-        lock = lock_of(path)
-        # Without a lock file it belongs to a run by command, which watches its own workers.
-        if not Path(lock.lock_file).exists():
-            continue
-        try:
-            with lock.acquire(timeout=0):
-                record = _take(store, path.parent.name, path, "the process died, or was killed")
-                Path(lock.lock_file).unlink(missing_ok=True)
-        except (Timeout, OSError):
-            continue
-        if record is not None:
-            found.append(record)
-    return found
-
-
-def _take(store: Store, run: str, path: Path, observed: str) -> DivergenceRecord | None:
-    """Turn what a dead process left into a finding; None if it died between cases."""
-    try:
-        left = load_finding(path) if path.exists() and path.stat().st_size else None
-    except StoreError:
-        left = None  # it was killed while it wrote the case down, so before it ran it
-    path.unlink(missing_ok=True)
-    if left is None:
-        return None
-    record = msgspec.structs.replace(left, observed=observed)
-    writer = store.writer(run, f"{path.stem.removeprefix('current-')}-lost")
-    writer.write(record)
-    writer.close()
-    store.save(record)
-    return record
-
-
 # -- the session ----------------------------------------------------------------------------------
 
 
@@ -266,7 +224,7 @@ class FuzzSession:
         path = self.run.store.run_path(self.run.record.id) / f"current-{name}.json"
         record = None
         with self._kept_going():
-            record = _take(self.run.store, self.run.record.id, path, f"worker {name} died")
+            record = take(self.run.store, self.run.record.id, path, f"worker {name} died")
         Path(lock_of(path).lock_file).unlink(missing_ok=True)
         if record is not None:
             self.crashed[name] = record

@@ -112,7 +112,7 @@ class _Script:
         """Return assignments of the inputs, with literals for their values."""
         lines = [self._input(spec) for spec in self.case.program.inputs]
         if self.backend.values:
-            lines.append(f"torch.manual_seed({self.case.seed})")
+            lines.append(f"torch.default_generator.manual_seed({self.case.seed})")
         return "\n".join(lines)
 
     def fresh_inputs(self) -> str:

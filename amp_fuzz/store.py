@@ -7,6 +7,7 @@ that it was running. Nothing here imports torch, and nothing that is read is exe
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +21,7 @@ __all__ = ["Store", "StoreError", "Writer"]
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class StoreError(RuntimeError):
@@ -74,7 +76,9 @@ class Store:
             ) from error
 
     def run_path(self, run: str) -> Path:
-        """Return the folder of a run."""
+        """Return the folder of a run. Raises `StoreError` for what is no id, such as a path."""
+        if not _RUN_ID.fullmatch(run):
+            raise StoreError(f"{self.root}: {run!r} is not the id of a run")
         return self.root / "runs" / run
 
     def begin(self, run: RunRecord) -> Path:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, find, settings
+from hypothesis import HealthCheck, Phase, find, settings
 
 from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -132,7 +132,9 @@ def drawn(
 
 def minimal(strategy: Any, condition: Callable[[Any], bool] = lambda _: True) -> Any:
     """Return what an example that meets a condition shrinks to."""
-    return find(strategy, condition, settings=settings(STEADY, max_examples=5000))
+    # Without the phase that explains: it tries variations last, and `find` returns what came last.
+    phases = [Phase.generate, Phase.shrink]
+    return find(strategy, condition, settings=settings(STEADY, max_examples=5000, phases=phases))
 
 
 def one_line(error: BaseException) -> bool:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.utils.checkpoint
@@ -76,13 +77,19 @@ class FakeAutocast:
 _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
 
+@lru_cache(maxsize=1)
+def _mode() -> FakeTensorMode:
+    # One for all cases: making one costs about as much as a small program.
+    return FakeTensorMode()
+
+
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Enter a `FakeTensorMode` that does not log."""
+    """Enter the process's `FakeTensorMode`, silenced."""
     level = _LOGGER.level
     _LOGGER.setLevel(logging.CRITICAL + 1)
     try:
-        with FakeTensorMode():
+        with _mode():
             yield
     finally:
         _LOGGER.setLevel(level)

@@ -39,11 +39,13 @@ class _Group(click.Group):
 @click.group(
     cls=_Group,
     context_settings=_HELP,
+    invoke_without_command=True,
     epilog="Exit codes: 0 nothing new, 1 a new divergence, 2 usage or configuration, 3 internal "
     "error, 4 a required backend is missing, 5 nothing ran, 130 interrupted.",
 )
 @click.version_option(version(), message="amp-fuzz %(version)s")
-def _commands() -> None:
+@click.pass_context
+def _commands(ctx: click.Context) -> int:
     """Find out whether autocast does what its documentation says.
 
     Random programs run under an independent reference implementation of autocast and under
@@ -51,6 +53,10 @@ def _commands() -> None:
 
     Start with: amp-fuzz run
     """
+    if ctx.invoked_subcommand is None:
+        _say(ctx.get_help())
+        return Exit.USAGE
+    return Exit.OK
 
 
 for _command in (run, audit, replay, repro, report, listing, doctor):
@@ -63,9 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _commands.main(arguments, prog_name="amp-fuzz", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        _say(error.format_message())
-        return Exit.USAGE
     except click.ClickException as error:
         _say(_usage(error))
         return Exit.USAGE

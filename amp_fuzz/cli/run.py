@@ -137,9 +137,11 @@ class _Tally:
     store: Store
     started: float = field(default_factory=time.monotonic)
     cases: int = 0
+    crashes: int = 0
     diverged: bool = False
     failure: str = ""
     internal: bool = False
+    announced: set[tuple[str, str, str]] = field(default_factory=set)
 
     def note(self, event: Event) -> None:
         from amp_fuzz.engine import Crashed, Failed, Finding, Planned, Progress
@@ -148,20 +150,33 @@ class _Tally:
             self.board.row(event.backend).total += event.cases
         elif isinstance(event, Progress):
             count, new = event.outcomes.total(), event.outcomes["diverged"]
-            self.cases += count
             self.diverged |= new > 0
             self.board.add(event.backend, count, known=event.outcomes["known"], new=new)
         elif isinstance(event, Crashed):
-            self.cases += 1
+            self.crashes += 1
             self.diverged = True
             self.board.add(event.record.backend, 1, new=1)
-            _announce(event.record, event.detail, self.store)
+            self.announce(event.record, event.detail)
         elif isinstance(event, Finding):
             if event.new:  # the `Progress` that follows counts it, unless an interrupt comes first
                 self.diverged = True
-                _announce(event.record, "", self.store)
+                self.announce(event.record, "")
         elif isinstance(event, Failed):
             self.failure, self.internal = event.detail, not event.usage
+
+    def announce(self, record: DivergenceRecord, detail: str) -> None:
+        """Print a new divergence as it comes, each once, and not more than a person reads."""
+        key = (record.backend, record.id, record.kind)
+        if key in self.announced:
+            return
+        self.announced.add(key)
+        if len(self.announced) <= _ANNOUNCED:
+            _announce(record, detail, self.store)
+        elif len(self.announced) == _ANNOUNCED + 1:
+            say("new: more, which the summary counts and the report shows")
+
+
+_ANNOUNCED = 20
 
 
 def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
@@ -201,12 +216,23 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
         reason = "crashed"
     elif (limit and seconds > limit) or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
+    # Counted again: when a run is stopped, workers have recorded more than they had told of.
+    tally.cases = tally.crashes + _recorded(store.run_path(session.record.id))
     try:
         writer = store.writer(session.record.id, "run")
         writer.write(EndRecord("", "", tally.cases, round(seconds, 3), reason))
         writer.close()
     except StoreError as error:
         tally.failure = tally.failure or str(error)
+
+
+def _recorded(folder: Path) -> int:
+    """Return how many cases have a record."""
+    count = 0
+    for path in folder.glob("records-*.jsonl"):
+        with path.open("rb") as lines:
+            count += sum(line.startswith(b'{"type":"case"') for line in lines)
+    return count
 
 
 # -- after it -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
 from amp_fuzz.store import Store, read_records
@@ -97,12 +98,13 @@ def test_a_crash_costs_its_case_and_is_a_finding(amp_fuzz: Command, tmp_path: Pa
     assert [c.kind for c in crashes] == ["crash", "crash"]
 
 
+@pytest.mark.slow
 def test_a_hang_ends(amp_fuzz: Command, tmp_path: Path) -> None:
     done = amp_fuzz(
-        "run", "--backends=hanging-cpu", "--ops=abs", "--cases=1", "--timeout=9", "--workers=1"
+        "run", "--backends=hanging-cpu", "--ops=abs", "--cases=1", "--timeout=30", "--workers=1"
     )
     assert done.code == 1
-    assert "new: timeout on hanging-cpu: no answer for 9 s\n" in done.out
+    assert "new: timeout on hanging-cpu: no answer for 30 s\n" in done.out
     assert [c.kind for c in of(DivergenceRecord, records(tmp_path))] == ["timeout"]
 
 
@@ -160,9 +162,10 @@ def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: 
     cases = whole_lines(tmp_path)
     assert cases >= 1
     assert re.search(rf"^ *eager-cpu +{cases} ", done.out, re.MULTILINE)
-    assert "the run was interrupted before its end" in done.out
+    assert "the run was interrupted before" in done.out
     assert done.out.splitlines()[-1].startswith("again:  amp-fuzz run --seed=")
     assert whole_run(records(tmp_path)).reason == "interrupted"
+    assert whole_run(records(tmp_path)).cases == cases
     assert (tmp_path / "amp-fuzz-report" / "report.html").exists()
     running.leaves_nothing()
     assert not list((tmp_path / ".amp-fuzz" / "runs").glob("*/current-*"))
@@ -175,7 +178,7 @@ def test_sigterm_does_the_same(tmp_path: Path, start: Command) -> None:
     done = running.end()
     assert (done.code, done.err) == (143, "")
     assert whole_lines(tmp_path) >= 1
-    assert "the run was interrupted before its end" in done.out
+    assert "the run was interrupted before" in done.out
     running.leaves_nothing()
 
 

@@ -164,8 +164,18 @@ _skips(
     lambda k, i, p, t, to: isinstance(p.type, torch.OptionalType),
     *_MIXED,
 )
-_skips("0-dim-not-cast", "tensors of no dimension are not cast", lambda k, i, p, t, to: t.dim() == 0, *_MIXED)
-_skips("empty-not-cast", "tensors of no element are not cast", lambda k, i, p, t, to: t.numel() == 0, *_MIXED)
+_skips(
+    "0-dim-not-cast",
+    "tensors of no dimension are not cast",
+    lambda k, i, p, t, to: t.dim() == 0,
+    *_MIXED,
+)
+_skips(
+    "empty-not-cast",
+    "tensors of no element are not cast",
+    lambda k, i, p, t, to: t.numel() == 0,
+    *_MIXED,
+)
 _skips(
     "strided-not-cast",
     "non-contiguous tensors are not cast",
@@ -297,12 +307,28 @@ class OwnCache(Wrapper):
             return self.convert(tensor, low)
 
 
-_converts("through-float16", "casts to bfloat16 go through float16", lambda t, to: t.to(torch.float16).to(to), *VALUE, *GRAD)
-_converts("through-bfloat16", "casts go through bfloat16", lambda t, to: t.to(torch.bfloat16).to(to), *VALUE, *GRAD)
+_converts(
+    "through-float16",
+    "casts to bfloat16 go through float16",
+    lambda t, to: t.to(torch.float16).to(to),
+    *VALUE,
+    *GRAD,
+)
+_converts(
+    "through-bfloat16",
+    "casts go through bfloat16",
+    lambda t, to: t.to(torch.bfloat16).to(to),
+    *VALUE,
+    *GRAD,
+)
 _converts("truncated", "casts truncate instead of rounding to nearest", _truncated, *VALUE, *GRAD)
-_converts("cast-detached", "no gradient flows through a cast", lambda t, to: t.detach().to(to), *GRAD)
+_converts(
+    "cast-detached", "no gradient flows through a cast", lambda t, to: t.detach().to(to), *GRAD
+)
 _converts("gradient-zero", "the gradient of a cast is zero", _backward(lambda g, n: g * 0), *GRAD)
-_converts("gradient-doubled", "the gradient of a cast is doubled", _backward(lambda g, n: g * 2), *GRAD)
+_converts(
+    "gradient-doubled", "the gradient of a cast is doubled", _backward(lambda g, n: g * 2), *GRAD
+)
 _converts(
     "gradient-rounded",
     "the gradient of a cast from float32 is rounded once more",
@@ -320,11 +346,16 @@ _converts(
 
 def _low_gradient(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     if tensor.is_leaf and tensor.requires_grad and tensor.grad is None:
-        tensor.grad_dtype = to  # type: ignore[attr-defined]
+        tensor.grad_dtype = to
     return tensor.to(to)
 
 
-_converts("gradient-low", "the gradient of a weight stays in the dtype it was cast to", _low_gradient, "grad-dtype")
+_converts(
+    "gradient-low",
+    "the gradient of a weight stays in the dtype it was cast to",
+    _low_gradient,
+    "grad-dtype",
+)
 
 
 # -- the weight cache -----------------------------------------------------------------------------
@@ -344,7 +375,12 @@ class _Survives(OwnCache):
         pass
 
 
-@_cache("cache-follows-updates", "a cast is made anew after an in-place update of its weight", *VALUE, *GRAD)
+@_cache(
+    "cache-follows-updates",
+    "a cast is made anew after an in-place update of its weight",
+    *VALUE,
+    *GRAD,
+)
 class _Follows(OwnCache):
     def make(self, tensor: torch.Tensor, low: torch.dtype) -> torch.Tensor:
         made = super().make(tensor, low)
@@ -384,7 +420,12 @@ class _NoGrad(OwnCache):
         return self.convert(tensor, low)
 
 
-@_cache("cache-under-inference", "a cast made under inference_mode is kept for passes that train", "raise", *GRAD)
+@_cache(
+    "cache-under-inference",
+    "a cast made under inference_mode is kept for passes that train",
+    "raise",
+    *GRAD,
+)
 class _Inference(OwnCache):
     def cacheable(self, tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
         with torch.inference_mode(mode=False):
@@ -417,7 +458,13 @@ class _Shape(OwnCache):
 # -- which calls are cast -------------------------------------------------------------------------
 
 
-@_fault("first-call-only", "an op casts the first time it is called in a context, and then no more", *_MIXED, "relation", "nondeterminism")
+@_fault(
+    "first-call-only",
+    "an op casts the first time it is called in a context, and then no more",
+    *_MIXED,
+    "relation",
+    "nondeterminism",
+)
 class _FirstCall(OwnCache):
     def __init__(self) -> None:
         super().__init__()
@@ -434,7 +481,13 @@ class _FirstCall(OwnCache):
         return super().run(kernel, args, kwargs)
 
 
-@_fault("results-kept", "an op called again on the same tensors gives what it gave before", *VALUE, *GRAD, "raise")
+@_fault(
+    "results-kept",
+    "an op called again on the same tensors gives what it gave before",
+    *VALUE,
+    *GRAD,
+    "raise",
+)
 class _Results(OwnCache):
     def run(self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         key = (kernel.name, tuple(map(id, args)))
@@ -476,9 +529,7 @@ def _variants(wrapper: Wrapper, suffix: str) -> AbstractContextManager[None]:
     def entry(kernel: Kernel) -> Callable[..., Any]:
         def run(keys: Any, *args: Value, **kwargs: Value) -> Value:
             with torch._C._ExcludeDispatchKeyGuard(KEYSET):
-                given = wrapper.cast_all(
-                    kernel, args, kwargs, wrapper.target(kernel, args, kwargs)
-                )
+                given = wrapper.cast_all(kernel, args, kwargs, wrapper.target(kernel, args, kwargs))
                 if suffix == "_":
                     given = [(p, v if n else args[0]) for n, (p, v) in enumerate(given)]
                 else:

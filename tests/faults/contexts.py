@@ -42,7 +42,7 @@ def _fault(name: str, what: str, *kinds: str) -> Callable[[Any], Any]:
     return register
 
 
-def _after_enter(name: str, what: str, change: Callable[[Any], None], *kinds: str) -> None:
+def _after_enter(name: str, what: str, change: Callable[[Any], object], *kinds: str) -> None:
     """Make a fault of what happens right after a context is entered."""
 
     def enter(self: Any) -> Any:
@@ -53,7 +53,7 @@ def _after_enter(name: str, what: str, change: Callable[[Any], None], *kinds: st
     _fault(name, what, *kinds)(lambda: patched(_Autocast, __enter__=enter))
 
 
-def _after_exit(name: str, what: str, change: Callable[[Any], None], *kinds: str) -> None:
+def _after_exit(name: str, what: str, change: Callable[[Any], object], *kinds: str) -> None:
     """Make a fault of what happens right after a context is left."""
 
     def leave(self: Any, *error: Any) -> Any:
@@ -82,7 +82,9 @@ def _keep_cache(context: Any) -> None:
         torch.set_autocast_cache_enabled(True)
 
 
-_after_enter("disabled-ignored", "enabled=False inside an enabled context is ignored", _keep_enabled, *_ANY)
+_after_enter(
+    "disabled-ignored", "enabled=False inside an enabled context is ignored", _keep_enabled, *_ANY
+)
 _after_enter("inner-dtype-ignored", "the dtype of an inner context is ignored", _keep_dtype, *_ANY)
 _after_enter("cache-flag-ignored", "the context drops cache_enabled=False", _keep_cache, *_GRAD)
 _after_enter(
@@ -167,7 +169,9 @@ _after_exit(
 )
 
 
-@_fault("exception-not-restored", "an exception that leaves a context restores nothing", "state", *_ANY)
+@_fault(
+    "exception-not-restored", "an exception that leaves a context restores nothing", "state", *_ANY
+)
 def _exception() -> AbstractContextManager[None]:
     def leave(self: Any, kind: Any, value: Any, traceback: Any) -> Any:
         return False if kind is not None else _exit(self, kind, value, traceback)
@@ -230,7 +234,7 @@ def _inherits() -> AbstractContextManager[None]:
     return patched(threading.Thread, start=inheriting)
 
 
-def _custom(name: str, what: str, change: Callable[[Any], None]) -> None:
+def _custom(name: str, what: str, change: Callable[[Any], object]) -> None:
     """Make a fault of what custom_fwd leaves for custom_bwd."""
 
     def custom_fwd(*, device_type: str) -> Any:
@@ -279,14 +283,16 @@ def _forward_off() -> AbstractContextManager[None]:
     return patched(torch.amp, custom_fwd=custom_fwd)
 
 
-@_fault("custom-bwd-ambient", "custom_bwd leaves the state that it finds", *_GRAD, "raise", "relation")
+@_fault(
+    "custom-bwd-ambient", "custom_bwd leaves the state that it finds", *_GRAD, "raise", "relation"
+)
 def _ambient_backward() -> AbstractContextManager[None]:
     return patched(torch.amp, custom_bwd=lambda *, device_type: lambda backward: backward)
 
 
 # -- checkpoints and backward passes --------------------------------------------------------------
 
-_kwargs: Any = torch.utils.checkpoint._get_autocast_kwargs  # type: ignore[attr-defined]
+_kwargs: Any = torch.utils.checkpoint._get_autocast_kwargs
 
 
 def _recomputes(name: str, what: str, state: Callable[[], Any]) -> None:
@@ -324,19 +330,25 @@ def _default_state() -> dict[str, Any]:
     return _current() | {"dtype": torch.bfloat16}
 
 
-_recomputes("checkpoint-off", "a checkpoint is recomputed without autocast", lambda: {"enabled": False})
-_recomputes("checkpoint-ambient", "a checkpoint is recomputed under the state around the backward", _Later)
-_recomputes("checkpoint-dtype", "a checkpoint is recomputed under the default dtype", _default_state)
+_recomputes(
+    "checkpoint-off", "a checkpoint is recomputed without autocast", lambda: {"enabled": False}
+)
+_recomputes(
+    "checkpoint-ambient", "a checkpoint is recomputed under the state around the backward", _Later
+)
+_recomputes(
+    "checkpoint-dtype", "a checkpoint is recomputed under the default dtype", _default_state
+)
 
 
 def _backward_under(name: str, what: str, **state: Any) -> None:
     """Make a fault of the autocast state that a backward pass runs under."""
-    honest = torch.autograd.backward
+    honest: Any = torch.autograd.backward
 
-    def backward(*args: Any, **kwargs: Any) -> None:
+    def backward(*args: Any, **kwargs: Any) -> Any:
         # The reference calls it too, from the same source: only torch's own side is corrupted.
-        names = sys._getframe(1).f_globals
-        if names.get("autocast") is not _Autocast:
+        caller = sys._getframe(1).f_globals
+        if caller.get("autocast") is not torch.autocast:
             return honest(*args, **kwargs)
         with _Autocast("cpu", **state):
             return honest(*args, **kwargs)
@@ -346,8 +358,12 @@ def _backward_under(name: str, what: str, **state: Any) -> None:
     )
 
 
-_backward_under("backward-off", "a backward pass inside a context runs without autocast", enabled=False)
-_backward_under("backward-on", "a backward pass outside any context runs under autocast", dtype=torch.bfloat16)
+_backward_under(
+    "backward-off", "a backward pass inside a context runs without autocast", enabled=False
+)
+_backward_under(
+    "backward-on", "a backward pass outside any context runs under autocast", dtype=torch.bfloat16
+)
 
 
 FAULTS: Sequence[Fault] = tuple(_FOUND)

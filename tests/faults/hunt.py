@@ -1,11 +1,11 @@
 """Set the engine on a fault, as a user would who does not know that it is there.
 
-`hunt` corrupts torch and runs the engine until it notices. `record` and `hunt_along` do the same for
-hundreds of faults of single ops at a fraction of the cost. What the engine draws does not depend on
-torch, so all these hunts go through the same cases, and a fault of one op touches only the cases
-that call the op under autocast: `record` runs the engine once over honest kernels that note who
-calls them, and `hunt_along` judges, under the fault, the noted cases only. The cases and seconds
-until the find are those of the whole way.
+`hunt` corrupts torch and runs the engine until it notices. `record` and `hunt_along` do the same
+for hundreds of faults of single ops at a fraction of the cost. What the engine draws does not
+depend on torch, so all these hunts go through the same cases, and a fault of one op touches only
+the cases that call the op under autocast: `record` runs the engine once over honest kernels that
+note who calls them, and `hunt_along` judges, under the fault, the noted cases only. The cases and
+seconds until the find are those of the whole way.
 
 Seconds are CPU seconds of one core: a busy machine does not change what is found within a minute.
 """

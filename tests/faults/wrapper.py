@@ -19,7 +19,16 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from amp_fuzz.reference import load_table
 
-__all__ = ["KEYSET", "POLICIES", "Kernel", "Value", "Wrapper", "installed", "overload_of", "registered"]
+__all__ = [
+    "KEYSET",
+    "POLICIES",
+    "Kernel",
+    "Value",
+    "Wrapper",
+    "installed",
+    "overload_of",
+    "registered",
+]
 
 # The CPU's table, overload -> policy: what there is to corrupt.
 POLICIES: Mapping[str, str] = {
@@ -59,7 +68,9 @@ class Kernel:
     def given(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> list[tuple[Any, Value]]:
         """Return the arguments of a call with their parameters, in the order of the schema."""
         pairs = list(zip(self.parameters, args, strict=False))
-        return pairs + [(p, kwargs[p.name]) for p in self.parameters[len(args) :] if p.name in kwargs]
+        return pairs + [
+            (p, kwargs[p.name]) for p in self.parameters[len(args) :] if p.name in kwargs
+        ]
 
 
 class Wrapper:
@@ -184,8 +195,8 @@ class Wrapper:
     def cached(self, tensor: torch.Tensor, low: torch.dtype) -> torch.Tensor:
         """Return the cast from torch's own weight cache, which makes it if need be.
 
-        Nothing gives Python that cache; but torch's own kernel of ``prelu`` casts any tensor through
-        it and keeps the cast for its backward, with the place in the graph where gradients meet.
+        Nothing gives Python that cache; but torch's own kernel of ``prelu`` casts any tensor
+        through it and keeps the cast for its backward, with its place in the graph.
         """
         # Hooks of our own, or a checkpoint around it would drop what is kept.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
@@ -207,9 +218,7 @@ def _listed(value: Value) -> Sequence[Value]:
 
 
 @contextmanager
-def installed(
-    wrapper: Wrapper, policies: Mapping[str, str] = POLICIES
-) -> Iterator[None]:
+def installed(wrapper: Wrapper, policies: Mapping[str, str] = POLICIES) -> Iterator[None]:
     """Register the wrapper over torch's kernels of these ops for a block, and put them back."""
     with registered(
         {

@@ -13,10 +13,10 @@ from amp_fuzz.backends import choose
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.pytest_items import Job, Run, crash, jobs, show_finding, store_option
-from amp_fuzz.pytest_session import recover
-from amp_fuzz.records import RunRecord
-from amp_fuzz.store import Store
+from amp_fuzz.pytest_items import Job, jobs, show_finding, store_option
+from amp_fuzz.pytest_run import Run, crash, recover
+from amp_fuzz.records import DivergenceRecord, RunRecord
+from amp_fuzz.store import Store, StoreError, Writer
 
 pytest_plugins = ["pytester"]
 
@@ -95,10 +95,28 @@ def test_an_item_without_cases_fails(
     result.stdout.fnmatch_lines(["no case ran: Hypothesis drew none for amp-fuzz::eager-cpu::*"])
 
 
+def test_a_full_disk_is_one_line(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas  # noqa: F401  (as above)
+
+    def write(self: Writer, record: object) -> None:
+        raise StoreError(f"{self.path.name}: cannot write (No space left on device)")
+
+    monkeypatch.setattr(Writer, "write", write)
+    result = pytester.runpytest_inprocess(
+        "--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "--amp-fuzz-ops=relu", "--amp-fuzz-cases=3"
+    )
+    result.assert_outcomes(failed=1)
+    line = "amp-fuzz: records-main.jsonl: cannot write (No space left on device)"
+    result.stdout.fnmatch_lines([line])
+    assert "Traceback" not in result.stdout.str()
+
+
 def test_the_case_that_runs_is_in_the_store_until_it_ends(run: Run, case: Case) -> None:
     run.open()
     run.note("eager-cpu", "matmul", case)
-    left = msgspec.json.decode(run.current.read_bytes(), type=pytest_items.DivergenceRecord)
+    left = msgspec.json.decode(run.current.read_bytes(), type=DivergenceRecord)
     assert (left.case, left.backend, left.kind) == (case, "eager-cpu", "crash")
     run.rest()
     assert run.current.read_bytes() == b""
@@ -111,8 +129,8 @@ def test_a_session_that_runs_is_not_taken_for_dead(run: Run, case: Case) -> None
     run.note("eager-cpu", "matmul", case)
     assert recover(run.store) == []
     assert run.current.exists()
-    assert run._lock is not None
-    run._lock.release()  # as the system does when a process dies
+    assert run._files is not None
+    run._files.lock.release()  # as the system does when a process dies
     (record,) = recover(run.store)
     assert record.case == case
     assert run.store.finding(record.id) == record
@@ -132,8 +150,8 @@ def test_a_session_that_died_between_cases_left_nothing(run: Run, case: Case) ->
     run.open()
     run.note("eager-cpu", "matmul", case)
     run.rest()
-    assert run._lock is not None
-    run._lock.release()
+    assert run._files is not None
+    run._files.lock.release()
     assert recover(run.store) == []
     assert not run.current.exists()
 

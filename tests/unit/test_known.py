@@ -129,7 +129,7 @@ def test_another_fault_in_the_same_case_is_not_explained(id: str) -> None:
     verdict = judged(EXAMPLES[id], shipped(), wrong="neg")
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
-    assert verdict.divergence.where == "v9"
+    assert verdict.divergence.where.startswith("v9")
 
 
 @pytest.mark.parametrize("id", EXAMPLES)

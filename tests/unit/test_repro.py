@@ -37,7 +37,7 @@ FORWARD = Plan(contexts=(BFLOAT16,), backward="none")
 # amp_fuzz cannot be imported, and answers with the exit code and what was printed.
 RUNNER = """
 import json, os, runpy, sys
-import torch
+import torch, torch._dynamo, torch._subclasses.fake_tensor  # what takes long to import
 
 sys.modules["amp_fuzz"] = None
 for line in sys.stdin:
@@ -212,7 +212,7 @@ torch.set_num_threads({torch.get_num_threads()})
 
 x0 = torch.tensor([[0.001611, -0.3523, 0.9824], [-0.3037, -1.343, -0.62]], dtype=torch.float16)
 x1 = torch.tensor([[2.281, -1.34, 0.931], [-1.515, -2.467, 1.55]], dtype=torch.float16)
-torch.manual_seed(0)
+torch.default_generator.manual_seed(0)
 
 
 # What autocast should do, its casts written out:
@@ -249,12 +249,13 @@ FAULT = """
 import warnings
 warnings.simplefilter("ignore")
 library = torch.library.Library("aten", "IMPL")
+key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 calls = []
 
 
 def wrong(a, b):
     calls.append(1)
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+    with torch._C._ExcludeDispatchKeyGuard(key):
         y = torch.mm(a.bfloat16(), b.bfloat16())
         {body}
         return y

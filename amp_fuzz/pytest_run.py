@@ -1,0 +1,165 @@
+"""What a process of a pytest session writes down while it fuzzes, and what it leaves if it dies.
+
+Each process has two files in the run's folder: its records, and the case that runs now. The second
+is there before the case starts, so whoever comes after a process that died (xdist's controller, or
+the next session) finds the case that killed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from filelock import BaseFileLock, FileLock, Timeout
+
+from amp_fuzz.case import Case
+from amp_fuzz.engine import Settings
+from amp_fuzz.records import DivergenceRecord, RunRecord
+from amp_fuzz.store import Store, StoreError, Writer, load_finding
+
+__all__ = ["Run", "crash", "lock_of", "recover", "take"]
+
+
+@dataclass(slots=True)
+class Run:
+    """What the items of one process share: where they write, and what they found so far.
+
+    worker: ``main``, or xdist's name of the worker. shown: the id of the finding that stands for
+    divergences of a backend, kind and op. deadline: in seconds since the epoch, so that all
+    workers have the same.
+    """
+
+    settings: Settings
+    store: Store
+    record: RunRecord
+    worker: str = "main"
+    store_option: str = ""
+    deadline: float = float("inf")
+    cases: int = 0
+    findings: list[DivergenceRecord] = field(default_factory=list)
+    signatures: set[tuple[str, ...]] = field(default_factory=set)
+    shown: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    _files: _Files | None = None
+
+    @property
+    def current(self) -> Path:
+        """The file that holds the case which runs now: what is left of a process that died."""
+        return self.store.run_path(self.record.id) / f"current-{self.worker}.json"
+
+    def open(self) -> Writer:
+        """Make the run's folder and this process's files, the first time. Raises `StoreError`."""
+        if self._files is None:
+            # Every worker writes the same head: whoever comes first makes the run.
+            self.store.begin(self.record)
+            writer = self.store.writer(self.record.id, self.worker)
+            lock = lock_of(self.current)
+            try:
+                lock.acquire(timeout=5)
+                self._files = _Files(writer, self.current.open("wb", buffering=0), lock)
+            except OSError as error:
+                writer.close()
+                lock.release()
+                raise _unwritable(self.current, error) from error
+        return self._files.writer
+
+    def note(self, backend: str, family: str, case: Case) -> None:
+        """Write down the case that is about to run, as the finding that it is if we die of it."""
+        text = msgspec.json.encode(crash(backend, family, case, "the process died"))
+        self._write(text)
+
+    def rest(self) -> None:
+        """Note that no case runs."""
+        self._write(b"")
+
+    def _write(self, text: bytes) -> None:
+        assert self._files is not None
+        try:
+            self._files.current.seek(0)
+            self._files.current.write(text)
+            self._files.current.truncate()
+        except OSError as error:
+            raise _unwritable(self.current, error) from error
+
+    def close(self) -> None:
+        """Close this process's files."""
+        if self._files is not None:
+            self._files.writer.close()
+            self._files.current.close()
+            self.current.unlink(missing_ok=True)
+            self._files.lock.release()
+            Path(self._files.lock.lock_file).unlink(missing_ok=True)
+            self._files = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    writer: Writer
+    current: BinaryIO
+    lock: BaseFileLock
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot write ({error.strerror or error})")
+
+
+def lock_of(current: Path) -> BaseFileLock:
+    """Return the lock that a process holds as long as it lives and uses a ``current-`` file."""
+    return FileLock(current.with_suffix(".lock"))
+
+
+def crash(backend: str, family: str, case: Case, observed: str) -> DivergenceRecord:
+    """Return the finding that a case killed its process."""
+    return DivergenceRecord(
+        backend=backend,
+        kind="crash",
+        where="",
+        op="",
+        policy="",
+        dtypes="",
+        expected="an answer",
+        observed=observed,
+        known="",
+        case=case,
+        family=family,
+    )
+
+
+def recover(store: Store) -> list[DivergenceRecord]:
+    """Return the cases that earlier sessions died of, and keep them as findings.
+
+    A session that still runs holds a lock on its file.
+    """
+    found = []
+    for path in sorted((store.root / "runs").glob("*/current-*.json")):
+        lock = lock_of(path)
+        # Without a lock file it belongs to a run by command, which watches its own workers.
+        if not Path(lock.lock_file).exists():
+            continue
+        try:
+            with lock.acquire(timeout=0):
+                record = take(store, path.parent.name, path, "the process died, or was killed")
+                Path(lock.lock_file).unlink(missing_ok=True)
+        except (Timeout, OSError):
+            continue
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def take(store: Store, run: str, path: Path, observed: str) -> DivergenceRecord | None:
+    """Turn what a dead process left into a finding; None if it died between cases."""
+    try:
+        left = load_finding(path) if path.exists() and path.stat().st_size else None
+    except StoreError:
+        left = None  # it was killed while it wrote the case down, so before it ran it
+    path.unlink(missing_ok=True)
+    if left is None:
+        return None
+    record = msgspec.structs.replace(left, observed=observed)
+    writer = store.writer(run, f"{path.stem.removeprefix('current-')}-lost")
+    writer.write(record)
+    writer.close()
+    store.save(record)
+    return record

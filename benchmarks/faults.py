@@ -1,0 +1,252 @@
+"""Corrupt autocast on purpose, fault by fault, and ask whether the engine notices.
+
+Writes ``benchmarks/faults.json`` and from it ``docs/faults.md``. A part that is not run is kept as
+it was. Seconds are CPU seconds of one core, so that a busy machine does not change what is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import statistics
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC  # noqa: E402
+from tests.faults.hunt import hunt, hunt_along, record  # noqa: E402
+
+JSON, TABLE = ROOT / "benchmarks" / "faults.json", ROOT / "docs" / "faults.md"
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", action="store_true", help="only the faults of single policies")
+    parser.add_argument("--semantic", action="store_true", help="only the semantic faults")
+    parser.add_argument(
+        "--only", metavar="GLOB", help="only faults of these names; prints, no file"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N; prints, no file")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each fault (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the engine's draws (default 0)")
+    parser.add_argument("--report", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    both = options.policy == options.semantic
+    part = options.only is not None or options.limit is not None
+    result: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
+    if options.report:
+        TABLE.write_text(table(result))
+        return 0
+    for section, faults, search in (
+        ("semantic", SEMANTIC, _semantic),
+        ("policy", POLICY, _policy),
+    ):
+        if not (both or getattr(options, section)):
+            continue
+        names = fnmatch.filter(faults, options.only or "*")[: options.limit]
+        result[section] = search(names, options)
+        show(section, result[section]["faults"])
+        result["run"] = _about(options)
+        if not part:
+            JSON.write_text(json.dumps(result, indent=1) + "\n")
+            TABLE.write_text(table(result))
+            print(f"written: {JSON.relative_to(ROOT)}, {TABLE.relative_to(ROOT)}")
+    rows = [r for s in ("semantic", "policy") for r in result.get(s, {}).get("faults", ())]
+    return int(any(not (r["found"] or FAULTS[r["name"]].equivalent) for r in rows))
+
+
+def _about(options: argparse.Namespace) -> Row:
+    packages = ("torch", "hypothesis", "numpy", "amp-fuzz")
+    return {
+        "seconds_limit": options.seconds,
+        "seed": options.seed,
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _semantic(names: Sequence[str], options: argparse.Namespace) -> Row:
+    def search(name: str) -> Row:
+        fault = {**SEMANTIC, **CONTROLS}[name]
+        return hunt(fault, seconds=options.seconds, seed=options.seed).json()
+
+    rows = list(isolated(search, [*CONTROLS, *names], options.workers))
+    controls = [r for r in rows if r["name"] in CONTROLS]
+    return {"controls": controls, "faults": _ordered(rows, names)}
+
+
+def _policy(names: Sequence[str], options: argparse.Namespace) -> Row:
+    steps, control = record(seconds=options.seconds, seed=options.seed)
+    print(f"the engine's way: {control.cases} cases in {control.seconds:.0f} s", flush=True)
+
+    def search(name: str) -> Row:
+        return hunt_along(POLICY[name], steps).json()
+
+    rows = list(isolated(search, names, options.workers))
+    return {"controls": [control.json()], "faults": _ordered(rows, names)}
+
+
+def _ordered(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    return sorted((r for r in rows if r["name"] in names), key=lambda r: names.index(r["name"]))
+
+
+def isolated(search: Callable[[str], Row], names: Sequence[str], workers: int) -> Iterator[Row]:
+    """Search for each fault in a process of its own: one that kills it is found, as a crash."""
+    context = get_context("fork")
+    waiting, done = list(reversed(names)), 0
+    running: dict[Any, tuple[str, Any]] = {}
+    while waiting or running:
+        while waiting and len(running) < workers:
+            name = waiting.pop()
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(theirs, search, name))
+            process.start()
+            theirs.close()
+            running[ours] = (name, process)
+        pipe: Any
+        for pipe in connection.wait(list(running)):
+            name, process = running.pop(pipe)
+            try:
+                row = pipe.recv()
+            except EOFError:
+                row = Row(name=name, found=True, cases=0, seconds=0.0, kind="crash", where="")
+            process.join()
+            done += 1
+            mark = "found" if row["found"] else "-----"
+            kind = row.get("error") or row["kind"]
+            print(
+                f"{done:4}/{len(names)} {mark} {row['name']:44} {row['cases']:6} cases "
+                f"{row['seconds']:6.1f} s  {kind}",
+                flush=True,
+            )
+            yield row
+
+
+def _child(pipe: connection.Connection, search: Callable[[str], Row], name: str) -> None:
+    try:
+        row = search(name)
+    except Exception:
+        row = Row(name=name, found=False, cases=0, seconds=0.0, kind="", where="")
+        row["error"] = traceback.format_exc()
+    pipe.send(row)
+
+
+def show(section: str, rows: Sequence[Row]) -> None:
+    """Print what came of a section, and what was not found."""
+    found = [r for r in rows if r["found"]]
+    missed = [r["name"] for r in rows if not r["found"] and not FAULTS[r["name"]].equivalent]
+    print(f"{section}: {_summary(rows)}")
+    if found:
+        print(f"  {_times(found)}")
+    for name in missed:
+        print(f"  not found: {name}")
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    found = sum(bool(r["found"]) for r in rows)
+    same = sum(bool(not r["found"] and FAULTS[r["name"]].equivalent) for r in rows)
+    share = found / (len(rows) - same) if len(rows) > same else 1.0
+    note = f", {same} more cannot be told from honest autocast" if same else ""
+    return f"{found} of {len(rows) - same} found ({share:.1%}){note}"
+
+
+def _times(found: Sequence[Row]) -> str:
+    seconds, cases = [r["seconds"] for r in found], [r["cases"] for r in found]
+    return (
+        f"median {statistics.median(cases):.0f} cases and {statistics.median(seconds):.1f} s, "
+        f"the slowest {max(cases)} cases and {max(seconds):.1f} s"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the Markdown page."""
+    run = result["run"]
+    versions = ", ".join(f"{name} {v}" for name, v in run["versions"].items())
+    lines = [
+        "# Seeded faults",
+        "",
+        "Autocast corrupted on purpose, one fault at a time, in real torch; the engine that users",
+        "run then has to notice, with no hint. A divergence counts only if honest torch does not",
+        f"show it. At most {run['seconds_limit']:.0f} s for each fault; seconds are CPU seconds of",
+        f"one core ({run['machine']['cpu']}). Seed {run['seed']}, {versions}.",
+        "",
+        "| faults | found | to find one |",
+        "|---|---|---|",
+    ]
+    for section in ("semantic", "policy"):
+        if section in result:
+            rows = result[section]["faults"]
+            times = _times([r for r in rows if r["found"]])
+            lines.append(f"| {section} | {_summary(rows)} | {times} |")
+    for section in ("semantic", "policy"):
+        for row in result.get(section, {}).get("controls", ()):
+            alarms = "a false alarm" if row["found"] else "no false alarm"
+            lines.append(f"| control: {row['name']} | {alarms} | {row['cases']} cases |")
+    if "semantic" in result:
+        lines += ["", "## Semantic faults", "", _HEAD, "|---|---|---|---|---:|---:|"]
+        lines += [_line(r) for r in result["semantic"]["faults"]]
+    if "policy" in result:
+        lines += ["", "## Policies", "", *_policies(result["policy"]["faults"])]
+    lines += ["", "Again: `.venv/bin/python benchmarks/faults.py`"]
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = "| fault | what torch does | found as | at | cases | seconds |"
+
+
+def _line(row: Row) -> str:
+    fault = FAULTS[row["name"]]
+    if not row["found"]:
+        kind = "cannot be told" if fault.equivalent else "**not found**"
+        return (
+            f"| {row['name']} | {fault.what} | {kind} | | {row['cases']} | {row['seconds']:.1f} |"
+        )
+    at = row["op"] or "gradients, state"
+    kind, cases, seconds = row["kind"], row["cases"], row["seconds"]
+    return f"| {row['name']} | {fault.what} | {kind} | {at} | {cases} | {seconds:.1f} |"
+
+
+def _policies(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "Each op of the CPU table under each policy but its own.",
+        "",
+        "| policy given | found | to find one |",
+        "|---|---|---|",
+    ]
+    given = dict.fromkeys(r["name"].rpartition(":")[2] for r in rows)
+    for policy in given:
+        members = [r for r in rows if r["name"].endswith(f":{policy}")]
+        found = [r for r in members if r["found"]]
+        lines.append(f"| {policy} | {_summary(members)} | {_times(found) if found else ''} |")
+    missed = [r["name"] for r in rows if not r["found"] and not FAULTS[r["name"]].equivalent]
+    if missed:
+        lines += ["", "Not found: " + ", ".join(f"`{name}`" for name in missed) + "."]
+    lines += ["", "Faults that no program can tell from honest autocast:", ""]
+    return lines + [f"- `{name}`: {why}" for name, why in EQUIVALENT.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Progress and interrupts, without a run."""
+
+import os
+import signal
+
+import pytest
+from rich.console import Console
+
+from amp_fuzz.cli.common import command_line, duration, plural
+from amp_fuzz.cli.progress import Board
+from amp_fuzz.cli.signals import Interrupted, Interrupts
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def board(clock: Clock, limit: float = 0.0) -> Board:
+    made = Board(limit=limit, clock=clock)
+    made.row("eager-cpu").total = 100
+    made.row("fake-cuda").total = 100
+    return made
+
+
+def test_a_line_for_logs(clock: Clock) -> None:
+    run = board(clock)
+    assert run.line() == "[0.0 s] eager-cpu 0/100, fake-cuda 0/100, known 0, new 0"
+    clock.now += 5  # the workers start
+    run.add("eager-cpu", 10, known=1)
+    clock.now += 5
+    run.add("eager-cpu", 20, new=2)
+    run.add("fake-cuda", 30)
+    assert run.line() == (
+        "[10 s] eager-cpu 30/100, fake-cuda 30/100, 10 cases/s, 14 s left, known 1, new 2"
+    )
+
+
+def test_a_rate_is_not_shown_before_it_means_something(clock: Clock) -> None:
+    run = board(clock)
+    run.add("eager-cpu", 10)
+    clock.now += 1
+    run.add("eager-cpu", 10)
+    assert "cases/s" not in run.line()
+    assert "left" not in run.line()
+
+
+def test_a_limit_of_time_bounds_what_is_left(clock: Clock) -> None:
+    run = board(clock, limit=15)
+    run.add("eager-cpu", 1)
+    clock.now += 10
+    run.add("eager-cpu", 1)
+    assert ", 5.0 s left," in run.line()
+    clock.now += 10
+    assert ", 0.0 s left," in run.line()
+
+
+def test_the_table(clock: Clock) -> None:
+    run = board(clock)
+    run.add("eager-cpu", 1)
+    clock.now += 10
+    run.add("eager-cpu", 50, known=3)
+    run.add("fake-cuda", 100, new=1)
+    console = Console(width=90, force_terminal=False)
+    with console.capture() as capture:
+        console.print(run.table())
+    lines = [line.replace("━", "").replace("╸", "").split() for line in capture.get().splitlines()]
+    assert lines == [
+        ["backend", "10", "s", "cases", "cases/s", "left", "known", "new"],
+        ["eager-cpu", "51/100", "5.0", "9.8", "s", "3", "0"],
+        ["fake-cuda", "100/100", "10.0", "done", "0", "1"],
+    ]
+    clock.now += 10  # what is done keeps its rate
+    with console.capture() as capture:
+        console.print(run.table())
+    assert " 10.0 " in capture.get().splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599.4, "59 min 59 s"),
+        (7383, "2 h 03 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_words() -> None:
+    assert (plural(1, "case"), plural(0, "case")) == ("1 case", "0 cases")
+    assert command_line("run", "--ops=conv*") == "amp-fuzz run '--ops=conv*'"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_raises_where_it_may_and_no_other(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), number)  # not yet: there is nothing to stop
+        assert interrupts.code is None
+        with pytest.raises(Interrupted), interrupts.stoppable():
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        with interrupts.stoppable():
+            pass
+        assert interrupts.code == 128 + number
+    assert signal.getsignal(number) is before

@@ -1,0 +1,142 @@
+"""Seeded faults must be found, and honest kernels must not: the engine is the users' own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from benchmarks.faults import table
+from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
+from tests.faults.hunt import Hunt, Step, hunt, hunt_along, record
+from tests.faults.wrapper import POLICIES
+
+# One of each kind of mistake, all found within a second or two.
+_SEMANTIC = (
+    "promote-ignores-lists",
+    "float64-cast",
+    "last-not-cast",
+    "truncated",
+    "cast-detached",
+    "cache-by-shape",
+    "disabled-ignored",
+    "exception-not-restored",
+    "decorator-does-nothing",
+    "checkpoint-off",
+)
+_POLICY = (
+    "linear:fp32",
+    "conv2d:none",
+    "prelu:promote",
+    "cat:lower_precision_fp",
+    "nll_loss:none",
+    "trace:lower_precision_fp",
+    "mse_loss:banned",
+)
+
+
+@pytest.fixture(scope="module")
+def way() -> Sequence[Step]:
+    """Return the cases of the engine's first seconds over honest kernels."""
+    return record(seconds=6.0)[0]
+
+
+@pytest.mark.parametrize("name", _SEMANTIC)
+def test_a_semantic_fault_is_found_as_what_it_is(name: str) -> None:
+    _check(hunt(SEMANTIC[name]))
+
+
+@pytest.mark.parametrize("name", _POLICY)
+def test_a_wrong_policy_is_found(name: str, way: Sequence[Step]) -> None:
+    _check(hunt_along(POLICY[name], way))
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_honest_kernels_in_python_raise_no_alarm(name: str) -> None:
+    assert not hunt(CONTROLS[name], cases=150).found
+
+
+def test_the_short_way_finds_what_the_whole_way_finds(way: Sequence[Step]) -> None:
+    short, whole = (
+        search(POLICY["conv2d:none"]) for search in (lambda f: hunt_along(f, way), hunt)
+    )
+    assert (short.cases, short.kind, short.where) == (whole.cases, whole.kind, whole.where)
+
+
+@pytest.mark.parametrize("name", ["promote-low", "inplace-cast", "cache-survives", "mm:none"])
+def test_torch_is_put_back(name: str) -> None:
+    before = _kernels()
+    with FAULTS[name].corrupt():
+        assert _kernels() != before
+    assert _kernels() == before
+
+
+def _kernels() -> tuple[object, ...]:
+    names = [f"aten::{op}" for op in POLICIES] + ["aten::addmm_", "aten::addmm.out"]
+    dumps = [torch._C._dispatch_dump(n) for n in names if torch._C._dispatch_has_kernel(n)]
+    return (*dumps, torch.clear_autocast_cache, torch.autocast.__exit__)
+
+
+def test_every_op_is_given_every_other_policy() -> None:
+    ops = {f.op for f in POLICY.values()}
+    given = {o: {n.rpartition(":")[2] for n, f in POLICY.items() if f.op == o} for o in ops}
+    plain = {"lower_precision_fp", "fp32", "promote", "none", "banned"}
+    for op, policies in given.items():
+        assert plain - {POLICIES[op]} <= policies
+        assert POLICIES[op] not in policies
+    listed = torch._C._dispatch_get_all_op_names()
+    kernels = {
+        n.removeprefix("aten::")
+        for n in listed
+        if torch._C._dispatch_has_kernel_for_dispatch_key(n, "AutocastCPU")
+    }
+    assert ops == kernels
+
+
+def test_there_are_more_than_thirty_semantic_faults_each_described() -> None:
+    assert len(SEMANTIC) > 30
+    assert all(f.what and f.kinds for f in SEMANTIC.values())
+    assert set(EQUIVALENT) <= set(POLICY)
+
+
+def test_the_page_says_what_was_not_found() -> None:
+    rows = [
+        Hunt("truncated", True, 3, 0.5, "bitwise", "v0", "mm").json(),
+        Hunt("cache-views", False, 5000, 60.0).json(),
+    ]
+    run = {
+        "seconds_limit": 60.0,
+        "seed": 0,
+        "versions": {"torch": "2.13.0"},
+        "machine": {"cpu": "a processor", "cores": 2, "system": "Linux"},
+    }
+    page = table({"run": run, "semantic": {"controls": [], "faults": rows}})
+    assert "1 of 2 found (50.0%)" in page
+    assert (
+        "| truncated | casts truncate instead of rounding to nearest | bitwise | mm | 3 | 0.5 |"
+        in page
+    )
+    assert "| cache-views | leaves that are views are cached | **not found** |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEMANTIC)
+def test_every_semantic_fault_is_found_within_a_minute(name: str) -> None:
+    _check(hunt(SEMANTIC[name], seconds=60.0))
+
+
+@pytest.mark.slow
+def test_every_wrong_policy_is_found_within_a_minute() -> None:
+    steps, control = record(seconds=60.0)
+    assert not control.found
+    hunts = [hunt_along(fault, steps) for fault in POLICY.values()]
+    missed = [h.name for h in hunts if not h.found and not POLICY[h.name].equivalent]
+    assert len(missed) <= 0.01 * len(hunts), missed
+    assert not [h.name for h in hunts if h.found and POLICY[h.name].equivalent]
+
+
+def _check(found: Hunt) -> None:
+    kinds = FAULTS[found.name].kinds
+    assert found.found, found
+    assert not kinds or found.kind in kinds, found

@@ -1,0 +1,185 @@
+"""How small things get: what Hypothesis finds is nearly what a person would have written.
+
+Nearly, because several choices share one draw (a draw costs more than what is done with it), and
+Hypothesis does not see the digits of a number. The engine's own minimiser takes away what is left:
+see tests/unit/test_minimize.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.program import Autocast, Checkpoint, NoGrad, Program, regions, statements, uses
+from amp_fuzz.strategies import cases, plans, programs, tensors
+from tests.helpers import minimal
+
+OPS = ("mm", "relu", "add", "cat", "linear")
+
+
+def ops(program: Program) -> list[str]:
+    return [s.op for s in statements(program.body)]
+
+
+def elements(program: Program) -> int:
+    total = 0
+    for spec in program.inputs:
+        count = 1
+        for size in spec.shape:
+            count *= size
+        total += count
+    return total
+
+
+def smallest(condition: Callable[[Program], bool]) -> Program:
+    """Return the smallest program, from a few ops, that meets a condition."""
+    found = minimal(programs(ops=OPS, max_statements=5), condition)
+    assert isinstance(found, Program)
+    return found
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+
+def test_the_smallest_program_is_one_statement() -> None:
+    program = minimal(programs())
+    assert len(ops(program)) == 1
+    assert list(regions(program.body)) == []
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_smallest_program_with_an_op_is_one_plain_call_of_it(op: str) -> None:
+    program = smallest(lambda p: op in ops(p))
+    assert ops(program) == [op]
+    assert list(regions(program.body)) == []
+    (statement,) = statements(program.body)
+    assert statement.form == "function"
+    assert elements(program) <= 24
+    for spec in program.inputs:
+        assert (spec.dtype, spec.domain, spec.layout) == ("float32", "normal", "contiguous")
+
+
+def test_two_uses_of_one_weight_are_a_few_small_calls() -> None:
+    def twice(program: Program) -> bool:
+        count = Counter(n for s in statements(program.body) for n in uses(s))
+        return any(n >= 2 for name, n in count.items() if name.startswith("w"))
+
+    program = smallest(twice)
+    assert len(ops(program)) <= 3
+    assert elements(program) <= 48
+
+
+def test_a_nested_disabled_region_is_two_regions() -> None:
+    def nested(program: Program) -> bool:
+        inner = [
+            c
+            for node in program.body
+            if not hasattr(node, "op") and isinstance(node.context, Autocast)
+            for c in regions(node.body)
+        ]
+        return any(isinstance(c, Autocast) and not c.enabled for c in inner)
+
+    program = smallest(nested)
+    assert len(list(regions(program.body))) == 2
+    assert elements(program) <= 48
+
+
+@pytest.mark.parametrize("context", [NoGrad(), Checkpoint(), Checkpoint(use_reentrant=True)])
+def test_a_region_of_a_kind_is_among_at_most_three(context: object) -> None:
+    program = smallest(lambda p: context in regions(p.body))
+    assert len(list(regions(program.body))) <= 3
+    assert elements(program) <= 48
+
+
+def test_a_cat_of_two_dtypes_is_at_most_one_call_more() -> None:
+    def mixes(program: Program) -> bool:
+        dtypes = {s.name: s.dtype for s in program.inputs}
+        return any(
+            s.op == "cat" and len({dtypes[n] for n in uses(s) if n in dtypes}) > 1
+            for s in statements(program.body)
+        )
+
+    program = smallest(mixes)
+    assert "cat" in ops(program)
+    assert len(ops(program)) <= 2
+    assert elements(program) <= 48
+
+
+def test_a_chain_of_two_ops_is_a_few_calls() -> None:
+    def chained(program: Program) -> bool:
+        made = {n: s.op for s in statements(program.body) for n in s.outputs}
+        return any(
+            s.op == "relu" and made.get(n) == "mm" for s in statements(program.body) for n in uses(s)
+        )
+
+    program = smallest(chained)
+    assert len(ops(program)) <= 4
+    assert elements(program) <= 48
+
+
+def test_an_odd_layout_is_in_a_few_small_calls() -> None:
+    program = smallest(lambda p: any(s.layout == "offset" for s in p.inputs))
+    assert len(ops(program)) <= 3
+    assert elements(program) <= 96
+
+
+# -- plans ---------------------------------------------------------------------------------------
+
+
+def test_the_smallest_plan_is_the_default() -> None:
+    assert minimal(plans()) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("entry", "decorator"),
+        ("entry", "custom_fwd"),
+        ("backward", "inside"),
+        ("second", "retain"),
+        ("second", "double"),
+        ("steps", 2),
+        ("first_pass", "no_grad"),
+        ("first_pass", "inference_mode"),
+        ("calls", 2),
+        ("checkpoint", "reentrant"),
+        ("checkpoint", "non_reentrant"),
+        ("thread", "inside"),
+        ("thread", "whole"),
+        ("interrupted", True),
+        ("scaler", True),
+    ],
+)
+def test_a_plan_with_one_wish_has_one_context_and_at_most_one_other_change(
+    field: str, value: object
+) -> None:
+    plan = minimal(plans(), lambda p: getattr(p, field) == value)
+    assert plan.contexts == Plan().contexts
+    names = [f.name for f in msgspec.structs.fields(Plan)]
+    changed = [name for name in names if getattr(plan, name) != getattr(Plan(), name)]
+    assert field in changed
+    assert len(changed) <= 2
+
+
+def test_two_contexts_are_two_plain_contexts() -> None:
+    plan = minimal(plans(), lambda p: len(p.contexts) == 2)
+    assert plan == Plan(contexts=(Autocast(dtype="bfloat16"),) * 2)
+
+
+# -- cases and tensors ---------------------------------------------------------------------------
+
+
+def test_the_smallest_case_is_one_call_under_the_default_plan() -> None:
+    case = minimal(cases(ops=["mm"]))
+    assert isinstance(case, Case)
+    assert (ops(case.program), case.plan, case.seed) == (["mm"], Plan(), 0)
+
+
+def test_the_smallest_tensor_is_a_float32_scalar() -> None:
+    tensor = minimal(tensors())
+    assert tensor.shape == ()
+    assert str(tensor.dtype) == "torch.float32"

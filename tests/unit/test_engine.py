@@ -1,0 +1,279 @@
+"""The engine: what it runs depends on the seed alone, and no case takes the run down with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from amp_fuzz import engine
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.engine import (
+    Crashed,
+    Event,
+    Failed,
+    Finding,
+    Finished,
+    Planned,
+    Progress,
+    Settings,
+    Task,
+    explore,
+    plan_tasks,
+    run,
+    seed_of,
+)
+from amp_fuzz.program import statements
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
+from amp_fuzz.store import Store
+from amp_fuzz.strategies.drawing import usable
+from tests.helpers import WrongKernel, eager
+
+OPS = ("mm", "relu", "add", "softmax", "exp")
+SETTINGS = Settings(backends=("eager-cpu",), cases=20, ops=OPS, seed=3, max_statements=4)
+TASK = Task("eager-cpu", "matmul", ("mm",), 20, 11)
+
+
+def cases_of(events: list[Event | CaseRecord]) -> list[CaseRecord]:
+    return [e for e in events if isinstance(e, CaseRecord)]
+
+
+def untimed(record: CaseRecord) -> tuple[object, ...]:
+    return (record.id, record.outcome, record.ops, record.kernels, record.kind, record.op)
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cases", [1, 7, 100, 2001])
+def test_tasks_add_up_to_the_cases_of_each_backend(cases: int) -> None:
+    chosen = [backends()[n] for n in ("eager-cpu", "fake-cuda", "fake-mps")]
+    tasks = plan_tasks(replace(SETTINGS, ops=(), cases=cases), chosen)
+    total: Counter[str] = Counter()
+    for task in tasks:
+        total[task.backend] += task.cases
+    assert total == {b.name: cases for b in chosen}
+    assert all(task.cases > 0 for task in tasks)
+
+
+def test_each_family_gets_its_share() -> None:
+    tasks = plan_tasks(replace(SETTINGS, ops=(), cases=5000), [eager()])
+    pool = usable(CATALOGUE.values(), "cpu")
+    sizes = Counter(op.family for op in pool)
+    assert {t.family for t in tasks} == set(sizes)
+    for task in tasks:
+        assert abs(task.cases - 5000 * sizes[task.family] / len(pool)) <= 1
+        assert all(CATALOGUE[name].family == task.family for name in task.focus)
+
+
+def test_backends_take_turns() -> None:
+    chosen = [backends()[n] for n in ("eager-cpu", "fake-cuda")]
+    tasks = plan_tasks(replace(SETTINGS, ops=(), cases=500), chosen)
+    assert {t.backend for t in tasks[:2]} == {"eager-cpu", "fake-cuda"}
+
+
+def test_tasks_have_seeds_of_their_own() -> None:
+    tasks = plan_tasks(replace(SETTINGS, ops=()), [eager()])
+    assert len({t.seed for t in tasks}) == len(tasks)
+    other = plan_tasks(replace(SETTINGS, ops=(), seed=4), [eager()])
+    assert not {t.seed for t in tasks} & {t.seed for t in other}
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    assert seed_of(3, "eager-cpu", "matmul") == 1679921035
+
+
+def test_ops_that_cannot_run_on_a_device_get_no_task() -> None:
+    elsewhere = next(n for n, op in CATALOGUE.items() if op.devices and "cpu" not in op.devices)
+    assert plan_tasks(replace(SETTINGS, ops=(elsewhere,)), [eager()]) == []
+
+
+# -- one process ---------------------------------------------------------------------------------
+
+
+def test_exploring_depends_on_the_seed_alone() -> None:
+    first, second = (list(map(untimed, cases_of(list(explore(TASK, SETTINGS))))) for _ in "ab")
+    assert first == second
+    assert len(first) == 20
+    other = cases_of(list(explore(replace(TASK, seed=12), SETTINGS)))
+    assert {r.id for r in other} != {r[0] for r in first}
+
+
+def test_every_case_has_a_call_of_the_focus() -> None:
+    for record in cases_of(list(explore(TASK, SETTINGS))):
+        assert "mm" in record.ops
+        assert set(record.ops) <= set(OPS)
+        assert len(record.ops) <= 4
+
+
+def test_a_case_is_announced_before_it_runs() -> None:
+    seen: list[str] = []
+    for event in explore(TASK, SETTINGS, seen=lambda case: seen.append(case.id)):
+        assert isinstance(event, CaseRecord)
+        assert seen[-1] == event.id
+    assert len(seen) == 20
+
+
+@pytest.fixture
+def wrong_mm(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Make mm on eager-cpu wrong, in this process."""
+    wrong = WrongKernel(eager(), "mm")
+    monkeypatch.setattr(engine, "backends", lambda: {"eager-cpu": wrong})
+    return wrong
+
+
+@pytest.mark.usefixtures("wrong_mm")
+def test_a_finding_comes_once_minimised_and_explained() -> None:
+    events = list(explore(TASK, SETTINGS))
+    findings = [e for e in events if isinstance(e, Finding) and e.record.kind == "bitwise"]
+    assert len(findings) == 1
+    (finding,) = findings
+    assert finding.new
+    assert finding.record.op == "mm"
+    assert finding.record.minimised is not None
+    assert [s.op for s in statements(finding.record.minimised.program.body)] == ["mm"]
+    assert "mm(" in finding.record.explicit
+    diverged = [r for r in cases_of(events) if r.outcome == "diverged"]
+    assert len(diverged) > 3
+    assert finding.record.case.id in {r.id for r in diverged}
+
+
+@pytest.mark.usefixtures("wrong_mm")
+def test_a_signature_that_was_seen_is_counted_and_not_reported_again() -> None:
+    signatures: set[tuple[str, ...]] = set()
+    first = list(explore(TASK, SETTINGS, signatures=signatures))
+    again = list(explore(TASK, SETTINGS, signatures=signatures))
+    assert any(isinstance(e, Finding) for e in first)
+    assert not any(isinstance(e, Finding) for e in again)
+    assert [untimed(r) for r in cases_of(first)] == [untimed(r) for r in cases_of(again)]
+
+
+@pytest.mark.usefixtures("wrong_mm")
+def test_fail_fast_stops_at_the_first_divergence() -> None:
+    records = cases_of(list(explore(TASK, replace(SETTINGS, fail_fast=True, minimize=0))))
+    assert [r.outcome for r in records].count("diverged") == 1
+    assert records[-1].outcome == "diverged"
+
+
+# -- worker processes ----------------------------------------------------------------------------
+
+PLUGIN = """
+import os, time
+from dataclasses import dataclass
+from pathlib import Path
+from amp_fuzz.backends.eager import EagerBackend
+
+STATE = Path(os.environ["AMP_FUZZ_TEST_STATE"])
+
+@dataclass(frozen=True)
+class Fragile(EagerBackend):
+    \"\"\"Aborts at its fifth case and hangs at its tenth, each once.\"\"\"
+
+    name = "fragile-cpu"
+
+    def run(self, cases):
+        count = len(list(STATE.glob("case-*")))
+        (STATE / f"case-{count}").touch()
+        for at, what in ((5, "aborted"), (10, "hung")):
+            if count >= at and not (STATE / what).exists():
+                (STATE / what).touch()
+                os.abort() if what == "aborted" else time.sleep(1000)
+        return super().run(cases)
+
+def backends():
+    return [Fragile("cpu")]
+"""
+
+
+@pytest.fixture
+def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Install a backend that aborts once and hangs once; returns the folder of its marks."""
+    info = tmp_path / "plugins" / "fragile-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info.parent / "amp_fuzz_fragile.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[amp_fuzz.backends]\nfragile = amp_fuzz_fragile:backends\n"
+    )
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("AMP_FUZZ_TEST_STATE", str(state))
+    monkeypatch.syspath_prepend(info.parent)
+    backends.cache_clear()
+    yield state
+    backends.cache_clear()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.begin(RunRecord("r1", 3, "dev", (), {}, ""))
+    return made
+
+
+def test_a_crash_and_a_hang_each_cost_one_case(
+    fragile: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock() -> float:
+        # Patience runs out the moment that the worker hangs.
+        return time.monotonic() + (1000 if (fragile / "hung").exists() else 0)
+
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=clock))
+    settings = replace(SETTINGS, backends=("fragile-cpu",), cases=30, ops=("mm",))
+    events = list(run(settings, store, "r1"))
+    assert not [e for e in events if isinstance(e, Failed)]
+    assert isinstance(events[0], Planned)
+
+    lost = [e for e in events if isinstance(e, Crashed)]
+    assert [e.record.kind for e in lost] == ["crash", "timeout"]
+    assert lost[0].detail == "the worker died of SIGABRT"
+    assert lost[1].detail == "no answer for 120 s"
+
+    records = list(store.records("r1"))
+    written = [r for r in records if isinstance(r, DivergenceRecord)]
+    assert [r for r in written if r.kind in ("crash", "timeout")] == [e.record for e in lost]
+    for event in lost:
+        assert store.finding(event.record.id) == event.record
+        assert event.record.case.id not in {r.id for r in records if isinstance(r, CaseRecord)}
+    # The run went on to its end.
+    assert any(isinstance(e, Finished) for e in events)
+    assert sum(isinstance(r, CaseRecord) for r in records) >= 28
+    assert [r for r in records if isinstance(r, EndRecord)]
+    assert not list(store.run_path("r1").glob("current-*"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_closing_the_iterator_ends_the_workers_and_keeps_the_records(store: Store) -> None:
+    import multiprocessing
+
+    events = run(replace(SETTINGS, cases=5000), store, "r1")
+    first = next(e for e in events if isinstance(e, Progress))
+    pids = [p.pid for p in multiprocessing.active_children()]
+    assert pids
+    events.close()
+    records = [r for r in store.records("r1") if isinstance(r, CaseRecord)]
+    assert len(records) >= sum(first.outcomes.values()) > 0
+    assert len(records) < 5000
+    assert not [pid for pid in pids if pid and alive(pid)]
+    assert not list(store.run_path("r1").glob("current-*"))
+
+
+def test_draws_are_of_the_task(wrong_mm: Backend) -> None:
+    assert wrong_mm.name == "eager-cpu"
+    found = list(islice(engine.draw(replace(TASK, cases=3), SETTINGS), 10))
+    assert len(found) == 3
