@@ -43,6 +43,7 @@ __all__ = [
     "Planned",
     "Progress",
     "Settings",
+    "Suspected",
     "Task",
     "explore",
     "plan_tasks",
@@ -114,6 +115,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspected:
+    """A divergence that is being minimised; a `Finding` follows, unless the run is cut short."""
+
+    record: DivergenceRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """A task came to its end."""
 
@@ -137,7 +145,7 @@ class Failed:
     usage: bool = False
 
 
-Event: TypeAlias = Planned | Progress | Finding | Finished | Crashed | Failed
+Event: TypeAlias = Planned | Progress | Suspected | Finding | Finished | Crashed | Failed
 
 
 class Stop(BaseException):
@@ -186,22 +194,15 @@ def explore(
     minimised; others like them are counted, not minimised again.
     """
     signatures = set() if signatures is None else signatures
-    backend = backends()[task.backend]
-    judge = Judge(backend, settings.known, settings.relations)
-    found: list[Event | CaseRecord] = []
-    done = 0
+    judge = Judge(backends()[task.backend], settings.known, settings.relations)
     for case in draw(task, settings):
         seen(case)
         with quiet():
             verdict = judge.judge(case)
-            done += 1
-            found.append(verdict.record(task.family))
-            if verdict.divergence is not None:
-                found += _finding(judge, verdict, task, settings, signatures)
-        yield from found
-        stop = settings.fail_fast and verdict.outcome == "diverged"
-        found.clear()
-        if stop:
+        yield verdict.record(task.family)
+        if verdict.divergence is not None:
+            yield from _finding(judge, verdict, task, settings, signatures, seen)
+        if settings.fail_fast and verdict.outcome == "diverged":
             break
 
 
@@ -261,35 +262,56 @@ def _finding(
     task: Task,
     settings: Settings,
     signatures: set[tuple[str, ...]],
-) -> list[Event | CaseRecord]:
-    """Minimise a divergence whose like was not seen yet, and make its event."""
+    seen: Callable[[Case], None],
+) -> Iterator[Event]:
+    """Minimise a divergence whose like was not seen yet, and make its events."""
     assert verdict.divergence is not None
-    new = not verdict.known
     rough = verdict.finding(task.family)
-    # A known one is kept once for each backend; a new one once for each op that it shows at.
-    signature = (rough.backend, rough.kind, rough.known, "" if rough.known else rough.op)
+    signature = signature_of(rough)
     if signature in signatures:
-        return []
+        return
     signatures.add(signature)
-    small, last = verdict.case, verdict
-    if settings.minimize > 0 and verdict.divergence.kind != "nondeterminism":
-        small, last = shrink(judge, verdict, settings.minimize)
-    record = last.finding(task.family, small)
-    record = msgspec.structs.replace(record, case=verdict.case, explicit=_explicit(judge, small))
-    final = (record.backend, record.kind, record.known, "" if record.known else record.op)
+    yield Suspected(rough)
+    with quiet():
+        small, last = verdict.case, verdict
+        if settings.minimize > 0 and verdict.divergence.kind != "nondeterminism":
+            try:
+                small, last = shrink(judge, verdict, settings.minimize, seen)
+            except KeyboardInterrupt:
+                yield Finding(rough, new=not verdict.known)
+                raise
+        record = last.finding(task.family, small)
+        record = msgspec.structs.replace(
+            record, case=verdict.case, explicit=_explicit(judge, small)
+        )
+    final = signature_of(record)
     if final != signature and final in signatures:
-        return []
+        return
     signatures.add(final)
-    return [Finding(record, new)]
+    yield Finding(record, new=not verdict.known)
 
 
-def shrink(judge: Judge, verdict: Verdict, seconds: float) -> tuple[Case, Verdict]:
+def signature_of(record: DivergenceRecord) -> tuple[str, ...]:
+    """Return what makes findings alike.
+
+    A known one is kept once for each backend and kind, a new one once for each op that it shows at.
+    """
+    return (record.backend, record.kind, record.known, "" if record.known else record.op)
+
+
+def shrink(
+    judge: Judge,
+    verdict: Verdict,
+    seconds: float,
+    seen: Callable[[Case], None] = lambda case: None,
+) -> tuple[Case, Verdict]:
     """Return a smaller case with the same kind of divergence and the same explanation."""
     best = [verdict]
     divergence = verdict.divergence
     assert divergence is not None
 
     def keeps(candidate: Case) -> bool:
+        seen(candidate)
         again = judge.judge(candidate)
         same = (
             again.divergence is not None
@@ -326,6 +348,7 @@ class _Worker:
     pipe: connection.Connection
     current: Path
     task: Task | None = None
+    suspected: DivergenceRecord | None = None
     done: int = 0
     heard: float = field(default_factory=time.monotonic)
 
@@ -356,12 +379,13 @@ def _aimed(
     for backend in chosen:
         missing = set(kernels(backend.device).reachable) - reached.get(backend.name, set())
         for kernel in sorted(missing):
-            ops = [
-                op.name for op in usable(pool, backend.device) if f"aten::{kernel}" in op.overloads
-            ]
-            if ops:
+            name = f"aten::{kernel}"
+            reaching = [op for op in usable(pool, backend.device) if name in op.overloads]
+            named = [op for op in reaching if op.overloads[0] == name]
+            focus = tuple(op.name for op in named or reaching)
+            if focus:
                 seed = seed_of(settings.seed, backend.name, kernel)
-                tasks.append(Task(backend.name, "coverage", tuple(ops), 12, seed))
+                tasks.append(Task(backend.name, "coverage", focus, 24, seed))
     return tasks
 
 
@@ -435,16 +459,29 @@ class _Supervisor:
         if isinstance(event, Progress):
             self.reached.setdefault(event.backend, set()).update(event.kernels)
             worker.done += sum(event.outcomes.values())
+        elif isinstance(event, Suspected):
+            worker.suspected = event.record
+            return
         elif isinstance(event, Finding):
-            r = event.record
-            signature = (r.backend, r.kind, r.known, "" if r.known else r.op)
+            worker.suspected = None
+            signature = signature_of(event.record)
             if signature in self.signatures:
                 return
             self.signatures.add(signature)
-            self.store.save(r)
+            self.store.save(event.record)
         elif isinstance(event, Finished):
-            worker.task = None
+            worker.task = worker.suspected = None
         yield event
+
+    def _unminimised(self, worker: _Worker) -> DivergenceRecord | None:
+        """Keep the divergence that a worker was minimising when it was ended."""
+        record, worker.suspected = worker.suspected, None
+        if record is None or signature_of(record) in self.signatures:
+            return None
+        self.signatures.add(signature_of(record))
+        self.writer.write(record)
+        self.store.save(record)
+        return record
 
     def _lost(
         self, worker: _Worker, queue: list[Task], kind: Literal["crash", "timeout"]
@@ -452,6 +489,9 @@ class _Supervisor:
         """Record the case that a worker died of, and put back what it had not done."""
         self.workers.remove(worker)
         _end(worker)
+        kept = self._unminimised(worker)
+        if kept is not None:
+            yield Finding(kept, new=not kept.known)
         task, text = worker.task, worker.current.read_bytes()
         code = worker.process.exitcode
         detail = f"no answer for {self.settings.timeout:.0f} s"
@@ -487,6 +527,7 @@ class _Supervisor:
         """End the workers, and take the events that they had sent."""
         for worker in self.workers:
             _end(worker)
+            self._unminimised(worker)
             worker.current.unlink(missing_ok=True)
         for path in self.store.run_path(self.run_id).glob("current-*"):
             path.unlink(missing_ok=True)
@@ -524,6 +565,7 @@ def _worker_main(
             raise StoreError(f"{path}: cannot write ({error.strerror})") from error
 
     try:
+        _redirect(path.with_name(f"worker-{number}.log"))
         current = os.open(path, os.O_WRONLY)
         writer = store.writer(run_id, str(number))
         while True:

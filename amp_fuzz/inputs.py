@@ -23,7 +23,6 @@ __all__ = ["array", "strides", "tensor"]
 # Largest finite value and smallest normal exponent of each floating dtype.
 _MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 _TINY = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}
-_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 
 
 Array: TypeAlias = "NDArray[np.float64]"
@@ -119,10 +118,12 @@ def _floats(domain: str, dtype: str, draws: _Draws) -> Array:
     if domain == "subnormal":
         return draws.uniform(-4.0, 4.0) * 2.0 ** (_TINY[dtype] - 1)
     if domain == "ties":
-        # Exactly between two neighbours of the 16-bit dtype that a cast rounds to.
-        mantissa = _MANTISSA["bfloat16" if dtype == "float32" else dtype]
-        odd = draws.integers(0, 2**mantissa) * 2 + 1
-        return (1.0 + odd * 2.0 ** -(mantissa + 1)) * draws.signs()
+        # Exactly between two neighbours of a 16-bit dtype that a cast rounds to: of float16 or
+        # bfloat16, but a float16 input holds ties of bfloat16 only, and a bfloat16 input none.
+        wide = dtype in ("float32", "float64")
+        mantissa = np.where(draws.unit() < 0.5, 7, 10) if wide else np.int64(7)
+        odd = draws.integers(0, 2**10) % 2**mantissa * 2 + 1
+        return (1.0 + odd * 2.0 ** -(mantissa + 1.0)) * draws.signs()
     if domain == "cancelling":
         half = draws.normal().reshape(-1)[: (draws.n + 1) // 2] * 8.0
         return draws.shuffled(np.concatenate([half, -half * (1.0 + 2.0**-7)]))
@@ -158,13 +159,14 @@ def _values(spec: TensorSpec, seed: int) -> torch.Tensor:
 def _to_odd(values: Array) -> NDArray[np.float32]:
     """Round to float32, to odd, after which rounding to bfloat16 is as if done at once.
 
-    Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using
-    rounding to odd": what was cut off stays visible in the last bit.
+    Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded sums: proved algorithms
+    using rounding to odd": what was cut off stays visible in the last bit.
     """
     near = np.asarray(values, dtype=np.float32)
     away = np.abs(near.astype(np.float64)) > np.abs(values)
     cut = np.where(away, np.nextafter(near, np.float32(0)), near)
-    return (cut.view(np.int32) | (cut.astype(np.float64) != values)).view(np.float32)
+    odd: NDArray[np.int32] = cut.view(np.int32) | (cut.astype(np.float64) != values)
+    return odd.view(np.float32)
 
 
 def strides(spec: TensorSpec) -> tuple[int, ...]:

@@ -139,8 +139,14 @@ class Judge:
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"
             return verdict
-        verdict.divergence = self._confirm(case, found, expected, observed)
-        verdict.known = self.explain(case, verdict.divergence)
+        # Explained first: a known bug costs one run of the imitating reference, and what agrees bit
+        # for bit needs no confirmation.
+        verdict.divergence, verdict.known = found, self.explain(case, found, observed)
+        if not verdict.known:
+            found = self._confirm(case, found, expected, observed)
+            verdict.divergence = found
+            if found.kind == "nondeterminism":
+                verdict.known = self._listed(case, found)
         verdict.outcome = "known" if verdict.known else "diverged"
         clock.lap("confirm")
         return verdict
@@ -180,23 +186,33 @@ class Judge:
         observed = self._run(case)
         return within(case, observed) or replace(self, relations="all")._relate(case, observed)
 
-    def explain(self, case: Case, found: Divergence) -> str:
+    def explain(self, case: Case, found: Divergence, observed: Observation) -> str:
         """Return the ids of the known entries that explain a divergence, joined by +, or ""."""
-        entries = [k for k in self.known if k.on(self.backend.name)]
-        op = guilty_op(case, found)
-        for entry in entries:
-            if entry.explains(found.kind, op):
-                return entry.id
-        if found.kind == "nondeterminism":
-            return ""  # a side that changes may agree with anything once
-        quirky = [k for k in entries if k.quirk]
+        listed = self._listed(case, found)
+        if listed:
+            return listed
+        quirky = [k for k in self.known if k.quirk and k.on(self.backend.name)]
         for chosen in [[k] for k in quirky] + ([quirky] if len(quirky) > 1 else []):
-            if self._agrees_with(case, found, [k.quirk for k in chosen]):
+            if self._agrees_with(case, found, observed, [k.quirk for k in chosen]):
                 return "+".join(k.id for k in chosen)
         return ""
 
-    def _agrees_with(self, case: Case, found: Divergence, names: Sequence[str]) -> bool:
-        """Return whether the reference, imitating these bugs, agrees with the backend.
+    def _listed(self, case: Case, found: Divergence) -> str:
+        """Return the id of the entry without a quirk that explains a divergence, or ""."""
+        op = guilty_op(case, found)
+        return next(
+            (
+                entry.id
+                for entry in self.known
+                if entry.on(self.backend.name) and entry.explains(found.kind, op)
+            ),
+            "",
+        )
+
+    def _agrees_with(
+        self, case: Case, found: Divergence, observed: Observation, names: Sequence[str]
+    ) -> bool:
+        """Return whether the reference, imitating these bugs, agrees with what was observed.
 
         A relation is between two runs of the backend: it is explained if the imitating reference
         breaks it in the same way.
@@ -205,7 +221,7 @@ class Judge:
             if found.kind == "relation":
                 return self._broken_by_reference(case, found)
             expected = self.backend.reference().run(case)
-        return compare(expected, self._run(case), values=self.backend.values) is None
+        return compare(expected, observed, values=self.backend.values) is None
 
     def _broken_by_reference(self, case: Case, found: Divergence) -> bool:
         def run(variant: Case) -> Observation:

@@ -9,13 +9,16 @@ kernel that the dispatcher lists, whatever other items reached: they may run els
 from __future__ import annotations
 
 import shlex
+import signal
+import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import pytest
@@ -142,8 +145,8 @@ class FuzzItem(pytest.Item):
         writer = self.run.open()
         outcome, start = Outcome(), time.monotonic()
         try:
-            with _calm():
-                self._explore(outcome, writer)
+            with _calm(), _interrupts() as interrupted:
+                self._explore(outcome, writer, interrupted)
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
             raise
@@ -155,7 +158,7 @@ class FuzzItem(pytest.Item):
             self.user_properties += [("cases", outcome.cases), ("seed", self.run.settings.seed)]
         self._judge(outcome)
 
-    def _explore(self, outcome: Outcome, writer: Writer) -> None:
+    def _explore(self, outcome: Outcome, writer: Writer, interrupted: Callable[[], bool]) -> None:
         for event in self._events():
             if isinstance(event, CaseRecord):
                 writer.write(event)
@@ -168,6 +171,8 @@ class FuzzItem(pytest.Item):
                 if event.new and outcome.last is not None:
                     outcome.new.append(event.record)
                     self.run.shown[outcome.last] = event.record.id
+            if interrupted():
+                raise KeyboardInterrupt
             if time.time() > self.run.deadline:
                 outcome.reason = "stopped"
                 return
@@ -248,6 +253,32 @@ def _calm() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         torch.set_rng_state(state)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Give a function that says whether Ctrl-C was pressed, even if no exception came of it.
+
+    Python raises `KeyboardInterrupt` wherever it happens to be. If that is a callback of the garbage
+    collector (Hypothesis has one) or a finaliser, the exception goes no further, and a run of hours
+    would go on.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    pressed: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        signal.default_int_handler(number, frame)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or handler is not signal.default_int_handler:  # someone else's to decide
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 # -- text -----------------------------------------------------------------------------------------

@@ -307,17 +307,17 @@ class ProgramBuilder:
         if op is None or kind not in ("float", "real"):
             return dtypes
         policy = self._policy(op)
-        if policy is not None and policy != "promote":
-            # Autocast leaves float64 alone: an op that needs one dtype gets all of it or none.
-            if op.mixed == "raises" and self._same is not None:
-                is_double = self._same == "float64"
-                return frozenset({"float64"}) if is_double else dtypes - {"float64"}
-            return dtypes
-        if self.palette.mixes:
-            return dtypes
-        dtypes -= _FLOATS - set(op.floats)
+        if policy is None or policy == "promote":
+            if self.palette.mixes:
+                return dtypes
+            # What is not cast, or stays in the dtype it has, must be what the kernel takes.
+            dtypes -= _FLOATS - set(op.floats)
         if op.mixed == "raises" and self._same is not None:
-            return (dtypes - _FLOATS) | {self._same}
+            if policy is None:
+                return (dtypes - _FLOATS) | {self._same}
+            # Autocast leaves float64 alone: an op that needs one dtype gets all of it or none.
+            is_double = self._same == "float64"
+            return frozenset({"float64"}) if is_double else dtypes - {"float64"}
         return dtypes
 
     def _existing(

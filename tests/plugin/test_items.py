@@ -1,5 +1,7 @@
 """The parts of an item: what it leaves as it was, what it writes down, how it shows a finding."""
 
+import gc
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +81,23 @@ def test_an_item_leaves_torch_as_it_was() -> None:
         torch.set_default_dtype(torch.float32)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
+    """Exceptions go no further than a callback of the garbage collector, or a finaliser."""
+
+    class Swallows:
+        def __del__(self) -> None:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest_items._interrupts() as interrupted:
+        assert not interrupted()
+        Swallows()
+        gc.collect()
+        assert interrupted()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_item_without_cases_fails(

@@ -231,7 +231,7 @@ def test_an_interrupt_keeps_the_records_and_sums_up(
             break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=90)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, out
     kept = cases()
     assert kept
