@@ -234,7 +234,7 @@ class _ProgramDrawing:
             # One draw says whether there is another node, and which: 0 is the end, so that
             # shrinking deletes a statement whole.
             end, which, region = _digits(self.integer, 14 - 2 * depth, len(self.swarm), 10)
-            if nodes and end == 0:
+            if nodes and end == 0 and not (self.focus and depth == 0):
                 break
             if depth < _MAX_DEPTH and region == 9:
                 nodes.append(self.region(depth))
@@ -245,7 +245,7 @@ class _ProgramDrawing:
     def statement(self, which: int) -> Statement:
         self.count += 1
         form = None
-        if self.focus and (self.count > 3 or which % 3 == 0):
+        if self.focus and (self.count >= min(3, self.limit) or which % 3 == 0):
             op, form = self.focus.pop(), self.form
         else:
             op = self.swarm[which]

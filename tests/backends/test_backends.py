@@ -1,0 +1,143 @@
+"""One suite over every backend that is ready here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from amp_fuzz.backends import BackendError, backends, choose
+from amp_fuzz.backends.torchstate import torch_state
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from tests.helpers import BF16, F16, call, case, drawn, one_line, under, x
+
+READY = [n for n, b in backends().items() if b.availability().status == "ready"]
+
+
+@pytest.fixture(params=READY)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def state() -> Iterator[None]:
+    """Whatever a test does, it leaves torch's own autocast state as it was."""
+    before = torch_state("cpu")
+    yield
+    assert torch_state("cpu") == before
+
+
+def test_a_backend_has_the_name_it_is_known_by(name: str) -> None:
+    assert backends()[name].name == name
+    assert name.endswith(f"-{backends()[name].device}")
+
+
+def test_honest_draws_agree_or_are_known(name: str) -> None:
+    backend = backends()[name]
+    judge = Judge(backend, shipped())
+    outcomes: Counter[str] = Counter()
+    with quiet():
+        for one in drawn(60, backend.device, trains=backend.trains, seed=name, statements=8):
+            verdict = judge.judge(one)
+            outcomes[verdict.outcome] += 1
+            assert verdict.outcome != "diverged", f"{verdict.divergence}\n{one}"
+    assert outcomes["agreed"] > 30
+
+
+def test_one_observation_a_case_in_their_order(name: str) -> None:
+    sizes = (2, 3, 4)
+    cases = [case([x("x0", n, n)], call("mm", "x0", "x0"), backward="none") for n in sizes]
+    seen = backends()[name].run(cases)
+    assert [o.values["v0"].shape[0] for o in seen if o.values["v0"] is not None] == list(sizes)
+
+
+def test_autocast_casts(name: str) -> None:
+    one = case(
+        [x("x0", 2, 2)],
+        call("mm", "x0", "x0"),
+        under(F16, call("mm", "x0", "x0", to="v1")),
+        backward="none",
+        contexts=(BF16,),
+    )
+    backend = backends()[name]
+    for seen in (backend.run([one])[0], backend.reference().run(one)):
+        assert [str(t.dtype) for t in seen.values.values() if t is not None] == [
+            "torch.bfloat16",
+            "torch.float16",
+        ]
+
+
+def test_an_error_is_an_observation_at_its_line(name: str) -> None:
+    one = case([x("x0", 2, 3)], call("relu", "x0"), call("mm", "x0", "x0", to="v1"))
+    seen = backends()[name].run([one])[0]
+    assert seen.raised is not None
+    assert seen.raised.text == "v1 = torch.mm(x0, x0)"
+    assert seen.raised.line == 3
+
+
+def test_the_state_is_as_before_even_after_an_error(name: str) -> None:
+    one = case([x("x0", 2, 3)], call("mm", "x0", "x0"), contexts=(BF16, F16))
+    backend = backends()[name]
+    before = torch_state(backend.device)
+    assert backend.run([one])[0].leaked is None
+    assert torch_state(backend.device) == before
+
+
+def test_weights_that_require_grad_run_forward(name: str) -> None:
+    one = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), backward="none")
+    assert backends()[name].run([one])[0].raised is None
+
+
+def test_the_reference_says_which_kernels_it_reached(name: str) -> None:
+    one = case([x("x0", 2, 2)], call("mm", "x0", "x0"), backward="none")
+    kernels = backends()[name].reference().run(one).kernels
+    assert [(k.overload, k.policy.value) for k in kernels] == [("mm", "lower_precision_fp")]
+
+
+# -- availability and choice ---------------------------------------------------------------------
+
+
+def test_every_backend_says_whether_it_can_be_used() -> None:
+    for backend in backends().values():
+        state = backend.availability()
+        assert state.status in ("ready", "missing", "broken")
+        assert len(state.detail) > 5
+        assert "\n" not in state.detail
+
+
+def test_the_cpu_is_ready_and_says_which_torch() -> None:
+    state = backends()["eager-cpu"].availability()
+    assert (state.status, state.detail) == ("ready", f"torch {torch.__version__}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_here_is_missing() -> None:
+    state = backends()["eager-cuda"].availability()
+    assert (state.status, state.detail) == ("missing", "no cuda device is visible to torch here")
+
+
+def test_all_chooses_what_is_ready() -> None:
+    assert [b.name for b in choose(["all"])] == READY
+
+
+def test_a_backend_is_chosen_once() -> None:
+    assert [b.name for b in choose(["eager-cpu", "eager-cpu"])] == ["eager-cpu"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("eager-cpy", "did you mean 'eager-cpu'?"),
+        ("fake_cuda", "did you mean 'fake-cuda'?"),
+        ("zzz", "use eager-cpu, "),
+        ("", "no backend is called ''"),
+    ],
+)
+def test_an_unknown_name_says_what_to_write(word: str, said: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        choose([word])
+    assert said in str(caught.value)
+    assert one_line(caught.value)

@@ -1,0 +1,271 @@
+"""The strategies: public, legal, and wide enough that everything comes up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_fuzz import catalogue, strategies
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.judge import quiet
+from amp_fuzz.program import (
+    DOMAINS,
+    FLOAT_DTYPES,
+    LAYOUTS,
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    NoGrad,
+    Program,
+    ProgramError,
+    Region,
+    refs,
+    regions,
+    statements,
+)
+from amp_fuzz.reference import DEVICES
+from amp_fuzz.strategies.drawing import usable
+from tests.helpers import STEADY, drawn, eager, one_line
+
+
+@cache
+def many() -> tuple[Case, ...]:
+    """Return a few thousand draws, as a run of some seconds makes them."""
+    return tuple(drawn(4000, seed="many"))
+
+
+def find_any(condition: Callable[[Case], bool]) -> Case:
+    """Return a draw that meets a condition, or fail."""
+    found = next((c for c in many() if condition(c)), None)
+    assert found is not None, "none of 4,000 draws"
+    return found
+
+
+# -- public, in anyone's @given ------------------------------------------------------------------
+
+
+@given(strategies.programs(ops=["mm", "cat", "relu"], max_statements=5))
+@STEADY
+def test_programs_are_well_formed_and_of_the_ops_asked_for(program: Program) -> None:
+    catalogue.check(program)
+    calls = list(statements(program.body))
+    assert 1 <= len(calls) <= 5
+    assert {s.op for s in calls} <= {"mm", "cat", "relu"}
+
+
+@given(st.sampled_from(DEVICES).flatmap(lambda d: strategies.cases(device=d, max_statements=6)))
+@STEADY
+def test_cases_are_well_formed_on_every_device(case: Case) -> None:
+    catalogue.check(case.program)
+    case.plan.check()
+
+
+@given(strategies.cases(trains=False))
+@STEADY
+def test_cases_that_do_not_train_have_no_backward(case: Case) -> None:
+    assert case.plan.backward == "none"
+    assert Checkpoint(use_reentrant=True) not in regions(case.program.body)
+
+
+@given(strategies.cases(focus=["addmm"], form="out", max_statements=5))
+@STEADY
+def test_a_focused_form_is_in_every_case(case: Case) -> None:
+    forms = [(s.op, s.form) for s in statements(case.program.body)]
+    assert ("addmm", "out") in forms
+
+
+@given(strategies.tensors(shape=(2, 3), dtype="bfloat16"))
+@STEADY
+def test_tensors_have_the_shape_and_dtype_asked_for(tensor: torch.Tensor) -> None:
+    assert tensor.shape == (2, 3)
+    assert tensor.dtype == torch.bfloat16
+
+
+@given(strategies.tensors(shape=st.just((4,)), dtype=st.sampled_from(["int64", "bool"])))
+@STEADY
+def test_tensors_take_strategies(tensor: torch.Tensor) -> None:
+    assert tensor.shape == (4,)
+    assert tensor.dtype in (torch.int64, torch.bool)
+
+
+@given(strategies.tensors())
+@STEADY
+def test_tensors_are_floating_on_the_cpu(tensor: torch.Tensor) -> None:
+    assert tensor.is_floating_point()
+    assert tensor.device.type == "cpu"
+    assert tensor.dim() <= 3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: strategies.programs(ops=["matmull"]), ProgramError, "did you mean 'matmul'"),
+        (lambda: strategies.cases(focus=["convolutoin"]), ProgramError, "did you mean 'convolution"),
+        (lambda: strategies.cases(ops=["zz*"]), ProgramError, "no op or family matches 'zz*'"),
+        (lambda: strategies.cases(device="gpu"), ValueError, "device='gpu' has no policy table"),
+        (lambda: strategies.plans(device="tpu"), ValueError, "use one of cpu, cuda"),
+        (lambda: strategies.programs(max_statements=0), ValueError, "max_statements=0 must be at"),
+        (lambda: strategies.cases(max_statements=-1), ValueError, "max_statements=-1 must be at"),
+        (lambda: strategies.tensors(dtype="float8"), ValueError, "dtype='float8' is unknown"),
+    ],
+)
+def test_a_bad_argument_says_what_to_write(
+    call: Callable[[], Any], error: type[Exception], said: str
+) -> None:
+    """At the call, not at the first draw."""
+    with pytest.raises(error) as caught:
+        call()
+    assert said in str(caught.value)
+    assert one_line(caught.value)
+
+
+# -- everything comes up -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_op_and_nearly_every_form_comes_up(device: str) -> None:
+    wanted = {(op.name, form) for op in usable(CATALOGUE.values(), device) for form in op.forms}
+    seen = {
+        (s.op, s.form) for c in drawn(4000, device) for s in statements(c.program.body)
+    }  # about 25,000 calls
+    assert {op for op, _ in wanted} == {op for op, _ in seen}
+    assert seen <= wanted
+    assert len(seen) > 0.97 * len(wanted), sorted(wanted - seen)
+
+
+@pytest.mark.parametrize("form", catalogue.FORMS)
+def test_every_form_comes_up(form: str) -> None:
+    find_any(lambda c: any(s.form == form for s in statements(c.program.body)))
+
+
+@pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, "int64", "bool", "complex64"])
+def test_every_kind_of_dtype_comes_up(dtype: str) -> None:
+    find_any(lambda c: any(s.dtype == dtype for s in c.program.inputs))
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_every_domain_comes_up(domain: str) -> None:
+    find_any(lambda c: any(s.domain == domain for s in c.program.inputs))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_comes_up(layout: str) -> None:
+    find_any(lambda c: any(s.layout == layout for s in c.program.inputs))
+
+
+@pytest.mark.parametrize("role", ["input", "weight", "buffer"])
+def test_every_role_comes_up(role: str) -> None:
+    find_any(lambda c: any(s.role == role for s in c.program.inputs))
+
+
+def test_empty_and_0d_inputs_come_up() -> None:
+    find_any(lambda c: any(0 in s.shape for s in c.program.inputs))
+    find_any(lambda c: any(s.shape == () for s in c.program.inputs))
+
+
+def test_one_call_of_four_dtypes_comes_up() -> None:
+    def mixed(case: Case) -> bool:
+        dtypes = {s.name: s.dtype for s in case.program.inputs}
+        calls = statements(case.program.body)
+        floats = [{dtypes.get(n) for a in s.args for n in refs(a)} for s in calls]
+        return any(len(used & set(FLOAT_DTYPES)) >= 3 for used in floats)
+
+    find_any(mixed)
+
+
+def test_a_weight_is_used_twice() -> None:
+    def twice(case: Case) -> bool:
+        count = Counter(n for s in statements(case.program.body) for a in s.args for n in refs(a))
+        return any(n > 1 for name, n in count.items() if name.startswith("w"))
+
+    find_any(twice)
+
+
+CONTEXTS = [
+    *(Autocast(dtype=d) for d in ("bfloat16", "float16", "float32", None)),
+    Autocast(dtype="bfloat16", enabled=False),
+    Autocast(dtype="bfloat16", cache_enabled=False),
+    Autocast(dtype="bfloat16", cache_enabled=True),
+    NoGrad(),
+    InferenceMode(),
+    Checkpoint(),
+    Checkpoint(use_reentrant=True),
+]
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=str)
+def test_every_kind_of_region_comes_up(context: Any) -> None:
+    find_any(lambda c: context in regions(c.program.body))
+
+
+@pytest.mark.parametrize("outer", [Autocast, NoGrad, InferenceMode, Checkpoint])
+@pytest.mark.parametrize("inner", [Autocast, Checkpoint])
+def test_regions_of_each_kind_nest(outer: type, inner: type) -> None:
+    def nests(body: Any) -> bool:
+        found = [n for n in body if isinstance(n, Region)]
+        return any(
+            (isinstance(n.context, outer) and any(isinstance(c, inner) for c in regions(n.body)))
+            or nests(n.body)
+            for n in found
+        )
+
+    find_any(lambda c: nests(c.program.body))
+
+
+def test_three_levels_of_regions_come_up() -> None:
+    def depth(body: Any) -> int:
+        return max((1 + depth(n.body) for n in body if isinstance(n, Region)), default=0)
+
+    find_any(lambda c: depth(c.program.body) == 3)
+
+
+PLANS = [
+    ("entry", "context"), ("entry", "decorator"), ("entry", "custom_fwd"),
+    ("backward", "none"), ("backward", "outside"), ("backward", "inside"), ("backward", "under"),
+    ("second", "retain"), ("second", "double"), ("steps", 2), ("loop", "inside"),
+    ("first_pass", "no_grad"), ("first_pass", "inference_mode"), ("calls", 2),
+    ("checkpoint", "reentrant"), ("checkpoint", "non_reentrant"), ("thread", "inside"),
+    ("thread", "whole"), ("interrupted", True), ("scaler", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), PLANS)
+def test_every_value_of_a_plan_comes_up(field: str, value: object) -> None:
+    find_any(lambda c: getattr(c.plan, field) == value)
+
+
+def test_every_field_of_a_plan_is_asked_for_here() -> None:
+    fields = {f.name for f in msgspec.structs.fields(Plan)}
+    assert fields - {"contexts", "backward_context"} == {field for field, _ in PLANS}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 4])
+def test_every_depth_of_contexts_comes_up(depth: int) -> None:
+    find_any(lambda c: len(c.plan.contexts) == depth)
+
+
+# -- what is drawn runs --------------------------------------------------------------------------
+
+
+def test_most_draws_run_to_their_end() -> None:
+    raised: Counter[str] = Counter()
+    with quiet():
+        for case in many()[:300]:
+            seen = eager().run([case])[0]
+            if seen.raised is not None:
+                raised[seen.raised.text[:60]] += 1
+    assert sum(raised.values()) < 75, raised.most_common(10)
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    assert [c.id for c in drawn(20)] == [c.id for c in drawn(20)]
+    assert [c.id for c in drawn(20)] != [c.id for c in drawn(20, seed=1)]
