@@ -403,7 +403,7 @@ def summary(cells: Sequence[Cell], tables: Path | None = None) -> str:
     if len(differing) > _SHOWN:
         lines.append(f"and {len(differing) - _SHOWN:,} more, all in the tables")
     if tables is None:
-        lines.append("for the tables: amp-fuzz audit --output=FOLDER")
+        lines.append("for the tables: amp-fuzz audit --report=FOLDER")
     else:
         lines.append(f"tables: {tables / 'audit.md'}, {tables / 'audit.csv'}")
     return "\n".join(lines)

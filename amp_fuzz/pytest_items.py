@@ -259,8 +259,8 @@ def _calm() -> Iterator[None]:
 def _interrupts() -> Iterator[Callable[[], bool]]:
     """Give a function that says whether Ctrl-C was pressed, even if no exception came of it.
 
-    Python raises `KeyboardInterrupt` wherever it happens to be. If that is a callback of the garbage
-    collector (Hypothesis has one) or a finaliser, the exception goes no further, and a run of hours
+    Python raises `KeyboardInterrupt` wherever it happens to be. If that is a callback of the
+    garbage collector (Hypothesis has one) or a finaliser, it goes no further, and a run of hours
     would go on.
     """
     handler = signal.getsignal(signal.SIGINT)

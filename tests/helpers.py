@@ -48,7 +48,7 @@ __all__ = [
     "x",
 ]
 
-# As workers do: small tensors lose by threads, most of all where several test processes share a core.
+# As workers do: small tensors lose by threads, most of all where processes share a core.
 torch.set_num_threads(1)
 
 BF16 = Autocast(dtype="bfloat16")

@@ -23,7 +23,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 def test_libc10_has_the_registry_and_the_registrar() -> None:
     found = guards._c10()
-    assert found is not None, "fake devices are broken on this torch: see amp_fuzz/backends/guards.py"
+    assert found is not None, (
+        "fake devices are broken on this torch: see amp_fuzz/backends/guards.py"
+    )
     library, _ = found
     assert ctypes.cast(library[guards._REGISTRAR], ctypes.c_void_p).value
 

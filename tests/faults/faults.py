@@ -67,7 +67,7 @@ _PARTS = (
 _TWICE = (
     "the fp32 policy computes in float32 what this one asks the kernel to compute in float32, from "
     "the same values: only where the caller gives dtype=float64 is a gradient rounded twice, to "
-    "float32 and then to 16 bits, instead of once, and that shows in one element of 2^13 at best"
+    "float32 and then to 16 bits, instead of once; that shows in one element of 2^13 at best"
 )
 
 # Faults that no program can tell from honest autocast, each with its proof. "Passes on" was read in
@@ -82,12 +82,12 @@ EQUIVALENT: Mapping[str, str] = {
         "float32 too, with a number; its result is an integer, and it has no gradient"
     ),
     "linalg_matrix_rank.tol_tensor:none": (
-        "as linalg_matrix_rank, with a tensor for the number: that tensor is not cast, but compared "
-        "with float32, to which every 16-bit value converts exactly"
+        "as linalg_matrix_rank, with a tensor for the number: that tensor is not cast, but "
+        "compared with float32, to which every 16-bit value converts exactly"
     ),
     "linalg_tensorinv:none": (
-        "it reshapes its argument and passes it on to linalg_inv_ex, which the table casts to float32 "
-        "too: a cast and a reshape commute, and so do their gradients"
+        "it reshapes its argument and passes it on to linalg_inv_ex, which the table casts to "
+        "float32 too: a cast and a reshape commute, and so do their gradients"
     ),
     "linalg_tensorsolve:none": (
         "it reshapes its arguments and passes them on to linalg_solve, which the table casts to "

@@ -25,7 +25,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Finding, Settings, Task, explore, plan_tasks, seed_of
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records import CaseRecord, DivergenceRecord
 from tests.faults.fault import Fault
 from tests.faults.wrapper import Kernel, Value, Wrapper, installed
 
@@ -97,8 +97,7 @@ def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) 
             for event in explore(task, settings):
                 if isinstance(event, Finding):
                     record = event.record if event.new else record
-                else:
-                    done += 1
+                done += isinstance(event, CaseRecord)
                 spent = time.process_time() - start
                 if spent > seconds or (cases and done >= cases):
                     break
@@ -149,6 +148,7 @@ def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
                 spent = time.process_time() - start
                 if isinstance(event, Finding):
                     alarms += event.new and event.record.kind != "nondeterminism"
+                if not isinstance(event, CaseRecord):
                     continue
                 steps.append(Step(last.pop(), task.family, frozenset(wrapper.reached), spent))
                 wrapper.reached.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from amp_fuzz.oracle import Divergence, compare, describe
 
 NAN, INF = math.nan, math.inf
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 
 def kind(want: torch.Tensor | None, got: torch.Tensor | None, label: str = "v0") -> str | None:

@@ -113,7 +113,9 @@ def test_a_chain_of_two_ops_is_a_few_calls() -> None:
     def chained(program: Program) -> bool:
         made = {n: s.op for s in statements(program.body) for n in s.outputs}
         return any(
-            s.op == "relu" and made.get(n) == "mm" for s in statements(program.body) for n in uses(s)
+            s.op == "relu" and made.get(n) == "mm"
+            for s in statements(program.body)
+            for n in uses(s)
         )
 
     program = smallest(chained)

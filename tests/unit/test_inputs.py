@@ -15,15 +15,18 @@ from amp_fuzz.inputs import array, strides, tensor
 from amp_fuzz.program import DTYPES, FLOAT_DTYPES, LAYOUTS, TensorSpec
 from tests.helpers import x
 
-# Of input x0 under seed 5: shape [3], but [2, 2] for psd and bound 7 for index. A case in somebody's
-# issue must show the same values years from now, so none of these may ever change.
+# Of input x0 under seed 5: shape [3], but [2, 2] for psd and bound 7 for index. A case in an issue
+# must show the same values years from now, so none of these may ever change.
 BITS = {
     ("normal", "float16"): "ac0f 3b5f bd67",
     ("normal", "bfloat16"): "bd82 3f6c bfad",
     ("normal", "float32"): "bd81d64c 3f6be442 bface75b",
     ("normal", "float64"): "bfb03ac9779bf340 3fed7c884764cc50 bff59ceb5b2c9da0",
     ("normal", "complex64"): "bd81d64c 3dfec9f8 3f6be442 3e3e5881 bface75b 3c31d52c",
-    ("normal", "complex128"): "bfb03ac9779bf340 3fbfd93ef07acf00 3fed7c884764cc50 3fc7cb1021e38f40 bff59ceb5b2c9da0 3f863aa576408c00",
+    ("normal", "complex128"): (
+        "bfb03ac9779bf340 3fbfd93ef07acf00 3fed7c884764cc50 3fc7cb1021e38f40 "
+        "bff59ceb5b2c9da0 3f863aa576408c00"
+    ),
     ("normal", "int64"): "fffffffffffffffe 0000000000000002 ffffffffffffffff",
     ("normal", "int32"): "fffffffe 00000002 ffffffff",
     ("normal", "uint8"): "01 02 03",

@@ -108,34 +108,34 @@ def judged(example: Example, known: tuple[Known, ...], *, wrong: str = "") -> Ve
         return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(example.case)
 
 
-def entry(id: str) -> Known:
-    return next(k for k in shipped() if k.id == id)
+def entry(name: str) -> Known:
+    return next(k for k in shipped() if k.id == name)
 
 
-@pytest.mark.parametrize("id", [k.id for k in shipped()])
-def test_an_entry_explains_its_bug(id: str) -> None:
-    verdict = judged(EXAMPLES[id], shipped())
-    assert (verdict.outcome, verdict.known) == ("known", id)
+@pytest.mark.parametrize("name", [k.id for k in shipped()])
+def test_an_entry_explains_its_bug(name: str) -> None:
+    verdict = judged(EXAMPLES[name], shipped())
+    assert (verdict.outcome, verdict.known) == ("known", name)
 
 
-@pytest.mark.parametrize("id", EXAMPLES)
-def test_no_other_entry_explains_it(id: str) -> None:
-    others = tuple(k for k in shipped() if k.id != id)
-    assert judged(EXAMPLES[id], others).outcome == "diverged"
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_other_entry_explains_it(name: str) -> None:
+    others = tuple(k for k in shipped() if k.id != name)
+    assert judged(EXAMPLES[name], others).outcome == "diverged"
 
 
-@pytest.mark.parametrize("id", EXAMPLES)
-def test_another_fault_in_the_same_case_is_not_explained(id: str) -> None:
-    verdict = judged(EXAMPLES[id], shipped(), wrong="neg")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_another_fault_in_the_same_case_is_not_explained(name: str) -> None:
+    verdict = judged(EXAMPLES[name], shipped(), wrong="neg")
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
     assert verdict.divergence.where.startswith("v9")
 
 
-@pytest.mark.parametrize("id", EXAMPLES)
-def test_a_wrong_kernel_of_the_same_op_is_not_explained(id: str) -> None:
-    *_, last = statements(EXAMPLES[id].case.program.body)
-    verdict = judged(EXAMPLES[id], shipped(), wrong=last.op)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_wrong_kernel_of_the_same_op_is_not_explained(name: str) -> None:
+    *_, last = statements(EXAMPLES[name].case.program.body)
+    verdict = judged(EXAMPLES[name], shipped(), wrong=last.op)
     assert verdict.outcome == "diverged"
 
 

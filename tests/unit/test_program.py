@@ -164,7 +164,10 @@ def test_no_text_becomes_a_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        (call("matmull", "x0"), "$.body[0].op='matmull' is not in the catalogue: did you mean 'matmul'"),
+        (
+            call("matmull", "x0"),
+            "$.body[0].op='matmull' is not in the catalogue: did you mean 'matmul'",
+        ),
         (call("__import__", "x0"), "$.body[0].op='__import__' is not in the catalogue"),
         (call("mm", "x0", "x0", form="eval"), "$.body[0].form='eval': mm has function"),
         (call("mm", "x0", "x0", to=""), "$.body[0].outputs is empty"),
@@ -209,7 +212,7 @@ def test_programs_round_trip_through_json(drawn: Program) -> None:
 def test_programs_are_compared_by_value() -> None:
     again = msgspec.json.decode(msgspec.json.encode(SMALL), type=Program)
     assert {SMALL: 1}[again] == 1
-    assert SMALL != msgspec.structs.replace(SMALL, outputs=("v0",))
+    assert msgspec.structs.replace(SMALL, outputs=("v0",)) != SMALL
 
 
 def test_minus_zero_and_zero_are_two_literals() -> None:
@@ -238,7 +241,9 @@ def test_refs_are_found_in_lists_of_lists() -> None:
 
 
 def test_a_program_prints_like_this() -> None:
-    assert str(SMALL) == """\
+    assert (
+        str(SMALL)
+        == """\
 x0: float32[2, 3] normal
 w1: bfloat16[3, 2] ties strided weight
 v0 = mm(x0, w1)
@@ -251,6 +256,7 @@ no_grad:
 inference_mode:
     v4 = cat([v0, v1], dim=0, out=None)
 return v0, v1, v2, v3, v4"""
+    )
 
 
 def test_literals_print_as_python_writes_them() -> None:

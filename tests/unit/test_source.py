@@ -132,7 +132,7 @@ def test_an_argument_is_written_like_this(arg: Any, text: str) -> None:
 
 DRIVERS: list[tuple[dict[str, Any], str]] = [
     (
-        dict(),
+        {},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -146,7 +146,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(contexts=()),
+        {"contexts": ()},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -159,12 +159,12 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(
-            contexts=(
+        {
+            "contexts": (
                 F16,
                 Autocast(device="cpu", dtype="bfloat16", enabled=False, cache_enabled=False),
             )
-        ),
+        },
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -179,7 +179,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(entry="decorator"),
+        {"entry": "decorator"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -193,7 +193,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(entry="custom_fwd"),
+        {"entry": "custom_fwd"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -208,7 +208,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(backward="none"),
+        {"backward": "none"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -218,7 +218,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(backward="inside"),
+        {"backward": "inside"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -232,7 +232,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(backward="under", backward_context=F16),
+        {"backward": "under", "backward_context": F16},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -247,7 +247,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(second="retain"),
+        {"second": "retain"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -264,7 +264,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(second="double"),
+        {"second": "double"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -278,10 +278,10 @@ def drive(x0, w1, b2):
     seconds = trains([g for g in grads if g is not None])
     if seconds: torch.autograd.backward(seconds, [cotangent(g) for g in seconds])
     observe("second.w1.grad", w1.grad)
-""",
+""",  # noqa: E501
     ),
     (
-        dict(steps=2),
+        {"steps": 2},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -306,7 +306,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(steps=2, loop="inside", backward="inside"),
+        {"steps": 2, "loop": "inside", "backward": "inside"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -330,7 +330,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(first_pass="no_grad"),
+        {"first_pass": "no_grad"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -346,7 +346,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(first_pass="inference_mode"),
+        {"first_pass": "inference_mode"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -362,7 +362,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(calls=2),
+        {"calls": 2},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -378,7 +378,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(checkpoint="reentrant"),
+        {"checkpoint": "reentrant"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -392,7 +392,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(checkpoint="non_reentrant"),
+        {"checkpoint": "non_reentrant"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -406,7 +406,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(thread="inside"),
+        {"thread": "inside"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -420,7 +420,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(thread="whole"),
+        {"thread": "whole"},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -434,7 +434,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(interrupted=True),
+        {"interrupted": True},
         """\
 def drive(x0, w1, b2):
     weights = [w1]
@@ -455,7 +455,7 @@ def drive(x0, w1, b2):
 """,
     ),
     (
-        dict(scaler=True),
+        {"scaler": True},
         """\
 def drive(x0, w1, b2):
     weights = [w1]

@@ -166,7 +166,7 @@ def test_a_run_of_a_newer_version_says_upgrade(store: Store) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_says_what_to_do() -> None:
     writer = Writer(Path("/dev/full"))
-    with pytest.raises(StoreError, match="No space left on device.*free some space") as caught:
+    with pytest.raises(StoreError, match=r"No space left on device.*free some space") as caught:
         writer.write(RECORDS[0])
     assert one_line(caught.value)
     writer.close()
@@ -226,7 +226,7 @@ def test_an_ambiguous_start_names_what_is_kept(store: Store) -> None:
 
 
 def test_an_unknown_id_says_what_is_kept(store: Store) -> None:
-    with pytest.raises(StoreError, match="no finding has the id 'zz' .kept: none yet."):
+    with pytest.raises(StoreError, match=r"no finding has the id 'zz' .kept: none yet."):
         store.finding("zz")
 
 

@@ -109,7 +109,11 @@ def test_tensors_are_floating_on_the_cpu(tensor: torch.Tensor) -> None:
     ("call", "error", "said"),
     [
         (lambda: strategies.programs(ops=["matmull"]), ProgramError, "did you mean 'matmul'"),
-        (lambda: strategies.cases(focus=["convolutoin"]), ProgramError, "did you mean 'convolution"),
+        (
+            lambda: strategies.cases(focus=["convolutoin"]),
+            ProgramError,
+            "did you mean 'convolution",
+        ),
         (lambda: strategies.cases(ops=["zz*"]), ProgramError, "no op or family matches 'zz*'"),
         (lambda: strategies.cases(device="gpu"), ValueError, "device='gpu' has no policy table"),
         (lambda: strategies.plans(device="tpu"), ValueError, "use one of cpu, cuda"),
