@@ -49,6 +49,7 @@ def main() -> int:
         make_project(project)
         check(project)
         result = summary(measure(project, options.pairs))
+        result["plugin_alone_ms"] = round(plugin_alone(project, options.pairs), 2)
     options.output.write_text(json.dumps(result, indent=2) + "\n")
     wall, cpu = result["wall_ms"], result["cpu_ms"]
     for name, row in (("wall", wall), ("CPU", cpu)):
@@ -57,6 +58,7 @@ def main() -> int:
             f"{row['difference']:+.1f} ms, ratio {row['ratio']:.3f} "
             f"(fastest {row['fastest'][0]:.1f} and {row['fastest'][1]:.1f} ms)"
         )
+    print(f"importing and registering the plugin alone: {result['plugin_alone_ms']:.1f} ms")
     print(f"target: under {TARGET:g} ms more; written to {options.output}")
     return 0 if wall["difference"] < TARGET else 1
 
@@ -106,6 +108,32 @@ def run(folder: Path, *args: str) -> Sample:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, f"pytest exited with {process.returncode}"
     return Sample(wall * 1e3, (usage.ru_utime + usage.ru_stime) * 1e3)
+
+
+PLUGIN = """
+import time
+from _pytest.config import get_config
+config = get_config(["-p", "no:amp_fuzz"])
+start = time.perf_counter()
+from amp_fuzz import pytest_plugin
+config.pluginmanager.register(pytest_plugin)
+print((time.perf_counter() - start) * 1e3)
+"""
+
+
+def plugin_alone(folder: Path, runs: int) -> float:
+    """Return the median time, in fresh interpreters, to import and register the plugin.
+
+    Registering declares its options. It is what the plugin adds to a run, without the noise of the
+    rest of the run.
+    """
+    found = []
+    for _ in range(runs):
+        done = subprocess.run(
+            [sys.executable, "-c", PLUGIN], cwd=folder, capture_output=True, text=True, check=True
+        )
+        found.append(float(done.stdout))
+    return median(found)
 
 
 def summary(pairs: list[tuple[Sample, Sample]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""How small things get: what Hypothesis finds is nearly what a person would have written.
+"""How small things get: what Hypothesis finds is what a person would have written.
 
-Nearly, because several choices share one draw (a draw costs more than what is done with it), and
-Hypothesis does not see the digits of a number. The engine's own minimiser takes away what is left:
-see tests/unit/test_minimize.py.
+Of programs of up to three statements, that is. Longer ones keep a statement too many now and then:
+several choices share one draw (a draw costs more than what is done with it), and Hypothesis sees
+no digits in a number. The engine's own minimiser has tests in tests/unit/test_minimize.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def elements(program: Program) -> int:
 
 def smallest(condition: Callable[[Program], bool]) -> Program:
     """Return the smallest program, from a few ops, that meets a condition."""
-    found = minimal(programs(ops=OPS, max_statements=5), condition)
+    found = minimal(programs(ops=OPS, max_statements=3), condition)
     assert isinstance(found, Program)
     return found
 
@@ -73,7 +73,7 @@ def test_two_uses_of_one_weight_are_a_few_small_calls() -> None:
     assert elements(program) <= 48
 
 
-def test_a_nested_disabled_region_is_two_regions() -> None:
+def test_a_nested_disabled_region_is_two_regions_around_one_call() -> None:
     def nested(program: Program) -> bool:
         inner = [
             c
@@ -84,18 +84,20 @@ def test_a_nested_disabled_region_is_two_regions() -> None:
         return any(isinstance(c, Autocast) and not c.enabled for c in inner)
 
     program = smallest(nested)
-    assert len(list(regions(program.body))) == 2
-    assert elements(program) <= 48
+    assert len(ops(program)) == 1
+    outer, inner = regions(program.body)
+    assert outer == Autocast(dtype="bfloat16")
+    assert inner == Autocast(dtype="bfloat16", enabled=False)
 
 
 @pytest.mark.parametrize("context", [NoGrad(), Checkpoint(), Checkpoint(use_reentrant=True)])
-def test_a_region_of_a_kind_is_among_at_most_three(context: object) -> None:
+def test_a_region_of_a_kind_is_around_one_call(context: object) -> None:
     program = smallest(lambda p: context in regions(p.body))
-    assert len(list(regions(program.body))) <= 3
-    assert elements(program) <= 48
+    assert list(regions(program.body)) == [context]
+    assert len(ops(program)) == 1
 
 
-def test_a_cat_of_two_dtypes_is_at_most_one_call_more() -> None:
+def test_a_cat_of_two_dtypes_is_one_call_of_two_inputs() -> None:
     def mixes(program: Program) -> bool:
         dtypes = {s.name: s.dtype for s in program.inputs}
         return any(
@@ -104,12 +106,12 @@ def test_a_cat_of_two_dtypes_is_at_most_one_call_more() -> None:
         )
 
     program = smallest(mixes)
-    assert "cat" in ops(program)
-    assert len(ops(program)) <= 2
-    assert elements(program) <= 48
+    assert ops(program) == ["cat"]
+    assert len(program.inputs) == 2
+    assert elements(program) <= 24
 
 
-def test_a_chain_of_two_ops_is_a_few_calls() -> None:
+def test_a_chain_of_two_ops_is_two_calls() -> None:
     def chained(program: Program) -> bool:
         made = {n: s.op for s in statements(program.body) for n in s.outputs}
         return any(
@@ -119,14 +121,13 @@ def test_a_chain_of_two_ops_is_a_few_calls() -> None:
         )
 
     program = smallest(chained)
-    assert len(ops(program)) <= 4
-    assert elements(program) <= 48
+    assert ops(program) == ["mm", "relu"]
 
 
-def test_an_odd_layout_is_in_a_few_small_calls() -> None:
+def test_an_odd_layout_is_on_one_small_input() -> None:
     program = smallest(lambda p: any(s.layout == "offset" for s in p.inputs))
-    assert len(ops(program)) <= 3
-    assert elements(program) <= 96
+    assert len(ops(program)) == 1
+    assert elements(program) <= 24
 
 
 # -- plans ---------------------------------------------------------------------------------------
