@@ -190,14 +190,15 @@ def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
 
 def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupts) -> None:
     """Run, and show progress, until the end or the first interrupt; workers are ended then."""
-    from amp_fuzz import engine
+    from amp_fuzz import workers
+    from amp_fuzz.engine import Progress
 
-    with closing(engine.run(session.settings, store, session.record.id)) as events:
+    with closing(workers.run(session.settings, store, session.record.id)) as events:
         try:
             with interrupts.stoppable(), shown(tally.board) as tick:
                 for event in events:
                     tally.note(event)
-                    if isinstance(event, engine.Progress):
+                    if isinstance(event, Progress):
                         tick()
         except Interrupted:
             say("stopping: the workers are ended, what they recorded is kept")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from amp_fuzz import engine
+from amp_fuzz import engine, workers
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import (
@@ -28,13 +28,13 @@ from amp_fuzz.engine import (
     Task,
     explore,
     plan_tasks,
-    run,
     seed_of,
 )
 from amp_fuzz.program import statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
 from amp_fuzz.store import Store
 from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.workers import run
 from tests.helpers import WrongKernel, eager
 
 OPS = ("mm", "relu", "add", "softmax", "exp")
@@ -226,7 +226,7 @@ def test_a_crash_and_a_hang_each_cost_one_case(
         # Patience runs out the moment that the worker hangs.
         return time.monotonic() + (1000 if (fragile / "hung").exists() else 0)
 
-    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=clock))
     settings = replace(SETTINGS, backends=("fragile-cpu",), cases=30, ops=("mm",))
     events = list(run(settings, store, "r1"))
     assert not [e for e in events if isinstance(e, Failed)]

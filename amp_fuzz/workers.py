@@ -1,0 +1,339 @@
+"""Spread a run over supervised worker processes.
+
+A worker that dies or hangs costs the one case that it was running, which is recorded as a crash or
+a timeout by whoever watched it; another worker goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.case import Case, loads
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.engine import (
+    Crashed,
+    Event,
+    Failed,
+    Finding,
+    Finished,
+    Planned,
+    Progress,
+    Settings,
+    Suspected,
+    Task,
+    explore,
+    plan_tasks,
+    seed_of,
+    signature_of,
+)
+from amp_fuzz.interrupts import no_interrupts
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.store import Store, StoreError, Writer
+from amp_fuzz.strategies.drawing import usable
+
+__all__ = ["run"]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process as the supervisor sees it."""
+
+    number: int
+    process: Any
+    pipe: connection.Connection
+    current: Path
+    task: Task | None = None
+    suspected: DivergenceRecord | None = None
+    done: int = 0
+    heard: float = field(default_factory=time.monotonic)
+
+
+def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
+    """Run all tasks of a run over worker processes and yield events as they come.
+
+    After the tasks, kernels that no case reached are aimed at directly, so that the coverage of a
+    run does not hang on luck. Closing the iterator (an interrupt) ends the workers; what they had
+    recorded stays.
+    """
+    chosen = [backends()[name] for name in settings.backends]
+    supervisor = _Supervisor(settings, store, run_id)
+    try:
+        yield from supervisor.work(plan_tasks(settings, chosen))
+        if not supervisor.stopped:
+            yield from supervisor.work(_aimed(settings, chosen, supervisor.reached))
+    finally:
+        supervisor.close()
+
+
+def _aimed(
+    settings: Settings, chosen: Iterable[Backend], reached: dict[str, set[str]]
+) -> list[Task]:
+    """Return tasks for the kernels of each backend's device that no case has reached."""
+    tasks = []
+    pool = [CATALOGUE[name] for name in settings.ops or CATALOGUE]
+    for backend in chosen:
+        missing = set(kernels(backend.device).reachable) - reached.get(backend.name, set())
+        for kernel in sorted(missing):
+            name = f"aten::{kernel}"
+            reaching = [op for op in usable(pool, backend.device) if name in op.overloads]
+            named = [op for op in reaching if op.overloads[0] == name]
+            focus = tuple(op.name for op in named or reaching)
+            if focus:
+                seed = seed_of(settings.seed, backend.name, kernel)
+                tasks.append(Task(backend.name, "coverage", focus, 24, seed))
+    return tasks
+
+
+class _Supervisor:
+    """Hands tasks to workers, listens, and replaces those that die or hang."""
+
+    def __init__(self, settings: Settings, store: Store, run_id: str) -> None:
+        self.settings, self.store, self.run_id = settings, store, run_id
+        self.reached: dict[str, set[str]] = {}
+        self.signatures: set[tuple[str, ...]] = set()
+        self.workers: list[_Worker] = []
+        self.writer: Writer = store.writer(run_id, "main")
+        self.stopped = False
+        self.started = time.monotonic()
+
+    def work(self, tasks: list[Task]) -> Iterator[Event]:
+        for name in dict.fromkeys(task.backend for task in tasks):
+            yield Planned(name, sum(task.cases for task in tasks if task.backend == name))
+        queue = list(reversed(tasks))
+        while (queue or any(w.task for w in self.workers)) and not self.stopped:
+            while queue and len(self.workers) < self.settings.workers:
+                self.workers.append(self._spawn())
+            for worker in self.workers:
+                if worker.task is None and queue:
+                    self._give(worker, queue.pop())
+            for event in self._listen(queue):
+                yield event
+                if isinstance(event, Failed):
+                    self.stopped = True
+                if isinstance(event, (Finding, Crashed)) and self.settings.fail_fast:
+                    self.stopped |= not isinstance(event, Finding) or event.new
+            limit = self.settings.seconds
+            if limit and time.monotonic() - self.started > limit:
+                self.stopped = True
+
+    def _spawn(self) -> _Worker:
+        number = len(list(self.store.run_path(self.run_id).glob("current-*")))
+        current = self.store.run_path(self.run_id) / f"current-{number}.json"
+        current.touch()
+        ours, theirs = get_context("spawn").Pipe()
+        process = get_context("spawn").Process(
+            target=_worker_main,
+            args=(theirs, self.settings, str(self.store.root), self.run_id, number),
+            daemon=True,
+        )
+        with no_interrupts():
+            process.start()
+        theirs.close()
+        return _Worker(number, process, ours, current)
+
+    def _give(self, worker: _Worker, task: Task) -> None:
+        worker.task, worker.done, worker.heard = task, 0, time.monotonic()
+        with suppress(OSError):  # it died; the next `_listen` notices
+            worker.pipe.send((task, self.signatures))
+
+    def _listen(self, queue: list[Task]) -> Iterator[Event]:
+        ready = connection.wait([w.pipe for w in self.workers], timeout=0.2)
+        for worker in list(self.workers):
+            if worker.pipe in ready:
+                try:
+                    event = worker.pipe.recv()
+                except (EOFError, OSError):
+                    yield from self._lost(worker, queue, "crash")
+                    continue
+                worker.heard = time.monotonic()
+                yield from self._note(worker, event)
+            elif worker.task and time.monotonic() - worker.heard > self.settings.timeout:
+                yield from self._lost(worker, queue, "timeout")
+
+    def _note(self, worker: _Worker, event: Event) -> Iterator[Event]:
+        if isinstance(event, Progress):
+            self.reached.setdefault(event.backend, set()).update(event.kernels)
+            worker.done += sum(event.outcomes.values())
+        elif isinstance(event, Suspected):
+            worker.suspected = event.record
+            return
+        elif isinstance(event, Finding):
+            worker.suspected = None
+            signature = signature_of(event.record)
+            if signature in self.signatures:
+                return
+            self.signatures.add(signature)
+            self.store.save(event.record)
+        elif isinstance(event, Finished):
+            worker.task = worker.suspected = None
+        yield event
+
+    def _unminimised(self, worker: _Worker) -> DivergenceRecord | None:
+        """Keep the divergence that a worker was minimising when it was ended."""
+        record, worker.suspected = worker.suspected, None
+        if record is None or signature_of(record) in self.signatures:
+            return None
+        self.signatures.add(signature_of(record))
+        self.writer.write(record)
+        self.store.save(record)
+        return record
+
+    def _lost(
+        self, worker: _Worker, queue: list[Task], kind: Literal["crash", "timeout"]
+    ) -> Iterator[Event]:
+        """Record the case that a worker died of, and put back what it had not done."""
+        self.workers.remove(worker)
+        _end(worker)
+        kept = self._unminimised(worker)
+        if kept is not None:
+            yield Finding(kept, new=not kept.known)
+        task, text = worker.task, worker.current.read_bytes()
+        code = worker.process.exitcode
+        detail = f"no answer for {self.settings.timeout:.0f} s"
+        if kind == "crash":
+            detail = f"the worker died with exit code {code}"
+            if code is not None and code < 0:
+                detail = f"the worker died of {signal.Signals(-code).name}"
+        if task is None or not text:
+            yield Failed(f"{detail} before it ran a case")
+            return
+        case = loads(text, str(worker.current))
+        record = DivergenceRecord(
+            backend=task.backend,
+            kind=kind,
+            where="",
+            op="",
+            policy="",
+            dtypes="",
+            expected="an answer",
+            observed=detail,
+            known="",
+            case=case,
+            family=task.family,
+        )
+        self.writer.write(record)
+        self.store.save(record)
+        yield Crashed(record, detail)
+        rest = task.cases - worker.done - 1
+        if rest > 0:
+            queue.append(replace(task, cases=rest, seed=seed_of(task.seed, "after", case.id)))
+
+    def close(self) -> None:
+        """End the workers, and take the events that they had sent."""
+        for worker in self.workers:
+            _end(worker)
+            self._unminimised(worker)
+            worker.current.unlink(missing_ok=True)
+        for path in self.store.run_path(self.run_id).glob("current-*"):
+            path.unlink(missing_ok=True)
+        self.writer.close()
+
+
+def _end(worker: _Worker) -> None:
+    worker.pipe.close()
+    worker.process.join(timeout=0.5)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join(timeout=5)
+
+
+_REPORT_EVERY = 0.25
+
+
+def _worker_main(
+    pipe: connection.Connection, settings: Settings, root: str, run_id: str, number: int
+) -> None:
+    """Take tasks from the supervisor until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
+    import torch
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    torch.set_num_threads(1)
+    store = Store(root)
+    set_hypothesis_home_dir(store.root / "hypothesis")  # not a folder of its own beside the user's
+    path = store.run_path(run_id) / f"current-{number}.json"
+
+    def note(case: Case) -> None:
+        text = case.json()
+        try:
+            os.pwrite(current, text, 0)
+            os.ftruncate(current, len(text))
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
+
+    try:
+        _redirect(path.with_name(f"worker-{number}.log"))
+        current = os.open(path, os.O_WRONLY)
+        writer = store.writer(run_id, str(number))
+        while True:
+            task, signatures = pipe.recv()
+            for event in _task(task, settings, writer, note, signatures):
+                pipe.send(event)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the supervisor is done with us
+    except StoreError as error:
+        pipe.send(Failed(str(error), usage=True))
+    except Exception:
+        import traceback
+
+        pipe.send(Failed(traceback.format_exc()))
+
+
+def _redirect(path: Path) -> None:
+    """Send what libraries print (MKL about a NaN, C++ warnings) to a file, not to the terminal."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _task(
+    task: Task,
+    settings: Settings,
+    writer: Writer,
+    note: Callable[[Case], None],
+    signatures: set[tuple[str, ...]],
+) -> Iterator[Event]:
+    start = last = time.monotonic()
+    outcomes: Counter[str] = Counter()
+    known: Counter[str] = Counter()
+    reached: set[str] = set()
+    cases = 0
+
+    def progress() -> Progress:
+        return Progress(
+            task.backend, task.family, Counter(outcomes), Counter(known), frozenset(reached)
+        )
+
+    for event in explore(task, settings, seen=note, signatures=signatures):
+        if isinstance(event, CaseRecord):
+            writer.write(event)
+            cases += 1
+            outcomes[event.outcome] += 1
+            reached.update(k.overload for k in event.kernels)
+        elif isinstance(event, Finding):
+            writer.write(event.record)
+            yield event
+        now = time.monotonic()
+        if now - last > _REPORT_EVERY:
+            yield progress()
+            outcomes.clear()
+            known.clear()
+            reached.clear()
+            last = now
+    if outcomes:
+        yield progress()
+    end = EndRecord(task.backend, task.family, cases, round(time.monotonic() - start, 3))
+    writer.write(end)
+    yield Finished(task, end)
