@@ -266,7 +266,9 @@ def _finding(
         small, last = verdict.case, verdict
         if settings.minimize > 0 and verdict.divergence.kind != "nondeterminism":
             try:
-                small, last = shrink(judge, verdict, settings.minimize, seen)
+                # A known one is explained already: its example need not be the smallest.
+                limit = min(settings.minimize, 2.0) if verdict.known else settings.minimize
+                small, last = shrink(judge, verdict, limit, seen)
             except KeyboardInterrupt:
                 yield Finding(rough, new=not verdict.known)
                 raise

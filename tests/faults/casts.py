@@ -114,7 +114,9 @@ class _Integers(Wrapper):
         return plain or not (tensor.is_floating_point() or tensor.is_complex())
 
 
-@_fault("complex-cast", "complex tensors are cast too, and lose their imaginary part", *TYPE)
+@_fault(
+    "complex-cast", "complex tensors are cast too, and lose their imaginary part", *TYPE, *VALUE
+)
 class _Complex(Wrapper):
     def casts(
         self, kernel: Kernel, i: int, parameter: Any, tensor: torch.Tensor, to: torch.dtype

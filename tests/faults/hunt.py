@@ -39,8 +39,8 @@ _ROUND = 400
 class Hunt:
     """What came of a hunt: cases and seconds until the fault was found, or until time was up.
 
-    kind, where, op: of the divergence that showed it. alarms: divergences that honest torch shows
-    as well; they do not count.
+    kind, where, op: of the divergence that showed it. alarms: divergences in cases where honest
+    torch does not agree with the reference either, known bugs included; they do not count.
     """
 
     name: str
@@ -112,15 +112,17 @@ def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) 
 
 
 def _is_of(record: DivergenceRecord, fault: Fault) -> bool:
-    """Return whether a divergence is gone in honest torch: only then did the fault make it.
+    """Return whether the fault made a divergence: honest torch agrees with the reference there.
 
-    Nondeterminism may be gone by chance; it counts only for a fault that makes it.
+    Where honest torch has a known bug, the fault may only have changed how that bug shows: a case
+    that is merely explained does not count. Nondeterminism may be gone by chance; it counts only
+    for a fault that makes it.
     """
     if record.kind == "nondeterminism" and record.kind not in fault.kinds:
         return False
     with quiet():
         verdict = Judge(_backend(), shipped()).judge(record.case)
-    return verdict.outcome != "diverged"
+    return verdict.outcome in ("agreed", "raised")
 
 
 class _Listening(Wrapper):
@@ -153,7 +155,7 @@ def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
                 steps.append(Step(last.pop(), task.family, frozenset(wrapper.reached), spent))
                 wrapper.reached.clear()
                 if spent > seconds:
-                    return steps, Hunt("honest", bool(alarms), len(steps), round(spent, 2))
+                    return steps, Hunt("honest-noted", bool(alarms), len(steps), round(spent, 2))
     raise AssertionError("the rounds have no end")
 
 
