@@ -138,7 +138,7 @@ _FAKE_ERRORS = (
 
 
 def silent(cells: Iterable[Cell]) -> dict[str, list[str]]:
-    """Return, for each backend, the ops that raise in every cell: of their dtypes it says nothing."""
+    """Return, for each backend, the ops that raise in every cell, so that no dtype is seen."""
     speaks: dict[tuple[str, str], bool] = {}
     for cell in cells:
         key = cell.backend, cell.op
@@ -238,8 +238,8 @@ needs values or has no fake kernel.
 
 {compared} come out otherwise on one device than on another. These are facts, not faults. Here are
 those with one dtype for all floating inputs, under bfloat16; audit.csv has all. A fake device has
-no kernels, so it does not raise where a real one lacks a kernel for a dtype; where it raises because
-it is fake, the entry is empty.
+no kernels, so it does not raise where a real one lacks a kernel for a dtype; where it raises
+because it is fake, the entry is empty.
 
 {plain}
 """

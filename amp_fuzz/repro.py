@@ -8,39 +8,26 @@ helpers that this leans on, the inputs as literals, and what the reference expec
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 import torch
 
-from amp_fuzz import inputs, prelude
+from amp_fuzz import prelude
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.fake import FakeAutocast
 from amp_fuzz.backends.guards import _REGISTRY, _TYPES
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.oracle import RELATIONS, Divergence
-from amp_fuzz.program import TensorSpec
-from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.source import driver_source, program_source
+from amp_fuzz.harness import Raised
+from amp_fuzz.oracle import RELATIONS
+from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
+from amp_fuzz.source import driver_source
 
 __all__ = ["ReproError", "repro"]
-
-Found: TypeAlias = Divergence | DivergenceRecord
-
-_WIDTH = 100
-_PAD = "    "
-
-
-class ReproError(ValueError):
-    """A finding that its case does not show under the reference. The message says what to do."""
 
 
 def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -50,7 +37,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     is run once, for what it expects. `prefix` is source to put before the program, such as a fault
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
-    script = _Script(case, backend, finding)
+    script = Script(case, backend, finding)
     body = _joined(_KINDS[finding.kind](script))
     if not backend.values:
         body = body.replace(_VALUES, "")
@@ -62,194 +49,10 @@ def _joined(parts: list[str]) -> str:
     """Join parts of a script: two empty lines around functions and classes, one elsewhere."""
     text = ""
     for part in filter(None, (p.strip("\n") for p in parts)):
-        after_one = text.rpartition("\n")[2].startswith(_PAD) and "def " in text
+        after_one = text.rpartition("\n")[2].startswith(PAD) and "def " in text
         before_one = re.match(r"(#.*\n)*(def|class) ", part) is not None
         text += ("\n\n\n" if after_one or before_one else "\n\n") + part
     return text.strip("\n")
-
-
-# -- the parts of a script ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Script:
-    """What a script is made from, and the parts that several kinds share."""
-
-    case: Case
-    backend: Backend
-    finding: Found
-
-    def head(self) -> str:
-        """Return the comment on top."""
-        f = self.finding
-        version = importlib.metadata.version("amp-fuzz")
-        lines = [
-            f"found by amp-fuzz {version}, case {self.case.id} on {self.backend.name}",
-            f"{f.kind}: {f.where}" if f.where else f.kind,
-            f"expected: {f.expected}",
-            f"observed: {f.observed}",
-        ]
-        wrapped = (part for line in lines for part in textwrap.wrap(line, _WIDTH - 2))
-        return "\n".join(f"# {line}" for line in wrapped)
-
-    def expected(self) -> Observation:
-        """Return what the reference says."""
-        return self.backend.reference().run(self.case)
-
-    def value(self, label: str) -> torch.Tensor | None:
-        """Return what the reference says at a label."""
-        expected = self.expected()
-        if label not in expected.values:
-            raise ReproError(
-                f"case {self.case.id}: the reference observes nothing at {label!r}, so this is no "
-                "finding of the case: replay it to see what diverges now"
-            )
-        return expected.values[label]
-
-    # -- inputs ---------------------------------------------------------------------------------
-
-    def inputs(self) -> str:
-        """Return assignments of the inputs, with literals for their values."""
-        lines = [self._input(spec) for spec in self.case.program.inputs]
-        if self.backend.values:
-            lines.append(f"torch.default_generator.manual_seed({self.case.seed})")
-        return "\n".join(lines)
-
-    def fresh_inputs(self) -> str:
-        """Return a function that returns fresh inputs."""
-        names = ", ".join(spec.name for spec in self.case.program.inputs)
-        body = textwrap.indent(f"{self.inputs()}\nreturn [{names}]", _PAD)
-        return f"def inputs():\n{body}"
-
-    def _input(self, spec: TensorSpec) -> str:
-        text = self._values(spec) if self.backend.values else self._empty(spec)
-        if spec.requires_grad:
-            text += ".requires_grad_()"
-        return _wrapped(f"{spec.name} = {text}")
-
-    def _empty(self, spec: TensorSpec) -> str:
-        dtype = f"dtype=torch.{spec.dtype}, device=device"
-        if spec.layout in ("contiguous", "offset"):
-            return f"torch.empty({spec.shape}, {dtype})"
-        return f"torch.empty_strided({spec.shape}, {inputs.strides(spec)}, {dtype})"
-
-    def _values(self, spec: TensorSpec) -> str:
-        tensor = inputs.tensor(spec, self.case.seed)
-        text = _literal(tensor)
-        if spec.layout in ("transposed", "strided"):
-            dtype = f"dtype=torch.{spec.dtype}"
-            text = f"torch.empty_strided({spec.shape}, {tensor.stride()}, {dtype}).copy_({text})"
-        elif spec.layout == "offset":
-            start = tensor.storage_offset()
-            flat = torch.cat([tensor.new_zeros(start), tensor.reshape(-1)])
-            text = f"{_literal(flat)}[{start}:].view({spec.shape})"
-        return text + ("" if self.backend.device == "cpu" else ".to(device)")
-
-    # -- program and driver ---------------------------------------------------------------------
-
-    def source(self, *labels: str) -> list[str]:
-        """Return the program and its driver; the driver returns what is observed at the labels.
-
-        It ends there: nothing after the last label can matter.
-        """
-        return [self.program(), _observing(driver_source(self.case), labels)]
-
-    def program(self) -> str:
-        """Return the program, with its explicit form above it as a comment."""
-        program = program_source(self.case.program).rstrip()
-        explicit = self.finding.explicit if isinstance(self.finding, DivergenceRecord) else ""
-        if explicit:
-            note = f"What autocast should do, its casts written out:\n{explicit}"
-            lines = (line.removeprefix("# ") for line in note.splitlines())
-            program = "".join(f"# {line}\n" for line in lines) + program
-        return program
-
-    def call(self, arguments: str | None = None, name: str = "drive") -> str:
-        """Return the call of the driver."""
-        if arguments is None:
-            arguments = ", ".join(spec.name for spec in self.case.program.inputs)
-        if self.case.plan.thread == "whole":
-            return f"in_thread({name}, {arguments})"
-        return f"{name}({arguments})"
-
-
-def _observing(driver: str, labels: tuple[str, ...]) -> str:
-    """Return a driver that returns the values at these labels and observes nothing else."""
-    lines: list[str] = []
-    for line in driver.splitlines():
-        label, value = _observed(line)
-        pad = line[: len(line) - len(line.lstrip())]
-        if label is None:
-            lines.append(line)
-        elif (label,) == labels[-1:]:
-            lines.append(f"{pad}return {', '.join([*('first' for _ in labels[1:]), value])}")
-            break
-        elif label in labels:
-            # A copy of a value, which a later step may write; a gradient is replaced, or None.
-            copy = "" if label.endswith(".grad") else ".detach().clone()"
-            lines.append(f"{pad}first = {value}{copy}")
-    text = "\n".join(lines)
-    for name in ("scaler", "optimizer", "weights"):  # of no use before the label
-        if len(re.findall(rf"\b{name}\b", text)) == 1:
-            text = re.sub(rf"\n *{name} = .*", "", text)
-    return text
-
-
-def _observed(line: str) -> tuple[str | None, str]:
-    """Return the label and the value of a line of a driver that observes one."""
-    match = re.fullmatch(r' *observe\("([^"]*)", (.*)\)', line)
-    return (None, "") if match is None else (match[1], match[2])
-
-
-# -- literals -------------------------------------------------------------------------------------
-
-
-def _literal(tensor: torch.Tensor) -> str:
-    """Return a contiguous tensor of these values as source, exact in every bit but a NaN's."""
-    shape, dtype = tuple(tensor.shape), f"dtype={tensor.dtype}"
-    texts = _numbers(tensor)
-    if not texts:
-        return f"torch.zeros({shape}, {dtype})"
-    if len(texts) > 1 and len(set(texts)) == 1:
-        return f"torch.full({shape}, {texts[0]}, {dtype})"
-    return f"torch.tensor({_nested(texts, shape)}, {dtype})"
-
-
-def _nested(texts: list[str], shape: tuple[int, ...]) -> str:
-    if not shape:
-        return texts[0]
-    step = len(texts) // shape[0]
-    rows = (texts[i : i + step] for i in range(0, len(texts), step))
-    return f"[{', '.join(_nested(row, shape[1:]) for row in rows)}]"
-
-
-def _numbers(tensor: torch.Tensor) -> list[str]:
-    flat = tensor.detach().cpu().reshape(-1)
-    if flat.is_complex():
-        pair = (_numbers(torch.view_as_real(flat.resolve_conj())[:, i]) for i in (0, 1))
-        return [f"complex({real}, {imaginary})" for real, imaginary in zip(*pair, strict=True)]
-    if not flat.is_floating_point():
-        return [repr(v) for v in flat.tolist()]
-    exact: list[float] = flat.tolist()
-    found = [repr(v) for v in exact]
-    if flat.dtype is torch.float64:
-        return found
-    # The fewest digits that torch rounds to the same value: three or four for bfloat16, where the
-    # exact decimal has up to dozens.
-    for digits in range(9, 0, -1):
-        shorter = [float(f"{v:.{digits}g}") for v in exact]
-        rounded = torch.tensor(shorter, dtype=flat.dtype).tolist()
-        for i, (candidate, back) in enumerate(zip(shorter, rounded, strict=True)):
-            if repr(back) == repr(exact[i]):
-                found[i] = repr(candidate)
-    return found
-
-
-def _wrapped(line: str) -> str:
-    """Break a long line between the items of its lists."""
-    return textwrap.fill(
-        line, _WIDTH, subsequent_indent=_PAD, break_long_words=False, break_on_hyphens=False
-    )
 
 
 # -- what stands before the program ---------------------------------------------------------------
@@ -334,7 +137,7 @@ def _source(thing: type | Callable[..., object]) -> str:
 # -- one function a kind --------------------------------------------------------------------------
 
 
-def _type(script: _Script) -> list[str]:
+def _type(script: Script) -> list[str]:
     """Compare the dtype, the shape, or whether there is a gradient at all."""
     label, kind = script.finding.where, script.finding.kind
     want = script.value(label)
@@ -351,19 +154,19 @@ def _type(script: _Script) -> list[str]:
     return [script.inputs(), *script.source(label), main + _VERDICT]
 
 
-def _bits(script: _Script) -> list[str]:
+def _bits(script: Script) -> list[str]:
     """Compare values with what the reference computed, as literals."""
     label = script.finding.where
     want = script.value(label)
     if want is None:
         raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
     origin = f"# As torch {torch.__version__} computes it here; another CPU may round otherwise.\n"
-    constant = origin + _wrapped(f"expected = {_literal(want)}")
+    constant = origin + wrapped(f"expected = {literal(want)}")
     main = _CALL.format(target="observed", call=script.call())
     return [_DIFFERS, script.inputs(), constant, *script.source(label), main + _COMPARED]
 
 
-def _raise(script: _Script) -> list[str]:
+def _raise(script: Script) -> list[str]:
     """Compare which error comes, and at which line where both sides raise the same one."""
     error = script.expected().raised
     same = error is not None and script.finding.observed.startswith(f"{error.kind}: ")
@@ -377,13 +180,13 @@ def _error(error: Raised | None, *, same: bool) -> str:
     return json.dumps(f"{text} at {error.text}" if error is not None and same else text)
 
 
-def _state(script: _Script) -> list[str]:
+def _state(script: Script) -> list[str]:
     """Compare autocast's state before and after."""
     main = _STATE.format(call=script.call())
     return [script.inputs(), *script.source(), main + _VERDICT]
 
 
-def _relation(script: _Script) -> list[str]:
+def _relation(script: Script) -> list[str]:
     """Compare two values of one run, or two variants of the case that must mean the same."""
     name, _, where = script.finding.where.partition(": ")
     if name not in RELATIONS:
@@ -403,7 +206,7 @@ def _relation(script: _Script) -> list[str]:
     return [_DIFFERS, _outcome(script), script.fresh_inputs(), *parts, _COMPARED]
 
 
-def _nondeterminism(script: _Script) -> list[str]:
+def _nondeterminism(script: Script) -> list[str]:
     """Compare a run with others."""
     where = script.finding.where.rpartition(": ")[2]
     main = _REPEATED.format(runs=RUNS)
@@ -411,22 +214,22 @@ def _nondeterminism(script: _Script) -> list[str]:
     return [_DIFFERS, _outcome(script), script.fresh_inputs(), *source, main]
 
 
-def _outcome(script: _Script) -> str:
+def _outcome(script: Script) -> str:
     return _OUTCOME.format(call=script.call("*inputs()"))
 
 
-def _labels(script: _Script, where: str) -> tuple[str, ...]:
+def _labels(script: Script, where: str) -> tuple[str, ...]:
     """Return the label if it is one; an error is named by its line instead."""
     return (where,) if f'observe("{where}", ' in driver_source(script.case) else ()
 
 
-def _death(script: _Script) -> list[str]:
+def _death(script: Script) -> list[str]:
     """Run the case in a child process, and see whether it dies or hangs."""
     child = _CHILD.format(call=script.call())
     return [script.inputs(), *script.source(), child, _PARENT.format(timeout=TIMEOUT) + _VERDICT]
 
 
-_KINDS: Mapping[str, Callable[[_Script], list[str]]] = {
+_KINDS: Mapping[str, Callable[[Script], list[str]]] = {
     **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
     **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
     **dict.fromkeys(("crash", "timeout"), _death),

@@ -19,8 +19,8 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amp_fuzz import harness
+from amp_fuzz.backends import guards
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.guards import register_guard
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
@@ -84,12 +84,12 @@ def _mode() -> FakeTensorMode:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Enter the process's `FakeTensorMode`, silenced."""
+def fake_tensors(device: str) -> Iterator[None]:
+    """Enter the process's `FakeTensorMode`, silenced, with a device guard for its tensors."""
     level = _LOGGER.level
     _LOGGER.setLevel(logging.CRITICAL + 1)
     try:
-        with _mode():
+        with guards.stand_in(device), _mode():
             yield
     finally:
         _LOGGER.setLevel(level)
@@ -112,13 +112,12 @@ class FakeBackend:
         """Say whether this torch knows autocast for the device type."""
         if not torch.amp.is_autocast_available(self.device):
             return Availability("missing", f"torch {torch.__version__} has no autocast for it")
-        if not register_guard(self.device):
+        if not guards.known():
             return Availability("broken", "libc10 has no registry of device guards that we know")
         return Availability("ready", f"torch {torch.__version__}, no values")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one under a fake mode each."""
-        register_guard(self.device)
         runtime = Runtime(
             device=self.device,
             autocast=FakeAutocast,
@@ -127,15 +126,14 @@ class FakeBackend:
             custom_bwd=torch.amp.custom_bwd,
             state=lambda: torch_state(self.device),
             reset=lambda: reset_state(self.device),
-            scope=fake_tensors,
+            scope=lambda: fake_tensors(self.device),
             fake=True,
         )
         return [harness.run(case, runtime) for case in cases]
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on fake tensors of the device."""
-        register_guard(self.device)
-        return reference_runtime(self.device, scope=fake_tensors, fake=True)
+        return reference_runtime(self.device, scope=lambda: fake_tensors(self.device), fake=True)
 
 
 def backends() -> list[Backend]:

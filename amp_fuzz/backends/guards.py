@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-__all__ = ["has_guard", "register_guard"]
+__all__ = ["has_guard", "known", "register_guard", "stand_in"]
 
 # c10/core/DeviceType.h: numbers that serialised models rely on, so they never change.
 _TYPES = {"cpu": 0, "cuda": 1, "maia": 8, "xpu": 12, "mps": 13, "meta": 14, "mtia": 19}
@@ -69,3 +71,25 @@ def register_guard(device: str) -> bool:
         this = ctypes.create_string_buffer(16)  # the registrar object itself has no members
         register(this, _TYPES[device], registry[_TYPES["meta"]])
     return bool(registry[_TYPES[device]])
+
+
+def known() -> bool:
+    """Return whether libc10 has a registry that a stand-in can be registered with."""
+    return _c10() is not None
+
+
+@contextmanager
+def stand_in(device: str) -> Iterator[None]:
+    """Give a device type the guard that does nothing for a block, if it has none of its own.
+
+    It is taken away again: torch believes in a device that has a guard (with one for maia,
+    ``torch.__config__.show()`` raises).
+    """
+    found = _c10()
+    missing = found is not None and not found[1][_TYPES[device]]
+    register_guard(device)
+    try:
+        yield
+    finally:
+        if found is not None and missing:
+            found[1][_TYPES[device]] = None

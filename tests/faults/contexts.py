@@ -92,6 +92,7 @@ _after_enter(
     "entering a nested context clears the cache",
     lambda c: torch.clear_autocast_cache(),
     *_GRAD,
+    *_VALUE,
 )
 _after_enter(
     "grad-mode-lost",

@@ -11,24 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.audit import (
+from amp_fuzz.audit import audit, audit_op, case_of, combinations, count, template
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.catalogue import CATALOGUE, check
+from amp_fuzz.conformance import (
     Cell,
-    audit,
-    audit_op,
-    case_of,
-    combinations,
-    count,
     describe,
     differences,
     frame,
     markdown,
     matrix,
+    silent,
     summary,
-    template,
     write,
 )
-from amp_fuzz.backends import Backend, backends
-from amp_fuzz.catalogue import CATALOGUE, check
 from amp_fuzz.known import shipped
 from amp_fuzz.program import FLOAT_DTYPES
 from amp_fuzz.records import DivergenceRecord
@@ -232,6 +228,7 @@ CELLS = [
     ),
     cell("eager-cpu", "cat", "promote", observed="raises RuntimeError", status="known", known="a"),
     cell("eager-cpu", "cat", "promote", input_dtypes=("float32", "float16")),
+    cell("eager-cpu", "dot", "none", observed="raises RuntimeError"),
 ]
 
 
@@ -239,10 +236,10 @@ def test_summary_ends_in_what_to_type() -> None:
     assert (
         summary(CELLS)
         == """\
-             cells    agree    known   differ
-eager-cpu        4        3        1        0
-fake-cuda        2        1        0        1
-6 cells of 2 ops: 4 agree, 1 known, 1 differ
+             cells    agree    raise    known   differ
+eager-cpu        5        3        1        1        0
+fake-cuda        2        1        0        0        1
+7 cells of 3 ops: 4 agree, 1 raise on both sides, 1 known, 1 differ
 known: a (1 cells)
 differs: fake-cuda mv(bfloat16) under bfloat16: bfloat16 expected, float32 observed
          amp-fuzz repro fedcba9876543210
@@ -264,6 +261,7 @@ def test_long_lists_are_cut_short() -> None:
 def test_matrix_counts_agreement() -> None:
     assert matrix(CELLS).to_dict("index") == {
         ("cat", "cat", "promote"): {"eager-cpu": "1/2, 1 known", "fake-cuda": ""},
+        ("dot", "dot", "none"): {"eager-cpu": "1", "fake-cuda": ""},
         ("mv", "mv", "lower_precision_fp"): {"eager-cpu": "", "fake-cuda": "1/2"},
         ("mv", "mv", "none"): {"eager-cpu": "2", "fake-cuda": ""},
     }
@@ -274,6 +272,16 @@ def test_differences_are_what_comes_out_otherwise_on_another_device() -> None:
         ("mv", "mv", "bfloat16", "bfloat16"): {"eager-cpu": "bfloat16", "fake-cuda": "float32"},
         ("mv", "mv", "bfloat16", "float32"): {"eager-cpu": "float32", "fake-cuda": "bfloat16"},
     }
+
+
+def test_what_a_fake_device_cannot_do_is_no_difference() -> None:
+    cells = [
+        cell("eager-cpu", "cov", "none"),
+        cell("fake-cuda", "cov", "none", observed="raises DataDependentOutputException"),
+    ]
+    assert differences(cells).empty
+    assert silent(cells) == {"fake-cuda": ["cov"]}
+    assert "- fake-cuda: cov" in markdown(cells)
 
 
 def test_tables_are_written(tmp_path: Path) -> None:

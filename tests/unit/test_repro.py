@@ -27,7 +27,8 @@ from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Statement, TensorSpec
-from amp_fuzz.repro import ReproError, _literal, repro
+from amp_fuzz.repro import repro
+from amp_fuzz.script import ReproError, literal
 from amp_fuzz.strategies.drawing import draw_case
 
 BFLOAT16 = Autocast(dtype="bfloat16")
@@ -458,7 +459,7 @@ def test_inputs_are_exact_and_lie_alike_in_memory(layout: Any) -> None:
     ],
 )
 def test_literals_are_short_and_exact(value: torch.Tensor, text: str) -> None:
-    assert _literal(value) == text
+    assert literal(value) == text
     again = eval(text, {"torch": torch, "inf": math.inf, "nan": math.nan})
     assert again.dtype == value.dtype
     assert same(again, value)
