@@ -39,7 +39,7 @@ _POLICY = (
 @pytest.fixture(scope="module")
 def way() -> Sequence[Step]:
     """Return the cases of the engine's first seconds over honest kernels."""
-    return record(seconds=6.0)[0]
+    return record(seconds=20.0)[0]
 
 
 @pytest.mark.parametrize("name", _SEMANTIC)
