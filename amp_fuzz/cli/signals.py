@@ -35,7 +35,9 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # After an interrupt the process is about to end, with the code that says so. Another
+            # one would kill it while Python shuts down; only SIG_IGN outlives its handlers.
+            signal.signal(number, handler if self.received is None else signal.SIG_IGN)
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
