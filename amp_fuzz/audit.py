@@ -107,7 +107,7 @@ def template(name: str) -> Program:
 
 def _draw(op: Op, seed: int) -> Program:
     rng = random.Random(f"{op.name}/{seed}")
-    builder = ProgramBuilder(rng.randint, {}, Palette(floats=("float32",)))
+    builder = ProgramBuilder(rng.randbytes, {}, Palette(floats=("float32",)))
     statement = builder.statement(op, next(iter(op.forms)))
     # Nothing trains here: weights are inputs.
     inputs = tuple(

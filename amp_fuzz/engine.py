@@ -1,11 +1,12 @@
 """The engine: draw cases, judge them, and say what happened as a stream of typed events.
 
-`explore` is the whole loop in one process: Hypothesis draws, `Judge` judges.
+`explore` is the whole loop in one process: `draw` draws, `Judge` judges.
 `amp_fuzz.workers.run` spreads it over processes.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +17,13 @@ import msgspec
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case
-from amp_fuzz.catalogue import CATALOGUE, Op
+from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import minimize, types_of
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
-from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.strategies.drawing import draw_case, usable
 
 __all__ = [
     "Crashed",
@@ -138,10 +139,6 @@ class Failed:
 Event: TypeAlias = Planned | Progress | Suspected | Finding | Finished | Crashed | Failed
 
 
-class Stop(BaseException):
-    """Leave a Hypothesis run at once; it is no `Exception`, so that Hypothesis lets it pass."""
-
-
 def seed_of(*parts: object) -> int:
     """Return a seed that depends on all parts and is the same on every machine."""
     return zlib.crc32("/".join(map(str, parts)).encode())
@@ -197,53 +194,25 @@ def explore(
 
 
 def draw(task: Task, settings: Settings) -> Iterator[Case]:
-    """Yield the cases of a task, drawn by Hypothesis in batches.
+    """Yield the cases of a task: what they are depends on the seed and the number of each alone.
 
-    A batch is one Hypothesis run of the generate phase: what it draws depends on the seed alone.
+    The strategies draw from the same grammar for Hypothesis. Here its bytes come from Python's
+    generator instead: in Hypothesis 6.170 about a third of the programs that its generate phase
+    draws repeat an earlier one (it mutates what it drew), and each takes four times as long
+    (benchmarks/generation.py). Making a finding small is `minimize`'s part, not Hypothesis's.
     """
-    from hypothesis import HealthCheck, Phase, Verbosity, given
-    from hypothesis import seed as hypothesis_seed
-    from hypothesis import settings as hypothesis_settings
-
-    from amp_fuzz.strategies import cases
-
-    device = backends()[task.backend].device
-    strategy = cases(
-        device=device,
-        trains=backends()[task.backend].trains,
-        ops=settings.ops or None,
-        focus=task.focus,
-        max_statements=settings.max_statements,
-    )
-    batch: list[Case] = []
-
-    def collect(case: Case) -> None:
-        batch.append(case)
-
-    left, part = task.cases, 0
-    while left > 0:
-        size = min(left, _BATCH)
-        test = given(strategy)(collect)
-        test = hypothesis_settings(
-            max_examples=size,
-            phases=[Phase.generate],
-            database=None,
-            deadline=None,
-            derandomize=False,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-            print_blob=False,
-        )(test)
-        hypothesis_seed(seed_of(task.seed, part))(test)()
-        if not batch:
-            return
-        yield from batch[:left]
-        left, part = left - len(batch), part + 1
-        batch.clear()
-
-
-_BATCH = 100
+    backend = backends()[task.backend]
+    ops = usable(select(settings.ops or ("*",)), backend.device)
+    focus = usable(select(task.focus), backend.device) if task.focus else ()
+    for number in range(task.cases):
+        yield draw_case(
+            random.Random(f"{task.seed}/{number}").randbytes,
+            backend.device,
+            trains=backend.trains,
+            ops=ops,
+            focus=focus,
+            statements=settings.max_statements,
+        )
 
 
 def _finding(

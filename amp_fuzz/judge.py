@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, compare, within
-from amp_fuzz.program import statements
+from amp_fuzz.program import statements, uses
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, quirks
 
@@ -82,14 +82,20 @@ class Verdict:
 def guilty_op(case: Case, divergence: Divergence) -> str:
     """Return the op of the statement where a divergence shows, or "" where none is named.
 
-    A value names the statement that made it, an error the line that raised it. A gradient names no
-    statement, unless the program has only one.
+    A value names the statement that made it, an error the line that raised it. A gradient names the
+    statement that uses the leaf, if there is only one.
     """
     made = {name: s.op for s in statements(case.program.body) for name in s.outputs}
+    for name in {spec.name for spec in case.program.inputs}:
+        users = [s.op for s in statements(case.program.body) if name in uses(s)]
+        if len(users) == 1:
+            made[f"{name}.grad"] = users[0]
     where = divergence.where
     if divergence.kind == "raise" and " = " in where:
         where = where.partition(" = ")[0].partition(",")[0].strip()
-    label = where.rpartition(": ")[2].rpartition(".")[2] or where
+    *prefix, label = where.rpartition(": ")[2].split(".")
+    if label == "grad" and prefix:
+        label = f"{prefix[-1]}.grad"
     if label in made:
         return made[label]
     ops = {s.op for s in statements(case.program.body)}
@@ -146,7 +152,7 @@ class Judge:
             found = self._confirm(case, found, expected, observed)
             verdict.divergence = found
             if found.kind == "nondeterminism":
-                verdict.known = self._listed(case, found)
+                verdict.known = self._listed(case, found) or self._cleared(case, found)
         verdict.outcome = "known" if verdict.known else "diverged"
         clock.lap("confirm")
         return verdict
@@ -200,14 +206,26 @@ class Judge:
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or ""."""
         op = guilty_op(case, found)
-        return next(
-            (
-                entry.id
-                for entry in self.known
-                if entry.on(self.backend.name) and entry.explains(found.kind, op)
-            ),
-            "",
-        )
+        return next((k.id for k in self._speaking(found, [op]) if not k.without), "")
+
+    def _cleared(self, case: Case, found: Divergence) -> str:
+        """Return the id of the entry whose library makes the difference, or ""."""
+        ops = {s.op for s in statements(case.program.body)}
+        entries = [k for k in self._speaking(found, ops) if k.without]
+        return next((k.id for k in entries if self._agrees_without(k.without, case)), "")
+
+    def _speaking(self, found: Divergence, ops: Iterable[str]) -> Iterator[Known]:
+        for entry in self.known:
+            if entry.on(self.backend.name) and entry.explains(found.kind, ops):
+                yield entry
+
+    def _agrees_without(self, library: str, case: Case) -> bool:
+        with WITHOUT[library]():
+            expected = self.backend.reference().run(case)
+            return all(
+                compare(expected, side(case), values=self.backend.values) is None
+                for side in (self._run, self.backend.reference().run, self._run)
+            )
 
     def _agrees_with(
         self, case: Case, found: Divergence, observed: Observation, names: Sequence[str]
@@ -234,6 +252,17 @@ class Judge:
         else:
             broken = check_relation(relation, case, run, values=self.backend.values)
         return broken is not None and broken.where == found.where
+
+
+def _without_mkldnn() -> AbstractContextManager[None]:
+    import torch
+
+    flags: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)
+    return flags
+
+
+WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"mkldnn": _without_mkldnn}
+"""How to run torch without a library that a known entry blames."""
 
 
 class _Clock:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -26,7 +28,9 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: a name for it, the file name of its page in docs/findings/. what, why: one line each.
     link: the upstream issue, if there is one. quirk: the quirk that must make the case agree.
-    Without one, `kinds` and `ops` say which divergences it explains: all of a kind, at an op.
+    Without one, `kinds` and `ops` say which divergences it explains: all of a kind, at an op (or a
+    glob over ops). without: the library (``mkldnn``) whose fault it is: the entry explains only
+    programs with such an op that agree, again and again, when torch runs without that library.
     backends: globs over backend names. torch: the versions that have it.
     """
 
@@ -37,6 +41,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quirk: str = ""
     kinds: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
+    without: Literal["", "mkldnn"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"
 
@@ -44,9 +49,11 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether the entry speaks of a backend."""
         return any(fnmatch.fnmatchcase(backend, pattern) for pattern in self.backends)
 
-    def explains(self, kind: str, op: str) -> bool:
-        """Return whether an entry without a quirk explains a divergence of a kind at an op."""
-        return not self.quirk and kind in self.kinds and op in self.ops
+    def explains(self, kind: str, ops: Iterable[str]) -> bool:
+        """Return whether an entry without a quirk speaks of a divergence of a kind at such ops."""
+        if self.quirk or kind not in self.kinds:
+            return False
+        return any(fnmatch.fnmatchcase(op, pattern) for op in ops for pattern in self.ops)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.harness import Observation
 from amp_fuzz.program import (
     DTYPES,
+    FLOAT_DTYPES,
     Arg,
     Items,
     Node,
@@ -127,6 +128,10 @@ def _programs(program: Program, types: Types) -> Iterator[Program]:
 
 
 def _specs(spec: TensorSpec) -> Iterator[TensorSpec]:
+    if spec.role == "weight":
+        yield msgspec.structs.replace(spec, role="input")
+    if spec.dtype in FLOAT_DTYPES and spec.dtype != "float32":
+        yield msgspec.structs.replace(spec, dtype="float32")
     if spec.layout != "contiguous":
         yield msgspec.structs.replace(spec, layout="contiguous")
     if spec.domain not in ("normal", "index", "psd", "unit"):

@@ -1,8 +1,7 @@
 """The profiles that come with the package: how much a run does when nothing more is said.
 
-A profile holds values of options by name. It sets every Hypothesis setting that a run depends on
-by what it leaves to the engine, which passes all of them and reads no Hypothesis profile: under
-``CI=true`` Hypothesis would derandomise, and a nightly run would repeat itself.
+A profile holds values of options by name. No Hypothesis profile has a part in a run: under
+``CI=true`` one would derandomise, and a nightly run would repeat itself.
 """
 
 from __future__ import annotations

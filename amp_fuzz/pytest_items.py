@@ -77,8 +77,7 @@ def jobs(
     return found
 
 
-# Cases aimed at one kernel, batch by batch until one reaches it; most kernels take the first. Small
-# batches, since the cases that Hypothesis draws in one go resemble one another.
+# Cases aimed at one kernel, batch by batch until one reaches it; most kernels take the first.
 _TRIES = (3, 6, 6, 6, 6, 6, 6, 6)
 
 
@@ -204,7 +203,7 @@ class FuzzItem(pytest.Item):
         if outcome.diverged:
             pytest.fail(show(outcome, self.run), pytrace=False)
         if outcome.cases == 0:
-            pytest.fail(f"no case ran: Hypothesis drew none for {self.nodeid}", pytrace=False)
+            pytest.fail(f"no case ran: none was drawn for {self.nodeid}", pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
         """Return one line for a store that cannot be written, and for all else what pytest does."""

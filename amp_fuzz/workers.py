@@ -257,11 +257,9 @@ def _worker_main(
     """Take tasks from the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
     import torch
-    from hypothesis.configuration import set_hypothesis_home_dir
 
     torch.set_num_threads(1)
     store = Store(root)
-    set_hypothesis_home_dir(store.root / "hypothesis")  # not a folder of its own beside the user's
     path = store.run_path(run_id) / f"current-{number}.json"
 
     def note(case: Case) -> None:

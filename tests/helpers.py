@@ -125,7 +125,7 @@ def drawn(
     focused = drawing.usable(select(focus), device) if focus else ()
 
     def draw() -> Case:
-        return drawing.draw_case(rng.randint, device, ops=pool, focus=focused, **options)
+        return drawing.draw_case(rng.randbytes, device, ops=pool, focus=focused, **options)
 
     return islice(iter(draw, None), count)
 

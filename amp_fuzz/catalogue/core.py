@@ -100,6 +100,9 @@ class Builder(Protocol):
     def flag(self) -> bool:
         """Draw a boolean, shrinking to False."""
 
+    def digits(self, *sizes: builtins.int) -> list[builtins.int]:
+        """Draw several independent integers at once, each in [0, size)."""
+
     def dim(self) -> builtins.int:
         """Draw the size of a dimension, 1 or more; small most of the time."""
 

@@ -81,30 +81,36 @@ for _mode in ("bilinear", "bicubic"):
 # -- grid sample ----------------------------------------------------------------------------------
 
 
-def _grid(g: Builder, rank: int) -> tuple[Value, Value, Shape]:
-    """Draw an image, a grid of places in it (-1 to 1 is inside), and the shape of the result."""
+_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+
+
+def _grid(g: Builder, rank: int, padding: int) -> tuple[Value, Value, Shape]:
+    """Draw an image, a grid of places in it (-1 to 1 is inside), and the shape of the result.
+
+    A place far outside reads and writes out of bounds where the padding reflects (pytorch#24823).
+    """
     n, channels = g.choice(((1, 1), (2, 1), (1, 3)))
     size: Shape = g.choice(((3, 4, 2), (2, 2, 3), (5, 1, 4)))[:rank]
     points: Shape = g.choice(((2, 3, 2), (1, 1, 1), (4, 2, 1)))[:rank]
     x = g.tensor((n, channels, *size))
-    return x, g.tensor((n, *points, rank)), (n, channels, *points)
-
-
-_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+    domain = "uniform" if _PADDINGS[padding] == "reflection" else None
+    return x, g.tensor((n, *points, rank), domain=domain), (n, channels, *points)
 
 
 @op("grid_sampler", "aten::grid_sampler", function=f"{_F}.grid_sample", mixed="raises")
 def _grid_sample(g: Builder) -> Call:
     rank = g.int(2, 3)
-    x, grid, shape = _grid(g, rank)
-    options = g.options(mode=_MODES[: 5 - rank], padding_mode=_PADDINGS)
-    return Call((x, grid), out(shape), options | {"align_corners": g.flag()})
+    mode, padding, corners = g.digits(5 - rank, len(_PADDINGS), 2)
+    x, grid, shape = _grid(g, rank, padding)
+    options = {"mode": _MODES[mode], "padding_mode": _PADDINGS[padding]}
+    return Call((x, grid), out(shape), options | {"align_corners": corners == 1})
 
 
 def _grid_kernel(rank: int) -> Build:
     def build(g: Builder) -> Call:
-        x, grid, shape = _grid(g, rank)
-        return Call((x, grid, g.int(0, 4 - rank), g.int(0, 2), g.flag()), out(shape))
+        mode, padding, corners = g.digits(5 - rank, len(_PADDINGS), 2)
+        x, grid, shape = _grid(g, rank, padding)
+        return Call((x, grid, mode, padding, corners == 1), out(shape))
 
     return build
 

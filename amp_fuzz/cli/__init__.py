@@ -6,6 +6,7 @@ Starting it imports neither torch nor pandas nor rich; each command imports what
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -66,9 +67,14 @@ for _command in (run, audit, replay, repro, report, listing, doctor):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; ``arguments`` in place of ``sys.argv``."""
     try:
-        code = _commands.main(arguments, prog_name="amp-fuzz", standalone_mode=False)
+        ended = _commands.main(arguments, prog_name="amp-fuzz", standalone_mode=False)
         sys.stdout.flush()
-        return int(code or 0)
+        code = int(ended or 0)
+        if code > 128:
+            # A second Ctrl-C would kill the process while Python shuts down, and the code that says
+            # why it ended would be lost. Only SIG_IGN outlives Python's own handlers.
+            signal.signal(code - 128, signal.SIG_IGN)
+        return code
     except click.ClickException as error:
         _say(_usage(error))
         return Exit.USAGE
@@ -84,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except Exception as error:
-        code = _code_of(error)
-        if code is not None:
+        known = _code_of(error)
+        if known is not None:
             _say(f"amp-fuzz: {error}")
-            return code
+            return known
         _say(str(error) if isinstance(error, Internal) else traceback.format_exc())
         _say(
             f"amp-fuzz {version()}: internal error: please report it, with the lines above and the "

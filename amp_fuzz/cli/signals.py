@@ -35,9 +35,7 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # After an interrupt the process is about to end, with the code that says so. Another
-            # one would kill it while Python shuts down; only SIG_IGN outlives its handlers.
-            signal.signal(number, handler if self.received is None else signal.SIG_IGN)
+            signal.signal(number, handler)
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.program import DOMAINS, DTYPES, LAYOUTS, TensorSpec
 from amp_fuzz.reference.tables import DEVICES
 from amp_fuzz.strategies import drawing
+from amp_fuzz.strategies.source import Bytes
 
 if TYPE_CHECKING:
     import torch
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["cases", "plans", "programs", "tensors"]
 
 
-@lru_cache(maxsize=4096)
-def _integers(low: int, high: int) -> st.SearchStrategy[int]:
-    return st.integers(low, high)
+@lru_cache(maxsize=256)
+def _binary(size: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=size, max_size=size)
 
 
-def _integer(draw: st.DrawFn) -> drawing.Integer:
-    def integer(low: int, high: int) -> int:
-        return low if low >= high else draw(_integers(low, high))
+def _source(draw: st.DrawFn) -> Bytes:
+    def source(size: int) -> bytes:
+        return draw(_binary(size)) if size else b""
 
-    return integer
+    return source
 
 
 def plans(*, device: str = "cpu", trains: bool = True) -> st.SearchStrategy[Plan]:
@@ -56,7 +57,7 @@ def plans(*, device: str = "cpu", trains: bool = True) -> st.SearchStrategy[Plan
 
 @st.composite
 def _plans(draw: st.DrawFn, device: str, trains: bool) -> Plan:
-    return drawing.draw_plan(_integer(draw), device, trains=trains)
+    return drawing.draw_plan(_source(draw), device, trains=trains)
 
 
 def programs(
@@ -83,7 +84,7 @@ def programs(
 
 @st.composite
 def _programs(draw: st.DrawFn, device: str, ops: tuple[Op, ...], statements: int) -> Program:
-    return drawing.draw_program(_integer(draw), device, ops=ops, statements=statements)
+    return drawing.draw_program(_source(draw), device, ops=ops, statements=statements)
 
 
 def cases(
@@ -125,7 +126,7 @@ def _cases(
     statements: int,
 ) -> Case:
     return drawing.draw_case(
-        _integer(draw),
+        _source(draw),
         device,
         trains=trains,
         ops=ops,

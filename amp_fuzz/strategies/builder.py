@@ -1,6 +1,6 @@
-"""Draw one program, statement by statement, from a source of integers.
+"""Draw one program, statement by statement, from a source of bytes.
 
-Every choice is one bounded integer that shrinks towards its lower bound, and lower is simpler: a
+Every choice is a number, and lower is simpler: a
 fresh contiguous float32 input of normal values is simpler than reuse, and reuse than an odd layout.
 The builder follows the dtypes that the policy table of the device promises, so that most programs
 run to their end; a wrong guess costs one case that raises on both sides, never a false alarm.
@@ -9,8 +9,7 @@ run to their end; a wrong guess costs one case that raises on both sides, never 
 from __future__ import annotations
 
 import builtins
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -28,8 +27,9 @@ from amp_fuzz.program import (
     Statement,
     TensorSpec,
 )
+from amp_fuzz.strategies.source import Bytes, digits, integer
 
-__all__ = ["Frame", "Palette", "ProgramBuilder"]
+__all__ = ["FORMS", "Frame", "Palette", "ProgramBuilder"]
 
 Shape = tuple[int, ...]
 Rank = int | tuple[int, int] | None
@@ -49,6 +49,8 @@ _DIMS = (2, 3, 4, 1, 5, 8, 2, 3, 4, 6, 17, 33)
 _FLOAT_SCALARS = (0.5, 2.0, 1.0, -1.5, 0.1, 0.0, 3.0, 1e-3, 300.0)
 _INT_SCALARS = (1, 2, 0, -1, 3)
 _CANDIDATES = 6
+FORMS = 256
+_TRAITS = (12, 6, 8, 40, 40, 256)  # how many each of `_Traits` is drawn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,33 @@ class Frame:
     checkpoint: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What is drawn of a tensor: a shape, and numbers below those of `_TRAITS`, 0 the simplest."""
+
+    shape: Shape
+    dtype: int
+    other_dtype: int
+    other_role: int
+    layout: int
+    domain: int
+    at_hand: int
+
+    def pick(self, found: Sequence[Value]) -> Value | None:
+        """Return one of the tensors at hand, or None for a fresh one."""
+        i = self.at_hand % (len(found) + 1)
+        return found[i - 1] if i else None
+
+
 @dataclass(slots=True)
 class ProgramBuilder:
     """Draws calls for catalogue ops; implements `catalogue.core.Builder`.
 
-    integer: draws an integer between two bounds. policies: overload -> policy name on the device
+    source: draws bytes. policies: overload -> policy name on the device
     that the program is meant for.
     """
 
-    integer: Callable[[builtins.int, builtins.int], builtins.int]
+    source: Bytes
     policies: Mapping[str, str]
     palette: Palette = field(default_factory=Palette)
     frame: Frame = field(default_factory=Frame)
@@ -95,9 +115,15 @@ class ProgramBuilder:
 
     # -- statements ---------------------------------------------------------------------------
 
-    def statement(self, op: Op, form: str | None = None) -> Statement:
-        """Draw one call of `op` and make its outputs available to later statements."""
-        self.form = form or self.choice(self.forms(op))
+    def statement(self, op: Op, form: str | None = None, number: builtins.int = 0) -> Statement:
+        """Draw one call of `op` and make its outputs available to later statements.
+
+        form: by name; or else a number below `FORMS` chooses one.
+        """
+        if form is None:
+            forms = self.forms(op)
+            form = forms[number * len(forms) // FORMS]
+        self.form = form
         self._op, self._same = op, None
         call = op.build(self)
         kwargs = dict(call.kwargs)
@@ -107,7 +133,10 @@ class ProgramBuilder:
         if self.form == "inplace":
             outputs[0] = replace(outputs[0], dtype=arguments[0].dtype)
         if self.form == "out":
-            buffers = [self._fresh(o.shape, o.dtype or dtype, role="buffer") for o in outputs]
+            buffers = [
+                self._fresh(o.shape, o.dtype or dtype, self._traits(o.shape), role="buffer")
+                for o in outputs
+            ]
             kwargs["out"] = buffers[0] if len(buffers) == 1 else buffers
         grad = self.frame.grad and any(v.requires_grad for v in arguments)
         views = op.view or self.form in ("inplace", "out")
@@ -177,47 +206,31 @@ class ProgramBuilder:
 
     def int(self, low: builtins.int, high: builtins.int) -> builtins.int:
         """Draw an integer from `low` to `high`."""
-        return self.integer(low, high)
+        return low + integer(self.source, high - low + 1)
 
     def choice(self, options: Sequence[Any]) -> Any:
         """Draw one of the options."""
-        return options[0] if len(options) == 1 else options[self.integer(0, len(options) - 1)]
+        return options[0] if len(options) == 1 else options[integer(self.source, len(options))]
 
     def flag(self) -> bool:
         """Draw a boolean."""
-        return self.integer(0, 1) == 1
+        return integer(self.source, 2) == 1
 
     def digits(self, *sizes: builtins.int) -> list[builtins.int]:
-        """Draw several independent choices as one integer, each in [0, size).
-
-        A draw costs more than what is done with it, so choices that belong together share one.
-        """
-        number = self.integer(0, math.prod(sizes) - 1)
-        drawn = []
-        for size in sizes:
-            number, digit = divmod(number, size)
-            drawn.append(digit)
-        return drawn
+        """Draw several independent choices, each in [0, size), at once."""
+        return digits(self.source, *sizes)
 
     def seldom(self, n: builtins.int) -> bool:
         """Draw a boolean that is True once in `n` times."""
-        return self.integer(0, n - 1) == n - 1
+        return integer(self.source, n) == n - 1
 
     def dim(self) -> builtins.int:
         """Draw the size of a dimension."""
-        return _DIMS[self.integer(0, len(_DIMS) - 1)]
+        return _DIMS[integer(self.source, len(_DIMS))]
 
     def shape(self, low: builtins.int = 0, high: builtins.int = 3, *, empty: bool = True) -> Shape:
         """Draw a shape."""
-        span, n = high - low, len(_DIMS)
-        how, *digits = self.digits(span + 1, *[n] * min(high, 4))
-        rank = _near(how, 2 - low, span) + low
-        digits += [self.integer(0, n - 1) for _ in range(rank - len(digits))]
-        shape = tuple(_DIMS[i] for i in digits[:rank])
-        if empty and rank and self.seldom(24):
-            i = self.integer(0, rank - 1)
-            shape = (*shape[:i], 0, *shape[i + 1 :])
-        return shape if _size(shape) <= 4096 else tuple(min(s, 4) for s in shape)
+        return _shape(self.digits(*_shape_sizes(low, high)), low, high, empty=empty)
 
     def scalar(self, kind: Literal["float", "int"] = "float") -> Any:
         """Draw a Python number."""
@@ -225,7 +238,7 @@ class ProgramBuilder:
 
     def dimension(self, rank: builtins.int) -> builtins.int:
         """Draw a dimension of a tensor of `rank`."""
-        return self.integer(-rank, rank - 1) if rank else self.choice((0, -1))
+        return integer(self.source, 2 * rank) - rank if rank else self.choice((0, -1))
 
     def options(self, **options: Sequence[Any]) -> dict[str, Any]:
         """Draw keyword arguments, leaving out those whose first option is drawn."""
@@ -239,26 +252,26 @@ class ProgramBuilder:
         """Draw the tensor that a method is called on."""
         if self.form != "inplace":
             return self.tensor(shape, **options)
-        found = self._existing(shape, options.get("rank"), options, writable=True)
-        drawn = self._pick(found)
-        if drawn is None:
-            kind: Kind = options.get("kind", "float")
-            dtype = options.get("dtype") or self._dtype(kind, self.integer(0, 11))
-            shape = self._shape(options.get("rank"), options) if shape is None else shape
+        rank, empty = options.get("rank"), bool(options.get("empty"))
+        drawn = self._traits(shape, rank, empty=empty)
+        found = drawn.pick(self._existing(shape, rank, options, writable=True))
+        if found is None:
+            dtype = options.get("dtype") or self._dtype(options.get("kind", "float"), drawn.dtype)
+            shape = drawn.shape
             domain, bound = options.get("domain"), options.get("bound", 0)
-            drawn = self._fresh(shape, dtype, role="buffer", domain=domain, bound=bound)
-        return self._took(drawn)
+            found = self._fresh(shape, dtype, drawn, role="buffer", domain=domain, bound=bound)
+        return self._took(found)
 
     def broadcastable(self, shape: Shape, *, kind: Kind = "float") -> Value:
         """Draw a tensor that broadcasts to `shape`."""
-        how, bits = self.digits(6, 2 ** max(len(shape), 1))
+        how, bits, *drawn = self.digits(6, 2 ** max(len(shape), 1), *_TRAITS)
         if how == 3:
             shape = shape[bits % (len(shape) + 1) :]
         elif how == 4:
             shape = tuple(1 if bits >> i & 1 else s for i, s in enumerate(shape))
         elif how == 5:
             shape = ()
-        return self.tensor(shape, kind=kind)
+        return self._tensor(_Traits(shape, *drawn), {"kind": kind}, given=shape)
 
     def tensor(
         self,
@@ -274,23 +287,41 @@ class ProgramBuilder:
         grad: bool = True,
     ) -> Value:
         """Draw a tensor: one at hand that fits, or a fresh input."""
-        options = {"kind": kind, "dtype": dtype, "grad": grad, "empty": empty}
+        options = {
+            "rank": rank,
+            "kind": kind,
+            "dtype": dtype,
+            "domain": domain,
+            "bound": bound,
+            "empty": empty,
+            "weight": weight,
+            "grad": grad,
+        }
+        # One draw, whether the tensor is at hand or fresh: taking a statement away, as shrinking
+        # does, must not shift what the draws of later statements mean. And a statement is of few
+        # draws: shrinking takes up to five away at once.
+        drawn = self._traits(shape, rank, empty=empty)
+        return self._tensor(drawn, options, given=shape)
+
+    def _tensor(self, drawn: _Traits, options: Mapping[str, Any], given: Shape | None) -> Value:
+        kind, domain = options["kind"], options.get("domain")
         if domain is None and kind != "index":
-            drawn = self._pick(self._existing(shape, rank, options))
-            if drawn is not None:
-                return self._took(drawn)
-        if shape is None:
-            shape = self._shape(rank, options)
-        can_train = grad and self._may_require_grad()
-        # One draw for the dtype and for the role.
-        i, other_role, other_dtype = self.digits(12, 8, 6)
-        dtype = dtype or self._dtype(kind, i, plain=weight and can_train and other_dtype < 5)
+            found = drawn.pick(self._existing(given, options.get("rank"), options))
+            if found is not None:
+                return self._took(found)
+        weight = options.get("weight", False)
+        can_train = options.get("grad", True) and self._may_require_grad()
+        plain = weight and can_train and drawn.other_dtype < 5
+        dtype = options.get("dtype") or self._dtype(kind, drawn.dtype, plain=plain)
         role: Role = "input"
         trains = dtype in _FLOATS or dtype.startswith("complex")
-        if can_train and trains and (other_role == 7) != weight:
+        if can_train and trains and (drawn.other_role == 7) != weight:
             role = "weight"
         wanted: Any = "index" if kind == "index" else domain
-        return self._took(self._fresh(shape, dtype, role=role, domain=wanted, bound=bound))
+        bound = options.get("bound", 0)
+        return self._took(
+            self._fresh(drawn.shape, dtype, drawn, role=role, domain=wanted, bound=bound)
+        )
 
     def _may_require_grad(self) -> bool:
         return not (self.form == "out" and self.frame.grad)
@@ -350,17 +381,15 @@ class ProgramBuilder:
                 break
         return found
 
-    def _pick(self, found: Sequence[Value]) -> Value | None:
-        i = self.integer(0, len(found)) if found else 0
-        return found[i - 1] if i else None
-
-    def _shape(
-        self,
-        rank: Rank,
-        options: Mapping[str, Any],
-    ) -> Shape:
+    def _traits(self, shape: Shape | None, rank: Rank = None, *, empty: bool = False) -> _Traits:
+        """Draw what there is to draw of a tensor, of that shape if one is given."""
+        if shape is not None:
+            return _Traits(shape, *self.digits(*_TRAITS))
         low, high = _ranks(rank)
-        return self.shape(low, min(high, max(low, 4)), empty=bool(options.get("empty")))
+        high = min(high, max(low, 4))
+        drawn = self.digits(*_TRAITS, *_shape_sizes(low, high))
+        n = len(_TRAITS)
+        return _Traits(_shape(drawn[n:], low, high, empty=empty), *drawn[:n])
 
     def _dtype(self, kind: Kind, i: builtins.int, *, plain: bool = False) -> str:
         """Choose a dtype by number, 0 to 11; `plain` prefers float32, as weights have it."""
@@ -387,6 +416,7 @@ class ProgramBuilder:
         self,
         shape: Shape,
         dtype: str,
+        drawn: _Traits,
         *,
         role: Role,
         domain: Domain | None = None,
@@ -395,11 +425,8 @@ class ProgramBuilder:
         letter = {"input": "x", "weight": "w", "buffer": "b"}[role]
         name = f"{letter}{len(self.inputs)}"
         domains, layouts = self.palette.domains, self.palette.layouts
-        i, j = (
-            self.digits(len(domains), len(layouts)) if len(domains) * len(layouts) > 1 else (0, 0)
-        )
-        domain = domain or domains[i]
-        layout: Layout = "contiguous" if _size(shape) < 2 else layouts[j]
+        domain = domain or domains[drawn.domain % len(domains)]
+        layout: Layout = "contiguous" if _size(shape) < 2 else layouts[drawn.layout % len(layouts)]
         spec = TensorSpec(name, shape, dtype, domain, layout, role, bound)
         self.inputs.append(spec)
         value = Value(name, shape, dtype, role == "buffer", role == "weight")
@@ -411,6 +438,21 @@ def _ranks(rank: int | tuple[int, int] | None) -> tuple[int, int]:
     if rank is None:
         return 0, 3
     return (rank, rank) if isinstance(rank, int) else rank
+
+
+def _shape_sizes(low: int, high: int) -> list[int]:
+    return [high - low + 1, 24, *[len(_DIMS)] * high]
+
+
+def _shape(drawn: Sequence[int], low: int, high: int, *, empty: bool) -> Shape:
+    """Return the shape that choices of `_shape_sizes` stand for."""
+    how, none, *dims = drawn
+    rank = _near(how, 2 - low, high - low) + low
+    shape = tuple(_DIMS[i] for i in dims[:rank])
+    if empty and rank and none == 23:
+        i = sum(dims) % rank
+        shape = (*shape[:i], 0, *shape[i + 1 :])
+    return shape if _size(shape) <= 4096 else tuple(min(s, 4) for s in shape)
 
 
 def _near(i: int, first: int, high: int) -> int:

@@ -1,9 +1,8 @@
-"""Draw plans and programs from a source of integers; `strategies` wraps these for Hypothesis."""
+"""Draw plans and programs from a source of bytes; `strategies` wraps these for Hypothesis."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -25,11 +24,10 @@ from amp_fuzz.program import (
     Statement,
 )
 from amp_fuzz.reference.tables import PolicyTable, load_table
-from amp_fuzz.strategies.builder import Frame, Palette, ProgramBuilder
+from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
+from amp_fuzz.strategies.source import Bytes, digits, integer
 
-__all__ = ["Integer", "draw_case", "draw_plan", "draw_program", "usable"]
-
-Integer = Callable[[int, int], int]
+__all__ = ["draw_case", "draw_plan", "draw_program", "usable"]
 
 _PALETTES: tuple[tuple[str, ...], ...] = (
     ("float32",),
@@ -82,10 +80,10 @@ def _dtypes(device: str) -> tuple[str, ...]:
     return tuple(sorted(low, key=lambda d: d != "bfloat16"))
 
 
-def draw_autocast(integer: Integer, device: str) -> Autocast:
+def draw_autocast(source: Bytes, device: str) -> Autocast:
     """Draw an autocast context for the device under test; seldom one for another device."""
     dtypes = _dtypes(device)
-    i, how = divmod(integer(0, 16 * 12 - 1), 12)
+    i, how = digits(source, 16, 12)
     dtype = dtypes[0] if i < 9 else dtypes[-1] if i < 14 else None if i == 14 else "float32"
     other = "cpu" if device != "cpu" else None
     return Autocast(
@@ -96,42 +94,32 @@ def draw_autocast(integer: Integer, device: str) -> Autocast:
     )
 
 
-def draw_plan(integer: Integer, device: str, *, trains: bool = True) -> Plan:
+def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
     """Draw a plan. The simplest: one bfloat16 context around the forward, the backward after it."""
     dtypes = _dtypes(device)
-    # Choices that belong together share one draw: see `ProgramBuilder.digits`.
-    low, outer, backward = _digits(integer, 8, 12, 10)
+    low, outer, backward = digits(source, 8, 12, 10)
     # The last one leaves the dtype to the device's default, as most callers do.
     contexts = [Autocast(dtype=dtypes[0] if low < 5 else dtypes[-1] if low < 7 else None)]
     if outer == 11:
         contexts = []
     elif outer >= 7:
         depth = max(outer - 7, 1)
-        contexts = [draw_autocast(integer, device) for _ in range(depth)] + contexts
+        contexts = [draw_autocast(source, device) for _ in range(depth)] + contexts
     plan = Plan(contexts=tuple(contexts), backward="outside" if trains else "none")
     changes: dict[str, object] = {}
     if trains and backward >= 7:
         changes["backward"] = ("inside", "under", "none")[backward - 7]
         if backward == 8:
-            changes["backward_context"] = draw_autocast(integer, device)
+            changes["backward_context"] = draw_autocast(source, device)
     # Most cases have no more than one or two of the rest, so that a finding says which matters.
-    for i in _digits(integer, 20, 20):
-        changes |= _ingredient(i, integer, trains=trains)
+    for i in digits(source, 20, 20):
+        changes |= _ingredient(i, source, trains=trains)
     return _consistent(plan, changes)
 
 
-def _digits(integer: Integer, *sizes: int) -> list[int]:
-    number = integer(0, math.prod(sizes) - 1)
-    drawn = []
-    for size in sizes:
-        number, digit = divmod(number, size)
-        drawn.append(digit)
-    return drawn
-
-
-def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
+def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
     if i == 10:
-        return {"entry": ("decorator", "custom_fwd")[integer(0, 1)]}
+        return {"entry": ("decorator", "custom_fwd")[integer(source, 2)]}
     kinds: dict[int, dict[str, object]] = {
         11: {"first_pass": "no_grad"},
         12: {"first_pass": "inference_mode"},
@@ -151,7 +139,7 @@ def _ingredient(i: int, integer: Integer, *, trains: bool) -> dict[str, object]:
             {"scaler": True},
             {"scaler": True, "steps": 2},
         )
-        return second[integer(0, len(second) - 1)]
+        return second[integer(source, len(second))]
     return kinds.get(i, {})
 
 
@@ -180,7 +168,7 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
 
 
 def draw_program(
-    integer: Integer,
+    source: Bytes,
     device: str,
     *,
     plan: Plan | None = None,
@@ -197,28 +185,28 @@ def draw_program(
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
-    return _ProgramDrawing(integer, device, pool or focus, focus, forms, statements).draw(plan)
+    return _ProgramDrawing(source, device, pool or focus, focus, forms, statements).draw(plan)
 
 
 class _ProgramDrawing:
     def __init__(
         self,
-        integer: Integer,
+        source: Bytes,
         device: str,
         pool: Sequence[Op],
         focus: Sequence[Op],
         form: str | None,
         limit: int,
     ) -> None:
-        self.integer, self.device, self.limit, self.form = integer, device, limit, form
-        i, j, k, mixes = _digits(integer, len(_PALETTES), len(_DOMAINS), 2, 16)
+        self.source, self.device, self.limit, self.form = source, device, limit, form
+        i, j, k, mixes = digits(source, len(_PALETTES), len(_DOMAINS), 2, 16)
         palette = Palette(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k], mixes=mixes == 15)
-        self.build = ProgramBuilder(integer, _policies(device), palette)
+        self.build = ProgramBuilder(source, _policies(device), palette)
         # Swarm testing (Groce et al. 2012): a program of few ops repeats them and lets rare ones
         # meet; over many programs every pair comes up.
-        start = integer(0, 0xFFFF)
+        start = integer(source, 0x10000)
         self.swarm = [pool[_spread(start, i) % len(pool)] for i in range(min(_SWARM, len(pool)))]
-        self.focus = [focus[integer(0, len(focus) - 1)]] if focus else []
+        self.focus = [focus[integer(source, len(focus))]] if focus else []
         self.count = 0
 
     def draw(self, plan: Plan | None) -> Program:
@@ -230,19 +218,23 @@ class _ProgramDrawing:
 
     def body(self, depth: int) -> list[Node]:
         nodes: list[Node] = []
-        while self.count < self.limit:
-            # One draw says whether there is another node, and which: 0 is the end, so that
-            # shrinking deletes a statement whole.
-            end, which, region = _digits(self.integer, 14 - 2 * depth, len(self.swarm), 10)
+        while True:
+            # One draw says whether there is another node, and which: 0 is the end. It is made even
+            # where no other may follow: shrinking then finds it there when it takes one away.
+            end, which, region, form = digits(
+                self.source, 10 - 2 * depth, len(self.swarm), 10, FORMS
+            )
+            if self.count >= self.limit:
+                break
             if nodes and end == 0 and not (self.focus and depth == 0):
                 break
             if depth < _MAX_DEPTH and region == 9:
                 nodes.append(self.region(depth))
             else:
-                nodes.append(self.statement(which))
+                nodes.append(self.statement(which, form))
         return nodes
 
-    def statement(self, which: int) -> Statement:
+    def statement(self, which: int, number: int) -> Statement:
         self.count += 1
         form = None
         if self.focus and (self.count >= min(3, self.limit) or which % 3 == 0):
@@ -251,7 +243,7 @@ class _ProgramDrawing:
             op = self.swarm[which]
         if form is None and not self.build.forms(op):
             op = next((o for o in self.swarm if self.build.forms(o)), CATALOGUE["mm"])
-        return self.build.statement(op, form)
+        return self.build.statement(op, form, number)
 
     def region(self, depth: int) -> Region:
         context = self.context()
@@ -262,9 +254,9 @@ class _ProgramDrawing:
         return Region(context, tuple(body))
 
     def context(self) -> Context:
-        i = self.integer(0, 9)
+        i = integer(self.source, 10)
         if i < 6 or (i < 8 and not self.trains):
-            return draw_autocast(self.integer, self.device)
+            return draw_autocast(self.source, self.device)
         if i < 8:
             return Checkpoint(use_reentrant=i == 7)
         return NoGrad() if i == 8 else InferenceMode()
@@ -307,7 +299,7 @@ def _inner(frame: Frame, context: Context, device: str) -> Frame:
 
 
 def draw_case(
-    integer: Integer,
+    source: Bytes,
     device: str = "cpu",
     *,
     trains: bool = True,
@@ -317,8 +309,8 @@ def draw_case(
     statements: int = _STATEMENTS,
 ) -> Case:
     """Draw a case for a device type."""
-    plan = draw_plan(integer, device, trains=trains)
+    plan = draw_plan(source, device, trains=trains)
     program = draw_program(
-        integer, device, plan=plan, ops=ops, focus=focus, forms=form, statements=statements
+        source, device, plan=plan, ops=ops, focus=focus, forms=form, statements=statements
     )
-    return Case(program, plan, integer(0, 0xFFFF))
+    return Case(program, plan, integer(source, 0x10000))

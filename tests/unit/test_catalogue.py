@@ -21,7 +21,7 @@ CASES = [(name, form) for name, op in CATALOGUE.items() for form in op.forms]
 def draw(name: str, form: str, seed: int):
     rng = random.Random(f"{name}/{form}/{seed}")
     palette = Palette(floats=("float32",))
-    builder = ProgramBuilder(rng.randint, {}, palette)
+    builder = ProgramBuilder(rng.randbytes, {}, palette)
     return builder, builder.statement(CATALOGUE[name], form)
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
+import torch
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.config import Options
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
+from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import statements
 from amp_fuzz.reference import QUIRKS
 from amp_fuzz.session import known_of
@@ -167,7 +172,57 @@ def test_an_entry_without_a_quirk_explains_a_kind_at_an_op_and_nothing_else() ->
     example = Example("eager-cpu", case([x("x0", 2)], NEG, call("abs", "x0")))
     assert judged(example, (listed,), wrong="neg").known == "neg-is-off"
     assert judged(example, (listed,), wrong="abs").outcome == "diverged"
-    assert not listed.explains("dtype", "neg")
+    assert not listed.explains("dtype", ["neg"])
+
+
+@dataclass(frozen=True)
+class Unsteady(EagerBackend):
+    """Gets `op` wrong, differently each time; only while oneDNN is on, or always."""
+
+    device: str = "cpu"
+    op: str = ""
+    always: bool = False
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        if self.always or torch._C._get_mkldnn_enabled():
+            for case, observed in zip(cases, seen, strict=True):
+                for statement in statements(case.program.body):
+                    if statement.op == self.op:
+                        observed.values[statement.outputs[0]] = torch.rand(2)
+        return seen
+
+
+def test_an_entry_with_a_library_explains_only_what_goes_away_without_it() -> None:
+    listed = Known(
+        "lib", "neg is random", "a test", kinds=("nondeterminism",), ops=("ne*",), without="mkldnn"
+    )
+    example = case([x("x0", 2)], NEG)
+    assert Judge(Unsteady(op="neg"), (listed,)).judge(example).known == "lib"
+    assert Judge(Unsteady(op="neg", always=True), (listed,)).judge(example).known == ""
+    assert Judge(Unsteady(op="neg"), ()).judge(example).known == ""
+    other = case([x("x0", 2)], call("abs", "x0"))
+    verdict = Judge(Unsteady(op="abs"), (listed,)).judge(other)
+    assert (verdict.outcome, verdict.known) == ("diverged", "")
+    assert verdict.divergence is not None
+    assert verdict.divergence.kind == "nondeterminism"
+
+
+@pytest.mark.parametrize(
+    ("where", "op"),
+    [
+        ("v0", "mm"),
+        ("w1.grad", "mm"),
+        ("relation: second.w1.grad", "mm"),
+        ("x0.grad", ""),
+        ("v1", "relu"),
+    ],
+)
+def test_a_gradient_names_the_one_statement_that_uses_the_leaf(where: str, op: str) -> None:
+    example = case(
+        [x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), call("relu", "x0", to="v1")
+    )
+    assert guilty_op(example, Divergence("bitwise", where, "", "")) == op
 
 
 def test_an_entry_speaks_of_its_backends_only() -> None:

@@ -398,7 +398,7 @@ def test_drawn_cases_that_agree_exit_0(run: Run, name: str) -> None:
     tried = 0
     for seed in range(6):
         rng = random.Random(f"{name}/{seed}")
-        case = draw_case(rng.randint, on.device, trains=on.trains)
+        case = draw_case(rng.randbytes, on.device, trains=on.trains)
         if Judge(on, relations="none").judge(case).outcome != "agreed":
             continue
         expected = on.reference().run(case)
