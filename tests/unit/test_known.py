@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,7 @@ class Unsteady(EagerBackend):
             for case, observed in zip(cases, seen, strict=True):
                 for statement in statements(case.program.body):
                     if statement.op == self.op:
-                        observed.values[statement.outputs[0]] = torch.rand(2)
+                        observed.values[statement.outputs[0]] = torch.full((2,), random.random())
         return seen
 
 
