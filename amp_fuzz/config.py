@@ -212,7 +212,10 @@ class Options:
     """What a run is told. Each field's help says what it is; `OPTIONS` has them as data."""
 
     backends: tuple[str, ...] = _option(
-        "list", ("all",), "NAME,...", "Backends to test; all: every one that is ready here."
+        "list",
+        ("eager-*", "fake-*"),
+        "NAME,...",
+        "Backends to test; * and all stand for those that are ready here.",
     )
     ops: tuple[str, ...] = _option(
         "list", ("*",), "PATTERN,...", "Ops to draw from: names, families, globs over names."

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -233,6 +234,7 @@ def _finding(
     yield Suspected(rough)
     with quiet():
         small, last = verdict.case, verdict
+        stage = _stage(judge, verdict, seen)
         if settings.minimize > 0 and verdict.divergence.kind != "nondeterminism":
             try:
                 # A known one is explained already: its example need not be the smallest.
@@ -243,7 +245,7 @@ def _finding(
                 raise
         record = last.finding(task.family, small)
         record = msgspec.structs.replace(
-            record, case=verdict.case, explicit=_explicit(judge, small)
+            record, case=verdict.case, explicit=_explicit(judge, small), stage=stage
         )
     final = signature_of(record)
     if final != signature and final in signatures:
@@ -255,9 +257,26 @@ def _finding(
 def signature_of(record: DivergenceRecord) -> tuple[str, ...]:
     """Return what makes findings alike.
 
-    A known one is kept once for each backend and kind, a new one once for each op that it shows at.
+    A known one is kept once for each backend and kind, a new one once for each op that it shows at;
+    errors that name no op, once for each text.
     """
-    return (record.backend, record.kind, record.known, "" if record.known else record.op)
+    about = "" if record.known else record.op
+    if record.kind == "raise" and not about:
+        raised = f"{record.expected} -> {record.observed}"
+        about = re.sub(r"[\d.]+|\[.*?\]|'.*?'", "#", raised)[:160]
+    return (record.backend, record.kind, record.known, "" if record.known else about)
+
+
+def _stage(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> str:
+    """Return the first rung of the backend's ladder that diverges in the same way."""
+    rungs = judge.backend.ladder()
+    assert verdict.divergence is not None
+    for rung in rungs:
+        seen(verdict.case)
+        found = replace(judge, backend=rung).judge(verdict.case).divergence
+        if found is not None and found.kind == verdict.divergence.kind:
+            return rung.name
+    return judge.backend.name if rungs else ""
 
 
 def shrink(

@@ -60,7 +60,9 @@ class Runtime:
 
     state: returns the implementation's whole autocast state, comparable. reset: puts it back to
     that of a fresh thread, after a case that left it otherwise. scope: a context for the whole run
-    (fake tensors). fake: tensors have no values.
+    (fake tensors). fake: tensors have no values. driver: given the program's globals, returns
+    names that mean something else to the plan's code (the compiled program). noted: told each
+    tensor that is observed. thread: how to run a function in another thread.
     """
 
     device: str
@@ -72,6 +74,9 @@ class Runtime:
     reset: Callable[[], None]
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     fake: bool = False
+    noted: Callable[[str, torch.Tensor], None] | None = None
+    thread: Callable[..., Any] = prelude.in_thread
+    driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, all but `observe`."""
@@ -85,7 +90,7 @@ class Runtime:
             "Interrupted": prelude.Interrupted,
             "as_function": prelude.as_function,
             "cotangent": prelude.cotangent,
-            "in_thread": prelude.in_thread,
+            "in_thread": self.thread,
             "nudge": prelude.nudge,
             "trains": prelude.trains,
         }
@@ -145,14 +150,17 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
     start = time.perf_counter()
     with runtime.scope():
         names = {**runtime.names(), **more}
-        names["observe"] = _observer(seen.values, fake=runtime.fake)
-        for code in source.codes:
-            exec(code, names)
+        names["observe"] = _observer(seen.values, runtime)
+        program, driver = source.codes
+        exec(program, names)
+        if runtime.driver is not None:
+            names = {**names, **runtime.driver(names)}
+        exec(driver, names)
         tensors = [_materialise(spec, case.seed, runtime) for spec in case.program.inputs]
         torch.default_generator.manual_seed(case.seed)
         try:
             if case.plan.thread == "whole":
-                prelude.in_thread(names["drive"], *tensors)
+                runtime.thread(names["drive"], *tensors)
             else:
                 names["drive"](*tensors)
         except Exception as error:  # the case's own; an interrupt passes
@@ -166,7 +174,7 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
 
 
 def _observer(
-    values: dict[str, torch.Tensor | None], *, fake: bool
+    values: dict[str, torch.Tensor | None], runtime: Runtime
 ) -> Callable[[str, torch.Tensor | None], None]:
     def observe(label: str, tensor: torch.Tensor | None) -> None:
         if tensor is None:
@@ -174,7 +182,9 @@ def _observer(
         else:
             # A copy: a later in-place op must not change what was seen here. (It changes neither
             # dtype nor shape, which is all that a fake tensor has.)
-            values[label] = tensor if fake else tensor.detach().clone()
+            values[label] = tensor if runtime.fake else tensor.detach().clone()
+            if runtime.noted is not None:
+                runtime.noted(label, tensor)
 
     return observe
 

@@ -25,7 +25,7 @@ import msgspec
 import pytest
 
 from amp_fuzz import config as configuration
-from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends import BackendError, backends, matching
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.known import KnownError
 from amp_fuzz.program import ProgramError
@@ -85,7 +85,8 @@ def _session(config: pytest.Config) -> FuzzSession:
         deadline=began + settings.seconds if settings.seconds else float("inf"),
     )
     states = {name: backend.availability() for name, backend in backends().items()}
-    missing = {n: s for n, s in states.items() if s.status != "ready" and "all" in options.backends}
+    wanted = {b.name for b in matching(options.backends)}
+    missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
     found = _selected(config, jobs(settings, prepared.chosen, missing))
     lost = []
     if sent is None and not config.option.collectonly:

@@ -90,7 +90,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
 
     op, policy, dtypes: of the statement that diverges first ("" where no statement does: a
     gradient, the state). known: the id of the entry of the known list that explains it, or "".
-    minimised: a smaller case with the same divergence. stable: it came back every time.
+    minimised: a smaller case with the same divergence. stage: of a compiler, the first rung of its
+    ladder that diverges; "" where there is none.
     """
 
     backend: str
@@ -106,6 +107,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     minimised: Case | None = None
     explicit: str = ""
     family: str = ""
+    stage: str = ""
 
     @property
     def id(self) -> str:

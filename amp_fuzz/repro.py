@@ -18,12 +18,15 @@ import torch
 
 from amp_fuzz import prelude
 from amp_fuzz.backends import Backend
+from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.fake import FakeAutocast
 from amp_fuzz.backends.guards import _REGISTRY, _TYPES
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Raised
 from amp_fuzz.oracle import RELATIONS
+from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.reference.shadow import unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
 from amp_fuzz.source import driver_source
 
@@ -41,7 +44,10 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     body = _joined(_KINDS[finding.kind](script))
     if not backend.values:
         body = body.replace(_VALUES, "")
-    code = _joined([*_setup(backend, body), prefix, *_helpers(body), body])
+    setup = _setup(backend, body)
+    if isinstance(backend, CompileBackend):
+        setup.append(backend.configuration(case))
+    code = _joined([*setup, prefix, *_helpers(body), body])
     return f"{script.head()}\n{_imports(code)}\n\n{code}\n"
 
 
@@ -166,6 +172,25 @@ def _bits(script: Script) -> list[str]:
     return [_DIFFERS, script.inputs(), constant, *script.source(label), main + _COMPARED]
 
 
+def _rounding(script: Script) -> list[str]:
+    """Compare values with the band of what rounding explains: its centre and unit, as literals."""
+    label = script.finding.where
+    _, bands = script.backend.reference().shadowed(script.case, CONFIRM, CONFIRM)
+    if label not in bands:
+        raise ReproError(f"case {script.case.id}: the reference observes nothing at {label!r}")
+    band = bands[label]
+    centre = torch.view_as_real(band.clean) if band.clean.is_complex() else band.clean
+    constants = (
+        f"# What float64 makes of it, and what rounding explains ({CONFIRM} perturbed runs).\n"
+        + wrapped(f"expected = {literal(centre)}")
+        + "\n"
+        + wrapped(f"unit = {literal(unit(band))}")
+    )
+    main = _CALL.format(target="observed", call=script.call())
+    main += _AWAY.format(threshold=THRESHOLD)
+    return [script.inputs(), constants, *script.source(label), main]
+
+
 def _raise(script: Script) -> list[str]:
     """Compare which error comes, and at which line where both sides raise the same one."""
     error = script.expected().raised
@@ -232,6 +257,8 @@ def _death(script: Script) -> list[str]:
 _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
     **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
     **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
+    **dict.fromkeys(("value", "grad-value"), _rounding),
+    "range": _bits,
     **dict.fromkeys(("crash", "timeout"), _death),
     "raise": _raise,
     "state": _state,
@@ -262,6 +289,18 @@ try:
 except Exception as error:
     print("cannot tell, since it raises:", repr(error))
     sys.exit(125)
+"""
+
+_AWAY = """\
+observed = torch.view_as_real(observed) if observed.is_complex() else observed
+away = (observed.detach().double() - expected) / unit
+print("torch:", torch.__version__)
+print("expected:", expected.flatten()[:8].tolist())
+print("observed:", observed.flatten()[:8].tolist())
+# A mean says more than one element where an error has a sign.
+gain = (away * expected.sign()).mean().abs() * away.numel() ** 0.5
+print("off by", float(away.abs().max()), "units at most, by", float(gain), "on the whole")
+sys.exit(bool(away.abs().max() > {threshold} or gain > {threshold}))
 """
 
 _RAISED = """\

@@ -12,6 +12,7 @@ import torch
 
 from amp_fuzz import inputs
 from amp_fuzz.backends import Backend
+from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle import Divergence
@@ -112,7 +113,13 @@ class Script:
 
         It ends there: nothing after the last label can matter.
         """
-        return [self.program(), _observing(driver_source(self.case), labels)]
+        driver = driver_source(self.case)
+        if isinstance(self.backend, CompileBackend):
+            # The decorator's context is compiled with the program, the others stand around it.
+            entered = r"entered = (autocast\(.*\))\(program\)"
+            inside = "entered = " + self.backend.expression(r"\\1(plain)").replace("\\\\", "\\")
+            driver = re.sub(entered, inside, driver)
+        return [self.program(), _observing(driver, labels)]
 
     def program(self) -> str:
         """Return the program, with its explicit form above it as a comment."""
@@ -122,6 +129,10 @@ class Script:
             note = f"What autocast should do, its casts written out:\n{explicit}"
             lines = (line.removeprefix("# ") for line in note.splitlines())
             program = "".join(f"# {line}\n" for line in lines) + program
+        if isinstance(self.backend, CompileBackend):
+            again = "plain = program\n" if self.case.plan.entry == "decorator" else ""
+            compiled = self.backend.expression("program")
+            program += f"\n\n\n{again}program = {compiled}\n"
         return program
 
     def call(self, arguments: str | None = None) -> str:

@@ -94,16 +94,16 @@ def prepare(options: Options, *, command: str = "") -> Session:
 
 
 def choose_backends(names: Iterable[str], require: Iterable[str] = ()) -> tuple[Backend, ...]:
-    """Return the backends of these names, all of them ready; ``all`` stands for those that are.
+    """Return the backends of these names, all of them ready; patterns stand for those that are.
 
     Raises `BackendError` for an unknown name, `MissingBackend` for one that is named in either
     list and cannot be used here.
     """
-    from amp_fuzz.backends import choose
+    from amp_fuzz.backends import choose, is_pattern
 
     names = tuple(names)
     chosen = choose(names)
-    for backend in [*chosen, *choose(name for name in require if name != "all")]:
+    for backend in [*chosen, *choose(name for name in require if not is_pattern(name))]:
         state = backend.availability()
         if state.status != "ready":
             raise MissingBackend(f"backend {backend.name} is {state.status} here: {state.detail}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,15 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 
-__all__ = ["Availability", "Backend", "BackendError", "backends", "choose"]
+__all__ = [
+    "Availability",
+    "Backend",
+    "BackendError",
+    "backends",
+    "choose",
+    "is_pattern",
+    "matching",
+]
 
 GROUP = "amp_fuzz.backends"
 
@@ -43,7 +52,8 @@ class Backend(Protocol):
 
     name: as in ``--backends``. device: the device type whose policy table it implements. trains:
     whether it can run backward passes. values: whether results have values (fake devices have
-    dtypes and shapes only).
+    dtypes and shapes only). exact: whether it runs the kernels that the reference runs, so that
+    results are equal bit for bit; if not, rounding is told from more by `oracle.rounding`.
     """
 
     @property
@@ -62,11 +72,24 @@ class Backend(Protocol):
     def values(self) -> bool:
         """Whether results have values."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether it runs the reference's kernels."""
+
     def availability(self) -> Availability:
         """Say whether it can be used here."""
 
+    def fit(self, case: Case) -> Case:
+        """Return the case without what the implementation says that it does not support."""
+
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases and return one observation each; a backend may pack them together."""
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return what does less than this one and less again, the least first; none for most.
+
+        On a divergence, the first of these that diverges too is the stage where it comes from.
+        """
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference, on the same tensors and kernels as `run` uses."""
@@ -82,18 +105,42 @@ def backends() -> dict[str, Backend]:
     return found
 
 
-def choose(names: Iterable[str]) -> list[Backend]:
-    """Return the backends of these names; ``all`` is every one that is ready here.
+def is_pattern(name: str) -> bool:
+    """Return whether a name stands for the backends that are ready, not for one that must be."""
+    return name == "all" or "*" in name
 
+
+def _matched(known: dict[str, Backend], pattern: str) -> dict[str, Backend]:
+    # Only * is special: the names of compiled backends have brackets.
+    parts = [re.escape(part) for part in pattern.split("*")]
+    matches = re.compile(".*" if pattern == "all" else ".*".join(parts)).fullmatch
+    return {name: backend for name, backend in known.items() if matches(name)}
+
+
+def matching(names: Iterable[str]) -> list[Backend]:
+    """Return the backends that patterns among the names match, whether or not they are ready."""
+    found: dict[str, Backend] = {}
+    for name in filter(is_pattern, names):
+        found |= _matched(backends(), name)
+    return list(found.values())
+
+
+def choose(names: Iterable[str]) -> list[Backend]:
+    """Return the backends of these names.
+
+    ``all`` is every one that is ready here, a name with ``*`` those of them that it matches.
     Raises `BackendError` for an unknown name, with the nearest one.
     """
     known = backends()
     chosen: dict[str, Backend] = {}
     for name in names:
-        if name == "all":
-            chosen |= {n: b for n, b in known.items() if b.availability().status == "ready"}
-        elif name in known:
+        if name in known:
             chosen[name] = known[name]
+        elif is_pattern(name):
+            matched = _matched(known, name)
+            if not matched:
+                raise BackendError(f"no backend matches {name!r}: use {', '.join(known)} or all")
+            chosen |= {n: b for n, b in matched.items() if b.availability().status == "ready"}
         else:
             near = difflib.get_close_matches(name, [*known, "all"], n=1)
             hint = f": did you mean {near[0]!r}?" if near else f": use {', '.join(known)} or all"

@@ -25,6 +25,7 @@ class EagerBackend:
     device: str
     trains: bool = True
     values: bool = True
+    exact: bool = True
 
     @property
     def name(self) -> str:
@@ -36,6 +37,10 @@ class EagerBackend:
         if self.device == "cpu" or _is_available(self.device):
             return Availability("ready", f"torch {torch.__version__}")
         return Availability("missing", f"no {self.device} device is visible to torch here")
+
+    def fit(self, case: Case) -> Case:
+        """Return the case as it is."""
+        return case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one."""
@@ -49,6 +54,10 @@ class EagerBackend:
             reset=lambda: reset_state(self.device),
         )
         return [harness.run(case, runtime) for case in cases]
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return nothing: there are no stages."""
+        return ()
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device."""

@@ -102,6 +102,7 @@ class FakeBackend:
     device: str
     trains: bool = False
     values: bool = False
+    exact: bool = True
 
     @property
     def name(self) -> str:
@@ -115,6 +116,10 @@ class FakeBackend:
         if not guards.known():
             return Availability("broken", "libc10 has no registry of device guards that we know")
         return Availability("ready", f"torch {torch.__version__}, no values")
+
+    def fit(self, case: Case) -> Case:
+        """Return the case as it is: fake devices raise for what they lack, on both sides."""
+        return case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one under a fake mode each."""
@@ -130,6 +135,10 @@ class FakeBackend:
             fake=True,
         )
         return [harness.run(case, runtime) for case in cases]
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return nothing: there are no stages."""
+        return ()
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on fake tensors of the device."""

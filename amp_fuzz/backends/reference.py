@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from amp_fuzz import harness, reference
+from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.reference.shadow import Band, Shadow
 
 __all__ = ["ReferenceRuntime", "reference_runtime"]
 
@@ -29,6 +30,24 @@ class ReferenceRuntime:
             seen = harness.run(case, self.runtime)
         seen.kernels = kernels
         return seen
+
+    def shadowed(self, case: Case, samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
+        """Run one case with shadows, and return a band for each value that is observed."""
+        mode = Shadow(samples, seed)
+        bands: dict[str, Band] = {}
+
+        def note(label: str, tensor: torch.Tensor) -> None:
+            bands[label] = mode.band(tensor)
+
+        def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+            def follow() -> Any:
+                with mode:  # modes are of a thread
+                    return function(*args)
+
+            return prelude.in_thread(follow)
+
+        runtime = replace(self.runtime, scope=lambda: mode, noted=note, thread=in_thread)
+        return harness.run(case, runtime), bands
 
 
 def reference_runtime(

@@ -124,11 +124,12 @@ def _torch(chosen: Options) -> Iterator[_Check]:
 
 
 def _backends(chosen: Options) -> Iterator[_Check]:
-    from amp_fuzz.backends import BackendError, backends, choose
+    from amp_fuzz.backends import BackendError, backends, choose, is_pattern
 
     try:
         needed = {
-            b.name for b in choose(n for n in (*chosen.backends, *chosen.require) if n != "all")
+            b.name
+            for b in choose(n for n in (*chosen.backends, *chosen.require) if not is_pattern(n))
         }
     except BackendError as error:
         yield _Check("BROKEN", "backends", str(error), Exit.USAGE)

@@ -1,13 +1,15 @@
-"""Expectation and observation in, divergences out. No tolerance anywhere."""
+"""Expectation and observation in, divergences out. No tolerance to tune anywhere."""
 
 from amp_fuzz.oracle.compare import Divergence, Kind, compare, describe
 from amp_fuzz.oracle.relations import RELATIONS, Relation, check_relation, within
+from amp_fuzz.oracle.rounding import Rounding
 
 __all__ = [
     "RELATIONS",
     "Divergence",
     "Kind",
     "Relation",
+    "Rounding",
     "check_relation",
     "compare",
     "describe",

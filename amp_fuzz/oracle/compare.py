@@ -1,7 +1,8 @@
-"""Compare what a backend did with what the reference says, exactly."""
+"""Compare what a backend did with what the reference says, exactly but for explained rounding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -22,12 +23,18 @@ Kind: TypeAlias = Literal[
     "grad-shape",
     "grad-bitwise",
     "grad-nonfinite",
+    "value",
+    "grad-value",
+    "range",
     "state",
     "nondeterminism",
     "relation",
     "crash",
     "timeout",
 ]
+
+
+Judgement: TypeAlias = "Callable[[str, torch.Tensor, torch.Tensor], Divergence | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +52,30 @@ class Divergence:
 
 
 def compare(
-    expected: Observation, observed: Observation, *, values: bool = True
+    expected: Observation,
+    observed: Observation,
+    *,
+    values: bool = True,
+    rounding: Judgement | None = None,
 ) -> Divergence | None:
     """Return the first divergence in the order of execution, or None.
 
     Later ones are mostly consequences of the first. `values` False compares dtypes, shapes and
     errors only (fake devices). A case that raises the same error at the same line on both sides
     agrees; the text of the message may differ.
+
+    rounding: for a backend with other kernels than the reference: decides on values that differ in
+    a bit. Such a backend may also raise another error, or elsewhere: compilers wrap errors.
     """
     for label, want in expected.values.items():
         if label not in observed.values:
             break  # the backend raised before this label
-        found = _value(label, want, observed.values[label], values=values)
+        found = _value(label, want, observed.values[label], values=values, rounding=rounding)
         if found is not None:
             return found
-    if _signature(expected.raised) != _signature(observed.raised):
+    both = expected.raised is not None and observed.raised is not None
+    alike = _signature(expected.raised) == _signature(observed.raised)
+    if not (alike or (both and rounding is not None)):
         return Divergence(
             "raise",
             (observed.raised or expected.raised or _NOTHING).text,
@@ -81,12 +97,23 @@ def _signature(raised: Raised | None) -> tuple[str, int] | None:
 def _show_raised(raised: Raised | None) -> str:
     if raised is None:
         return "no error"
-    first = raised.message.strip().splitlines()[0] if raised.message.strip() else ""
+    lines = [line.strip() for line in raised.message.splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    if raised.kind in _WRAPPERS and len(lines) > 1:  # compilers say what they wrap further down
+        first = f"{first} {lines[1]}"
     return f"{raised.kind}: {first[:300]}"
 
 
+_WRAPPERS = ("BackendCompilerFailed", "InductorError", "TorchRuntimeError", "Unsupported")
+
+
 def _value(
-    label: str, want: torch.Tensor | None, got: torch.Tensor | None, *, values: bool
+    label: str,
+    want: torch.Tensor | None,
+    got: torch.Tensor | None,
+    *,
+    values: bool,
+    rounding: Judgement | None,
 ) -> Divergence | None:
     grad = label.endswith(".grad")
     if want is None or got is None:
@@ -101,6 +128,8 @@ def _value(
         return Divergence("grad-shape" if grad else "shape", label, *shapes)
     if not values or same(want, got):
         return None
+    if rounding is not None:
+        return rounding(label, want, got)
     if nonfinite_differs(want, got):
         kind = "grad-nonfinite" if grad else "nonfinite"
     else:

@@ -109,7 +109,12 @@ def _finding(finding: FindingView) -> Iterator[str]:
     at = f" at {code(finding.at)}" if finding.at else ""
     yield f"#### {text(r.kind)} on {code(r.backend)}{at}, {plural(finding.cases, 'case')}"
     yield ""
-    sides = (("where", r.where), ("expected", r.expected), ("observed", r.observed))
+    sides = (
+        ("where", r.where),
+        ("expected", r.expected),
+        ("observed", r.observed),
+        ("stage", r.stage),
+    )
     rows = [(name, code(words)) for name, words in sides if words]
     yield from _table(("", ""), rows)
     yield ""

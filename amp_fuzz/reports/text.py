@@ -123,7 +123,12 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
     at = f" at {finding.at}" if finding.at else ""
     head = f"{number}. {r.kind} on {r.backend}{at}, {plural(finding.cases, 'case')}"
     yield from _wrap(head, width, indent="  ")
-    for label, words in (("where", r.where), ("expected", r.expected), ("observed", r.observed)):
+    for label, words in (
+        ("where", r.where),
+        ("expected", r.expected),
+        ("observed", r.observed),
+        ("stage", r.stage),
+    ):
         if words:
             yield from _labelled(label, clean(words), width)
     yield f"     {finding.replay}"

@@ -1,0 +1,227 @@
+"""``torch.compile`` on every rung of its ladder: dynamo, AOTAutograd, decompositions, Inductor.
+
+The program is compiled, the plan is not: its contexts stand around the compiled callable, but with
+the ``decorator`` entry the innermost one is compiled with it. Nothing is cached between cases, so
+that no artefact of another case can hide a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch._functorch.config
+import torch.utils.checkpoint
+
+from amp_fuzz import harness
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.prelude import in_thread
+from amp_fuzz.program import Autocast
+
+__all__ = ["LADDER", "CompileBackend", "backends"]
+
+# Each does more than the one before it: the first that diverges is where a bug is.
+LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileBackend:
+    """``torch.compile(program, backend=rung)`` on the CPU.
+
+    label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
+    """
+
+    rung: str
+    label: str = ""
+    dynamic: bool | None = False
+    options: tuple[tuple[str, bool], ...] = ()
+    device: str = "cpu"
+    trains: bool = True
+    values: bool = True
+    exact: bool = False
+
+    @property
+    def name(self) -> str:
+        """``compile[inductor]``, ``compile[inductor,dynamic]``, ..."""
+        return f"compile[{self.rung}{',' + self.label if self.label else ''}]"
+
+    def availability(self) -> Availability:
+        """Say whether this torch can compile here."""
+        from torch.utils._triton import has_triton  # noqa: F401  (imports what dynamo needs)
+
+        if self.rung not in torch.compiler.list_backends(exclude_tags=()):
+            return Availability("missing", f"torch {torch.__version__} has no {self.rung!r}")
+        if self.rung == "inductor":
+            error = _compiler_error()
+            if error:
+                return Availability("missing", f"a C++ compiler: {error}")
+        return Availability("ready", f"torch {torch.__version__}")
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what AOTAutograd says that it does not support.
+
+        Double backward raises there ("does not currently support double backward"): the retained
+        graph takes its place.
+        """
+        if self.rung != "eager" and case.plan.second == "double":
+            return msgspec.structs.replace(
+                case, plan=msgspec.structs.replace(case.plan, second="retain")
+            )
+        return case
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Compile and run cases one by one.
+
+        Each in a thread of its own: a compilation that fails can leave fake tensor modes and
+        dispatch keys behind in its thread, which breaks whatever torch does there next.
+        """
+        return [in_thread(self._run, case) for case in cases]
+
+    def _run(self, case: Case) -> Observation:
+        runtime = Runtime(
+            device=self.device,
+            autocast=torch.autocast,
+            checkpoint=torch.utils.checkpoint.checkpoint,
+            custom_fwd=torch.amp.custom_fwd,
+            custom_bwd=torch.amp.custom_bwd,
+            state=lambda: _state(self.device),
+            reset=lambda: reset_state(self.device),
+            driver=self._driver,
+        )
+        with _alone(case.plan, self.device):
+            return harness.run(case, runtime)
+
+    def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the driver calls by these names: the compiled program."""
+        program = names["program"]
+
+        class around(torch.autocast):
+            """A context; as a decorator of the program it is compiled with it."""
+
+            def __call__(decorator, function: Callable[..., Any]) -> Any:
+                if function is compiled:
+                    inside: Any = decorator._plain()
+                    return self._compile(inside(program))
+                outside: Any = super()
+                return outside.__call__(function)
+
+            def _plain(self) -> torch.autocast:
+                return torch.autocast(
+                    self.device,
+                    dtype=self.fast_dtype,
+                    enabled=self._enabled,
+                    cache_enabled=self._cache_enabled,
+                )
+
+        compiled = self._compile(program)
+        return {"program": compiled, "autocast": around}
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        options: Any = dict(self.options) if self.options else None
+        compiled: Callable[..., Any] = torch.compile(
+            function, backend=self.rung, dynamic=self.dynamic, options=options
+        )
+        return compiled
+
+    def expression(self, function: str) -> str:
+        """Return the source that compiles a function, for a repro."""
+        options = f", options={dict(self.options)}" if self.options else ""
+        how = f'backend="{self.rung}", dynamic={self.dynamic}{options}'
+        return f"torch.compile({function}, {how})"
+
+    def configuration(self, case: Case) -> str:
+        """Return the source that configures torch as `run` does, for a repro."""
+        if self.rung == "eager":
+            return ""
+        lines = ["import torch._functorch.config"]
+        if hasattr(torch._functorch.config, "backward_pass_autocast"):
+            context = _backward_context(case.plan, self.device)
+            lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
+        if case.plan.second != "none":
+            lines.append("torch._functorch.config.donated_buffer = False")
+        return "\n".join(lines)
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return the rungs below this one; for a variant of a rung, that rung too."""
+        rungs = LADDER[: LADDER.index(self.rung) + bool(self.label)]
+        return [CompileBackend(rung) for rung in rungs]
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the same device."""
+        return reference_runtime(self.device)
+
+
+def _state(device: str) -> tuple[object, ...]:
+    """Return autocast's state, and how many dispatch modes a compilation left on the thread."""
+    return (*torch_state(device), torch._C._len_torch_dispatch_stack())
+
+
+def _backward_context(plan: Plan, device: str) -> Any:
+    """Return the ``backward_pass_autocast`` under which eager means what the plan does.
+
+    AOTAutograd traces the backward pass during the forward, and has to be told which autocast
+    context will surround it.
+    """
+    if plan.backward == "inside":
+        return "same_as_forward"
+    if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
+        context = plan.backward_context
+        kwargs: dict[str, Any] = {
+            "device_type": context.device or device,
+            "enabled": context.enabled,
+        }
+        if context.dtype is not None:
+            kwargs["dtype"] = getattr(torch, context.dtype)
+        if context.cache_enabled is not None:
+            kwargs["cache_enabled"] = context.cache_enabled
+        return [kwargs]
+    return "off"
+
+
+@contextmanager
+def _alone(plan: Plan, device: str) -> Iterator[None]:
+    """Compile from scratch and forget it afterwards, under the configuration that a plan needs."""
+    import torch._dynamo
+    import torch._inductor.config
+
+    functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
+    if hasattr(torch._functorch.config, "backward_pass_autocast"):
+        functorch["backward_pass_autocast"] = _backward_context(plan, device)
+    dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
+    torch._dynamo.reset()
+    try:
+        with (
+            torch._functorch.config.patch(functorch),
+            torch._inductor.config.patch({"fx_graph_cache": False, "compile_threads": 1}),
+            torch._dynamo.config.patch(dynamo),
+        ):
+            yield
+    finally:
+        torch._dynamo.reset()
+
+
+def _compiler_error() -> str:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def backends() -> list[Backend]:
+    """Return the ladder, and Inductor's variants."""
+    return [
+        *(CompileBackend(rung) for rung in LADDER),
+        CompileBackend("inductor", "dynamic", dynamic=True),
+        CompileBackend("inductor", "casts", options=(("emulate_precision_casts", True),)),
+    ]

@@ -1,0 +1,98 @@
+"""Decide whether rounding alone explains that two values differ: the oracle of inexact backends.
+
+No tolerance: the band comes from the case itself, by shadow arithmetic under the reference
+(`amp_fuzz.reference.shadow`). Two thresholds, one for all ops and dtypes, were calibrated on honest
+kernels (benchmarks/shadow.json): the largest excess of an element, and the bias of a tensor. What
+is over one of them is measured again with many more samples before it is called a divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from amp_fuzz.harness import Observation
+from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs
+from amp_fuzz.reference.shadow import Band, Distance, distance
+
+__all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
+
+THRESHOLD = 4.0
+SCREEN, CONFIRM = 8, 64  # samples
+
+Shadowed = Callable[[int, int], tuple[Observation, Mapping[str, Band]]]
+"""Runs the case under the reference with so many samples and a seed; a band for each label."""
+
+
+@dataclass(slots=True)
+class Rounding:
+    """Judges the values of one case. The shadows are run when the first value differs.
+
+    run: runs the case with shadows. ranges: labels whose bands could not be told from what left
+    the range of its dtype.
+    """
+
+    run: Shadowed
+    _bands: dict[int, Mapping[str, Band]] = field(default_factory=dict)
+
+    def __call__(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
+        """Return a divergence of two tensors of one dtype and shape that differ in a bit."""
+        band = self._band(label, SCREEN)
+        if band is None or not band.known:
+            return None  # an op that cannot be followed: nothing can be said
+        if nonfinite_differs(want, got):
+            return self._nonfinite(label, band, want, got)
+        if not _over(distance(band, got)):
+            return None
+        band = self._band(label, CONFIRM)
+        if band is None or not band.known:
+            return None
+        found = distance(band, got)
+        if not _over(found):
+            return None
+        grad = label.endswith(".grad")
+        if band.left:
+            return Divergence("range", label, *_said(found, want, band))
+        return Divergence("grad-value" if grad else "value", label, *_said(found, want, band))
+
+    def _band(self, label: str, samples: int) -> Band | None:
+        if samples not in self._bands:
+            self._bands[samples] = self.run(samples, samples)[1]
+        return self._bands[samples].get(label)
+
+    def _nonfinite(
+        self, label: str, band: Band, want: torch.Tensor, got: torch.Tensor
+    ) -> Divergence | None:
+        """Return how NaN and infinities differ, if the samples do not differ in that way too."""
+        a, b = want.detach(), got.detach()
+        differs = (torch.isfinite(a) != torch.isfinite(b)) | (
+            ~torch.isfinite(a) & (a != b) & ~(torch.isnan(a) & torch.isnan(b))
+        )
+        said = (
+            f"{int((~torch.isfinite(a)).sum())} not finite of {describe(want)}",
+            f"{int((~torch.isfinite(b)).sum())} not finite, {int(differs.sum())} differ",
+        )
+        if band.left:
+            left = ", ".join(band.left)
+            return Divergence("range", label, f"{said[0]}: {left} left the range", said[1])
+        unsure = ~torch.isfinite(band.samples).all(0) & torch.isfinite(band.clean)
+        unsure |= torch.isfinite(band.samples).any(0) & ~torch.isfinite(band.clean)
+        if not bool((differs & ~unsure).any()):
+            return None
+        kind = "grad-nonfinite" if label.endswith(".grad") else "nonfinite"
+        return Divergence(kind, label, *said)  # type: ignore[arg-type]
+
+
+def _over(found: Distance) -> bool:
+    return found.excess > THRESHOLD or found.bias > THRESHOLD
+
+
+def _said(found: Distance, want: torch.Tensor, band: Band) -> tuple[str, str]:
+    dtype = str(want.dtype).removeprefix("torch.")
+    left = f", {', '.join(band.left)} left the range" if band.left else ""
+    return (
+        f"{found.expected:.9g} +- {found.scale:.2g} at {list(found.index)}, {dtype}{left}",
+        f"{found.observed:.9g}: excess {found.excess:.3g}, bias {found.bias:.3g}",
+    )

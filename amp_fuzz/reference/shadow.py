@@ -1,0 +1,488 @@
+"""Shadow arithmetic: how far rounding alone can move a result.
+
+A `Shadow` is a dispatch mode. Beside each tensor of a computation it keeps a clean copy in float64
+and several that are perturbed at every op, by as much as an honest kernel may round (Monte Carlo
+arithmetic: Parker 1997; Denis, de Oliveira Castro and Petit 2016). The spread of the perturbed
+copies about the clean one is the *band* of a value: another implementation may be a few spreads
+away from the clean value, and no more, if it differs by rounding only.
+
+One rule for all ops. Floating inputs are perturbed by a relative error of up to ``4 u(compute)``
+and outputs by up to ``u(nominal)``, where ``u`` is the unit roundoff (2^-8 bfloat16, 2^-11 float16,
+2^-24 float32, 2^-53 float64) and ``compute`` is float32 for the 16-bit types: each kernel is taken
+to be backward stable. Views and copies are not perturbed, and nor is a pointwise op that rounded
+nothing. Where an op's result is not finite, the copies take that result.
+
+Tensors are followed by their memory, so that views, in-place ops and what autograd saves are the
+same value as what they were made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+__all__ = ["UNIT_ROUNDOFF", "Band", "Distance", "Shadow", "Shadowed", "distance", "shadow", "unit"]
+
+UNIT_ROUNDOFF: dict[torch.dtype, float] = {
+    torch.bfloat16: 2.0**-8,
+    torch.float16: 2.0**-11,
+    torch.float32: 2.0**-24,
+    torch.float64: 2.0**-53,
+    torch.complex32: 2.0**-11,
+    torch.complex64: 2.0**-24,
+    torch.complex128: 2.0**-53,
+}
+_WIDE: dict[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.float32: torch.float64,
+    torch.float64: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+    torch.complex128: torch.complex128,
+}
+_REAL: dict[torch.dtype, torch.dtype] = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What rounding can make of one tensor.
+
+    nominal: the value itself, in its own dtype. clean: float64 (complex128; the dtype itself for
+    integers and bool), same shape. samples: ``[K, *shape]``, the perturbed copies. known: False
+    where an op could not be followed, so that nothing can be said. left: the ops before it whose
+    results their dtype could not hold; an implementation that keeps float32 in between may.
+    """
+
+    nominal: torch.Tensor
+    clean: torch.Tensor
+    samples: torch.Tensor
+    known: bool
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far a value is from a band.
+
+    excess: the largest distance of an element from the clean value, in units of what rounding
+    explains there. bias: the mean signed distance over the tensor, in units of what the samples
+    have. index: the worst element; expected, observed, scale: the clean value there, the value, and
+    one unit.
+    """
+
+    excess: float
+    bias: float
+    index: tuple[int, ...] = ()
+    expected: float = 0.0
+    observed: float = 0.0
+    scale: float = 0.0
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The copies of one storage: ``[K + 1, elements]``, the clean one first."""
+
+    keep: torch.UntypedStorage
+    copies: torch.Tensor
+    dtype: torch.dtype
+    known: bool = True
+    left: tuple[str, ...] = ()
+    count: int = 0
+
+
+class Shadow(TorchDispatchMode):
+    """Follow every op of a block on a clean and on `samples` perturbed copies.
+
+    Args:
+        samples: how many perturbed copies.
+        seed: of the perturbations; the nominal computation does not see it.
+
+    Use it inside `reference.autocast` or around it, then ask `band` for any tensor of the block,
+    gradients included. Works on strided tensors of the CPU.
+    """
+
+    def __init__(self, samples: int = 8, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.samples = samples
+        self._generator = torch.Generator().manual_seed(seed)
+        self._memories: dict[int, _Memory] = {}
+        self.refused: dict[str, str] = {}
+
+    # -- what was found ---------------------------------------------------------------------------
+
+    def band(self, tensor: torch.Tensor) -> Band:
+        """Return the band of a tensor that the block has met (else: of what it is, exactly)."""
+        with torch.no_grad(), _off():
+            tensor = tensor.detach()
+            memory, copies = self._copies(tensor)
+            copies = copies.clone()
+            return Band(tensor.clone(), copies[0], copies[1:], memory.known, memory.left)
+
+    # -- following --------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an op, then run it on every copy."""
+        kwargs = kwargs or {}
+        call = _Call(func, args, kwargs)
+        if not call.follows:
+            return func(*args, **kwargs)
+        # What is written in place must be known as it was before.
+        before = [self._copies(t) for t in call.tensors]
+        exact = self._rounds_nothing(call) if call.pointwise else None
+        out = func(*args, **kwargs)
+        results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
+        if call.view or any(t._is_zerotensor() for t in results):
+            return out  # the same memory, or none
+        if call.random:
+            for t in results:
+                self._store(t, None, known=True, left=())
+            return out
+        self._follow(call, before, out, exact=exact)
+        return out
+
+    def _follow(
+        self,
+        call: _Call,
+        before: Sequence[tuple[_Memory, torch.Tensor]],
+        out: Any,
+        *,
+        exact: torch.Tensor | None,
+    ) -> None:
+        """Run an op on every copy and keep what comes out."""
+        results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
+        known = all(memory.known for memory, _ in before)
+        left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
+        quiet = exact is not None and _equals(exact, results[0])
+        inputs = [
+            copies if quiet else self._perturbed(copies, t)
+            for t, (_, copies) in zip(call.tensors, before, strict=True)
+        ]
+        try:
+            made = [call.on([i[k] for i in inputs]) for k in range(self.samples + 1)]
+        except Exception as error:
+            self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            made = []
+        written = call.written(results)
+        for i, t in enumerate(written):
+            copies = [m[i] for m in made]
+            if not copies or any(c.shape != t.shape for c in copies):
+                self._store(t, None, known=False, left=left)
+            elif self._store(t, torch.stack(copies), known=known, left=left, quiet=quiet):
+                memory = self._copies(t)[0]
+                name = str(call.func).removeprefix("aten.")
+                memory.left = tuple(dict.fromkeys((*memory.left, name)))
+
+    def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
+        """Return the op's result in float64 on the nominal values, to compare with the nominal."""
+        try:
+            wide = [t.detach().to(_WIDE[t.dtype]) if t.dtype in _WIDE else t for t in call.tensors]
+            found = call.on([w.clone() for w in wide])
+        except Exception:
+            return None
+        return found[0] if found else None
+
+    def _perturbed(self, copies: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
+        """Return copies of an input, all but the clean one off by up to 4 u(compute)."""
+        if nominal.dtype not in UNIT_ROUNDOFF:
+            return copies
+        compute = torch.float64 if nominal.dtype in (torch.float64, torch.complex128) else None
+        u = UNIT_ROUNDOFF[compute or torch.float32]
+        return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
+
+    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+        """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
+        noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
+        return noise.mul_(2).sub_(1 + 1j if like.is_complex() else 1)
+
+    def _store(
+        self,
+        nominal: torch.Tensor,
+        copies: torch.Tensor | None,
+        *,
+        known: bool,
+        left: tuple[str, ...],
+        quiet: bool = False,
+    ) -> bool:
+        """Keep the copies of a tensor; None makes them what the tensor is.
+
+        Returns whether an element left the range of its dtype here, though float64 holds it.
+        """
+        memory, window = self._copies(nominal)
+        memory.known = memory.known and known
+        memory.left = tuple(dict.fromkeys((*memory.left, *left)))
+        leaves = False
+        value = nominal.detach()
+        if copies is None:
+            window.copy_(value.unsqueeze(0).expand(window.shape))
+            return False
+        copies = copies.to(window.dtype)
+        if nominal.dtype in UNIT_ROUNDOFF:
+            u = 0.0 if quiet else UNIT_ROUNDOFF[nominal.dtype]
+            limits = torch.finfo(_REAL.get(nominal.dtype, nominal.dtype))
+            if not quiet:
+                # Below the smallest normal number rounding is absolute.
+                step = u * copies[1:].abs().clamp(min=limits.tiny)
+                copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
+            finite = torch.isfinite(value)
+            beyond = finite.logical_not() | (copies[0].abs() > limits.max)
+            if beyond.any():
+                leaves = bool((beyond & torch.isfinite(copies[0])).any())
+                copies = torch.where(finite, copies, value.to(copies.dtype))
+        window.copy_(copies)
+        return leaves
+
+    def _copies(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
+        """Return the memory of a tensor and the window ``[K + 1, *shape]`` of its copies.
+
+        A tensor that is met for the first time is exact: all copies are what it is.
+        """
+        if tensor._is_zerotensor():  # autograd's zeros without memory
+            zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=_WIDE.get(tensor.dtype))
+            return _Memory(torch.UntypedStorage(0), zeros, tensor.dtype), zeros
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        memory = self._memories.get(key)
+        count = storage.nbytes() // tensor.element_size()
+        if memory is None or memory.dtype != tensor.dtype or memory.count != count:
+            plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
+            wide = plain.to(_WIDE.get(tensor.dtype, tensor.dtype))
+            known = memory is None or memory.known
+            copies = wide.unsqueeze(0).repeat(self.samples + 1, 1)
+            memory = _Memory(storage, copies, tensor.dtype, known, count=count)
+            self._memories[key] = memory
+        return memory, _window(memory.copies, tensor)
+
+
+class _Call:
+    """One call of an op: which arguments are tensors, and which of them it writes."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        flat, self.spec = tree_flatten((args, kwargs))
+        self.places = [i for i, a in enumerate(flat) if isinstance(a, torch.Tensor)]
+        self.flat = flat
+        self.tensors = [flat[i] for i in self.places]
+        schema = func._schema
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        self.view = not writes and any(a.alias_info is not None for a in schema.arguments)
+        self.random = torch.Tag.nondeterministic_seeded in func.tags and not _keeps_all(args)
+        self.pointwise = torch.Tag.pointwise in func.tags or func in _COPIES
+        self.targets = self._targets(schema) if writes else []
+        self.follows = all(_plain(t) for t in self.tensors)
+
+    def _targets(self, schema: Any) -> list[int]:
+        """Return the numbers, among the tensors, of those that the op writes."""
+        ids = []
+        for position, parameter in enumerate(schema.arguments):
+            if parameter.alias_info is None or not parameter.alias_info.is_write:
+                continue
+            if position < len(self.args) and not parameter.kwarg_only:
+                given = self.args[position]
+            else:
+                given = self.kwargs.get(parameter.name)
+            ids += [id(t) for t in tree_flatten(given)[0] if isinstance(t, torch.Tensor)]
+        return [i for i, t in enumerate(self.tensors) if id(t) in ids]
+
+    def on(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the op on other tensors and return what `written` returns, as new tensors."""
+        flat = list(self.flat)
+        own = list(tensors)
+        for i in self.targets:
+            own[i] = own[i].clone()
+        for place, tensor in zip(self.places, own, strict=True):
+            flat[place] = tensor
+        args, kwargs = tree_map(_wide_dtype, torch.utils._pytree.tree_unflatten(flat, self.spec))
+        out = self.func(*args, **kwargs)
+        return [own[i] for i in self.targets] + self._fresh(out, own)
+
+    def written(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what the op wrote: arguments in place, then the results that are new."""
+        return [self.tensors[i] for i in self.targets] + self._fresh(results, self.tensors)
+
+    def _fresh(self, out: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        targets = [given[i] for i in self.targets]
+        found = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
+        return [t for t in found if not any(t is g for g in targets)]
+
+
+_aten = torch.ops.aten
+# Ops that move values and compute nothing, so that float64 shows whether a dtype rounded them.
+_COPIES = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name, overload in (
+        ("_to_copy", "default"),
+        ("clone", "default"),
+        ("copy_", "default"),
+        ("cat", "default"),
+        ("stack", "default"),
+        ("index_select", "default"),
+        (["index", "Tensor"][0], "Tensor"),
+        ("gather", "default"),
+        ("embedding", "default"),
+        ("fill_", "Scalar"),
+        ("zero_", "default"),
+    )
+)
+
+
+def _keeps_all(args: tuple[Any, ...]) -> bool:
+    """Return whether a random op is told to leave everything as it is: dropout with p=0."""
+    return any(isinstance(a, float) and a == 0.0 for a in args)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    )
+
+
+def _wide_dtype(value: Any) -> Any:
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _window(copies: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of ``[n, elements]`` copies that a tensor of that memory covers."""
+    offset = copies.storage_offset() + tensor.storage_offset()
+    size, stride = (len(copies), *tensor.shape), (copies.stride(0), *tensor.stride())
+    window = copies.as_strided(size, stride, offset)
+    if tensor.is_conj():  # views that conjugate and negate lazily
+        window = window.conj()
+    return torch._neg_view(window) if tensor.is_neg() else window
+
+
+def _equals(wide: torch.Tensor, nominal: torch.Tensor) -> bool:
+    if wide.shape != nominal.shape:
+        return False
+    value = nominal.detach().to(wide.dtype)
+    return bool(((wide == value) | (wide != wide) & (value != value)).all())
+
+
+def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any) -> float:
+    """Return the mean of the distances, each times a sign, in units of what the samples come to.
+
+    Distances that have the sign of what they are added to are a gain.
+    """
+    lean = (theirs * sign).mean(1).abs().amax()
+    # A mean over few elements is about as large as one of them.
+    return float((own * sign).mean().abs() / (lean + own.numel() ** -0.5))
+
+
+def _off() -> Any:
+    return torch.utils._python_dispatch._disable_current_modes()
+
+
+def unit(band: Band, *, own: bool = True) -> torch.Tensor:
+    """Return what rounding explains of each element, as `distance` counts it.
+
+    Same shape as the band, float64; complex tensors as pairs. own: with what the nominal value is
+    off by.
+    """
+    clean, samples, nominal = band.clean, band.samples, band.nominal.to(band.clean.dtype)
+    if clean.is_complex():
+        clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
+        nominal = torch.view_as_real(nominal)
+    limits = torch.finfo(_REAL.get(band.nominal.dtype, band.nominal.dtype))
+    u = UNIT_ROUNDOFF[band.nominal.dtype]
+    spread = (samples - clean).abs().amax(0)
+    finite = torch.isfinite(clean) & torch.isfinite(spread)
+    floor = 0.1 * float(spread[finite].mean()) if finite.any() else 0.0
+    scale = spread.clamp(min=floor) + u * clean.abs().clamp(min=limits.tiny)
+    if own:
+        off = (nominal - clean).abs()
+        scale = scale + torch.where(torch.isfinite(off), off, 0.0)
+    return scale
+
+
+def distance(band: Band, value: torch.Tensor) -> Distance:
+    """Return how far a value is from a band; both of one dtype and shape.
+
+    What the nominal value is off by is allowed to others too: some kernels are not backward stable
+    (gelu far from 0, interpolation), and no other implementation need be better than torch's own.
+    `Band.nominal` itself is measured without that allowance.
+
+    Elements whose clean value is not finite have no distance: `oracle` compares these exactly.
+    """
+    if not band.known or not value.numel():
+        return Distance(0.0, 0.0)
+    clean, samples, given = band.clean, band.samples, value
+    value = value.detach().to(clean.dtype)
+    if (
+        band.nominal.dtype not in UNIT_ROUNDOFF
+    ):  # integers and bool: one of the values that the samples came to
+        unlike = (value != clean) & (samples != value).all(0)
+        if not unlike.any():
+            return Distance(0.0, 0.0)
+        index = tuple(int(i) for i in torch.nonzero(unlike)[0])
+        return Distance(float("inf"), 0.0, index, float(clean[index]), float(value[index]), 0.0)
+    if clean.is_complex():
+        clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
+        value = torch.view_as_real(value)
+    off = samples - clean
+    finite = torch.isfinite(clean) & torch.isfinite(off).all(0) & torch.isfinite(value)
+    if not finite.any():
+        return Distance(0.0, 0.0)
+    scale = unit(band, own=band.nominal is not given)
+    away = torch.where(finite, (value - clean) / scale, 0.0)
+    worst = int(away.abs().argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), away.shape))
+    theirs = torch.where(finite, off / scale, 0.0).reshape(len(off), -1)
+    bias = max(_bias(away.flatten(), theirs, sign) for sign in (1.0, clean.sign().flatten()))
+    return Distance(
+        float(away.abs().max()),
+        bias,
+        index,
+        float(clean[index]),
+        float(value[index]),
+        float(scale[index]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    """What `shadow` returns: the result of the call, and the mode that followed it."""
+
+    result: Any
+    mode: Shadow
+
+    def band(self, tensor: torch.Tensor) -> Band:
+        """Return the band of a tensor of the call: a result, an input, a gradient."""
+        return self.mode.band(tensor)
+
+
+def shadow(
+    function: Callable[..., Any], *args: Any, samples: int = 8, seed: int = 0, **kwargs: Any
+) -> Shadowed:
+    """Call any function with shadows: ``shadow(module, x).band(result)``.
+
+    The call may hold contexts of autocast (`reference.autocast`, or torch's) and backward passes.
+
+    Args:
+        function: what to call with the other arguments.
+        samples: how many perturbed copies, at least 2.
+        seed: of the perturbations.
+
+    Raises:
+        ValueError: fewer than 2 samples.
+    """
+    if samples < 2:
+        raise ValueError(f"samples={samples!r} must be at least 2: a spread needs them")
+    mode = Shadow(samples, seed)
+    with mode:
+        result = function(*args, **kwargs)
+    return Shadowed(result, mode)
