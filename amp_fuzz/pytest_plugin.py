@@ -18,7 +18,7 @@ __all__ = ["OPTIONS"]
 # holds the two together. Left out: `workers` is xdist's -n, `fail-fast` is -x, and `timeout` needs
 # a process that watches another.
 OPTIONS = {
-    "backends": ("NAME,...", "Backends to test; all: every one that is ready here."),
+    "backends": ("NAME,...", "Backends to test; * and all stand for those that are ready here."),
     "ops": ("PATTERN,...", "Ops to draw from: names, families, globs over names."),
     "cases": ("N", "Cases for each backend."),
     "seed": ("N", "What the cases depend on; drawn, and printed, unless given."),

@@ -26,7 +26,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.harness import Raised
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
-from amp_fuzz.reference.shadow import unit
+from amp_fuzz.reference.shadows import unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
 from amp_fuzz.source import driver_source
 

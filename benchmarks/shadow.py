@@ -1,10 +1,11 @@
-"""How far honest kernels are from their bands: PyTorch's operator database through the shadow.
+"""How far honest kernels are from their bands, and what the shadows cost.
 
-    python benchmarks/shadow.py [--samples=8] [--ops=GLOB] [--output=benchmarks/shadow.json]
+    python benchmarks/shadow.py [--samples=8] [--ops=GLOB] [--cases=5000] [--output=FILE]
 
-Every operator runs under the reference's autocast (bfloat16) with inputs of float32, bfloat16 and
-float16, forward and backward. The kernels are torch's own, so each distance is honest rounding: its
-quantiles say where a threshold may stand, and what is over it needs an explanation.
+PyTorch's operator database: every operator runs under the reference's autocast (bfloat16) with
+inputs of float32, bfloat16 and float16, forward and backward. Then random cases of the engine. The
+kernels are torch's own, so each distance is honest rounding: its quantiles say where a threshold
+may stand, and what is over it needs an explanation (docs/shadow.md).
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import reference
-from amp_fuzz.reference.shadow import Shadow, distance
+from amp_fuzz.backends import backends
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.program import statements
+from amp_fuzz.reference.shadows import Shadow, distance
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,10 +40,62 @@ def main() -> None:
     parser.add_argument("--ops", default="*")
     parser.add_argument("--each", type=int, default=2, help="samples of each operator and dtype")
     parser.add_argument("--threshold", type=float, default=4.0)
+    parser.add_argument("--cases", type=int, default=5000, help="random cases of the engine")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    result: dict[str, Any] = {
+        "threshold": args.threshold,
+        "samples": args.samples,
+        "operator database": database(args),
+        "random cases": random_cases(args),
+        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
+        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+    }
+    print(json.dumps(result, indent=2))
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def random_cases(args: argparse.Namespace) -> dict[str, Any]:
+    """Judge the reference's own values in random cases, and time the shadows beside plain runs."""
+    backend = backends()["eager-cpu"]
+    reference_ = backend.reference()
+    settings = Settings(backends=("eager-cpu",), seed=args.seed)
+    rows: list[Any] = []
+    unknown = ranged = 0
+    plain = shadowed = 0.0
+    for case in draw(Task("eager-cpu", "*", (), args.cases, args.seed), settings):
+        start = time.process_time()
+        reference_.run(case)
+        middle = time.process_time()
+        _, bands = reference_.shadowed(case, args.samples, 0)
+        plain += middle - start
+        shadowed += time.process_time() - middle
+        ops = {n: s.op for s in statements(case.program.body) for n in s.outputs}
+        for label, band in bands.items():
+            unknown += not band.known
+            ranged += bool(band.left)
+            if band.known and not band.left and band.nominal.numel():
+                found = distance(band, band.nominal)
+                kind = "grad" if label.endswith(".grad") else "out"
+                op = ops.get(label.rpartition(".")[2], case.id)
+                rows.append(
+                    (found.excess, found.bias, op, case.id, kind, short(band.nominal.dtype))
+                )
+    report = table(rows, args.threshold)
+    return report | {
+        "cases": args.cases,
+        "not followed": unknown,
+        "after an op that left its range": ranged,
+        "cases a CPU second, shadows alone": round(args.cases / shadowed, 1) if shadowed else 0,
+        "times a plain run of the reference": round(shadowed / plain, 1) if plain else 0,
+    }
+
+
+def database(args: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     rows, refused, unknown = [], {}, 0
     for op, dtype, sample in samples(args.ops, args.each):
@@ -56,29 +112,28 @@ def main() -> None:
                 found = distance(band, band.nominal)
                 row = (found.excess, found.bias, name(op), short(dtype), kind, short(value.dtype))
                 rows.append(row)
-    by_excess = sorted(rows, key=lambda r: -r[0])
-    result: dict[str, Any] = {
-        "comparisons": len(rows),
+    return table(rows, args.threshold) | {
         "operators": len({r[2] for r in rows}),
         "not followed": unknown,
+        "refused": refused,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def table(rows: list[Any], threshold: float) -> dict[str, Any]:
+    """Return quantiles of excess and bias, and what is over the threshold."""
+    by_excess = sorted(rows, key=lambda r: -r[0])
+    by_bias = sorted(rows, key=lambda r: -r[1])
+    return {
+        "comparisons": len(rows),
         "excess": quantiles(sorted(r[0] for r in rows)),
         "bias": quantiles(sorted(r[1] for r in rows)),
         "by dtype": {
             d: quantiles(sorted(r[0] for r in rows if r[5] == d))
             for d in sorted({r[5] for r in rows})
         },
-        "over the threshold": worst(by_excess, args.threshold, 0)
-        | worst(sorted(rows, key=lambda r: -r[1]), args.threshold, 1),
-        "refused": refused,
-        "threshold": args.threshold,
-        "samples": args.samples,
-        "seconds": round(time.perf_counter() - start, 1),
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
-        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+        "over the threshold": worst(by_excess, threshold, 0) | worst(by_bias, threshold, 1),
     }
-    print(json.dumps(result, indent=2))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def samples(pattern: str, each: int) -> Iterator[tuple[Any, torch.dtype, Any]]:

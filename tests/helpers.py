@@ -169,8 +169,18 @@ class WrongKernel:
     def values(self) -> bool:
         return self.inner.values
 
+    @property
+    def exact(self) -> bool:
+        return self.inner.exact
+
     def availability(self) -> Availability:
         return self.inner.availability()
+
+    def fit(self, case: Case) -> Case:
+        return self.inner.fit(case)
+
+    def ladder(self) -> Sequence[Backend]:
+        return ()
 
     def reference(self) -> ReferenceRuntime:
         return self.inner.reference()

@@ -7,14 +7,15 @@ that no artefact of another case can hide a bug.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
-import torch._functorch.config
 import torch.utils.checkpoint
 
 from amp_fuzz import harness
@@ -55,14 +56,8 @@ class CompileBackend:
 
     def availability(self) -> Availability:
         """Say whether this torch can compile here."""
-        from torch.utils._triton import has_triton  # noqa: F401  (imports what dynamo needs)
-
-        if self.rung not in torch.compiler.list_backends(exclude_tags=()):
-            return Availability("missing", f"torch {torch.__version__} has no {self.rung!r}")
-        if self.rung == "inductor":
-            error = _compiler_error()
-            if error:
-                return Availability("missing", f"a C++ compiler: {error}")
+        if self.rung == "inductor" and _compiler() is None:
+            return Availability("missing", "a C++ compiler: install g++, or set CXX")
         return Availability("ready", f"torch {torch.__version__}")
 
     def fit(self, case: Case) -> Case:
@@ -86,6 +81,10 @@ class CompileBackend:
         return [in_thread(self._run, case) for case in cases]
 
     def _run(self, case: Case) -> Observation:
+        import torch._dynamo
+
+        torch._dynamo.reset()
+        plan, device = case.plan, self.device
         runtime = Runtime(
             device=self.device,
             autocast=torch.autocast,
@@ -95,9 +94,14 @@ class CompileBackend:
             state=lambda: _state(self.device),
             reset=lambda: reset_state(self.device),
             driver=self._driver,
+            # The configuration of torch.compile is of a thread.
+            thread=lambda function, *args: in_thread(_configured, plan, device, function, *args),
         )
-        with _alone(case.plan, self.device):
-            return harness.run(case, runtime)
+        try:
+            seen: Observation = _configured(plan, device, harness.run, case, runtime)
+            return seen
+        finally:
+            torch._dynamo.reset()
 
     def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the driver calls by these names: the compiled program."""
@@ -139,6 +143,8 @@ class CompileBackend:
 
     def configuration(self, case: Case) -> str:
         """Return the source that configures torch as `run` does, for a repro."""
+        import torch._functorch.config
+
         if self.rung == "eager":
             return ""
         lines = ["import torch._functorch.config"]
@@ -186,36 +192,34 @@ def _backward_context(plan: Plan, device: str) -> Any:
     return "off"
 
 
-@contextmanager
-def _alone(plan: Plan, device: str) -> Iterator[None]:
-    """Compile from scratch and forget it afterwards, under the configuration that a plan needs."""
+def _configured(plan: Plan, device: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function under the configuration that a plan needs; nothing is cached, nor logged."""
     import torch._dynamo
+    import torch._functorch.config
     import torch._inductor.config
 
     functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
     if hasattr(torch._functorch.config, "backward_pass_autocast"):
         functorch["backward_pass_autocast"] = _backward_context(plan, device)
+    # Beyond its limit dynamo runs eager instead, and nothing would be tested.
     dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
-    torch._dynamo.reset()
+    inductor = {"fx_graph_cache": False, "compile_threads": 1}
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with (
             torch._functorch.config.patch(functorch),
-            torch._inductor.config.patch({"fx_graph_cache": False, "compile_threads": 1}),
+            torch._inductor.config.patch(inductor),
             torch._dynamo.config.patch(dynamo),
         ):
-            yield
+            return function(*args)
     finally:
-        torch._dynamo.reset()
+        logging.disable(disabled)
 
 
-def _compiler_error() -> str:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:
-        return str(error).strip().splitlines()[0]
-    return ""
+def _compiler() -> str | None:
+    # Asking Inductor would import it, which takes longer than importing torch.
+    return shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
 
 
 def backends() -> list[Backend]:

@@ -13,7 +13,7 @@ from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.reference.autocast import reset, state
-from amp_fuzz.reference.shadow import Band, Shadow
+from amp_fuzz.reference.shadows import Band, Shadow
 
 __all__ = ["ReferenceRuntime", "reference_runtime"]
 

@@ -1,9 +1,7 @@
 """Autocast, written again: policy tables as data, the rules of casting, and the context manager.
 
-from amp_fuzz import reference
-
-with reference.autocast("cpu", dtype=torch.bfloat16):
-output = model(input)
+``with reference.autocast("cpu", dtype=torch.bfloat16): ...`` casts as `torch.autocast` should, and
+``reference.shadow(function, *args)`` says how far rounding can move each value of a call.
 """
 
 from amp_fuzz.reference.autocast import (
@@ -19,6 +17,7 @@ from amp_fuzz.reference.autocast import (
     quirks,
     snapshot,
 )
+from amp_fuzz.reference.shadows import Band, Distance, Shadow, Shadowed, distance, shadow
 from amp_fuzz.reference.tables import (
     DEVICES,
     Policy,
@@ -33,21 +32,27 @@ from amp_fuzz.reference.tables import (
 __all__ = [
     "DEVICES",
     "QUIRKS",
+    "Band",
     "Cast",
+    "Distance",
     "KernelCall",
     "Policy",
     "PolicyTable",
     "PolicyTableError",
     "Rule",
+    "Shadow",
+    "Shadowed",
     "all_overloads",
     "autocast",
     "checkpoint",
     "clear_cache",
     "custom_bwd",
     "custom_fwd",
+    "distance",
     "load_table",
     "load_table_file",
     "log_kernels",
     "quirks",
+    "shadow",
     "snapshot",
 ]

@@ -18,13 +18,12 @@ same value as what they were made from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 __all__ = ["UNIT_ROUNDOFF", "Band", "Distance", "Shadow", "Shadowed", "distance", "shadow", "unit"]
 
@@ -146,8 +145,8 @@ class Shadow(TorchDispatchMode):
         before = [self._copies(t) for t in call.tensors]
         exact = self._rounds_nothing(call) if call.pointwise else None
         out = func(*args, **kwargs)
-        results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
-        if call.view or any(t._is_zerotensor() for t in results):
+        results = _tensors(out)
+        if call.views(results) or any(t._is_zerotensor() for t in results):
             return out  # the same memory, or none
         if call.random:
             for t in results:
@@ -165,7 +164,7 @@ class Shadow(TorchDispatchMode):
         exact: torch.Tensor | None,
     ) -> None:
         """Run an op on every copy and keep what comes out."""
-        results = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
+        results = _tensors(out)
         known = all(memory.known for memory, _ in before)
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and _equals(exact, results[0])
@@ -174,19 +173,31 @@ class Shadow(TorchDispatchMode):
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         try:
-            made = [call.on([i[k] for i in inputs]) for k in range(self.samples + 1)]
+            made = self._run(call, inputs)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
         written = call.written(results)
-        for i, t in enumerate(written):
-            copies = [m[i] for m in made]
-            if not copies or any(c.shape != t.shape for c in copies):
+        for t, copies in zip(written, made or [None] * len(written), strict=True):
+            if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
-            elif self._store(t, torch.stack(copies), known=known, left=left, quiet=quiet):
+            elif self._store(t, copies, known=known, left=left, quiet=quiet):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
+
+    def _run(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Run an op on every copy; ``[K + 1, *shape]`` for each tensor that it writes.
+
+        None where the copies came to different shapes, as those of `nonzero` may.
+        """
+        if call.elementwise:
+            return [*call.at_once(inputs)]
+        made = [call.on([i[k] for i in inputs]) for k in range(self.samples + 1)]
+        return [
+            torch.stack(copies) if len({c.shape for c in copies}) == 1 else None
+            for copies in zip(*made, strict=True)
+        ]
 
     def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
         """Return the op's result in float64 on the nominal values, to compare with the nominal."""
@@ -236,8 +247,9 @@ class Shadow(TorchDispatchMode):
             u = 0.0 if quiet else UNIT_ROUNDOFF[nominal.dtype]
             limits = torch.finfo(_REAL.get(nominal.dtype, nominal.dtype))
             if not quiet:
-                # Below the smallest normal number rounding is absolute.
-                step = u * copies[1:].abs().clamp(min=limits.tiny)
+                # Below the smallest normal number rounding is absolute; 0 is exact.
+                size = copies[1:].abs()
+                step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
@@ -274,17 +286,24 @@ class _Call:
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        flat, self.spec = tree_flatten((args, kwargs))
-        self.places = [i for i, a in enumerate(flat) if isinstance(a, torch.Tensor)]
-        self.flat = flat
-        self.tensors = [flat[i] for i in self.places]
+        self.tensors = _tensors((args, kwargs))
         schema = func._schema
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         self.view = not writes and any(a.alias_info is not None for a in schema.arguments)
         self.random = torch.Tag.nondeterministic_seeded in func.tags and not _keeps_all(args)
-        self.pointwise = torch.Tag.pointwise in func.tags or func in _COPIES
+        pointwise = torch.Tag.pointwise in func.tags
+        self.pointwise = pointwise or func in _COPIES
+        self.elementwise = pointwise and func not in _COPIES and not writes and bool(self.tensors)
         self.targets = self._targets(schema) if writes else []
         self.follows = all(_plain(t) for t in self.tensors)
+
+    def views(self, results: Sequence[torch.Tensor]) -> bool:
+        """Return whether the results are the arguments' own memory, unwritten."""
+        if self.view or self.targets or not results:
+            return self.view
+        # Some views do not say so: _unsafe_view.
+        own = {t.untyped_storage()._cdata for t in self.tensors if not t._is_zerotensor()}
+        return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
 
     def _targets(self, schema: Any) -> list[int]:
         """Return the numbers, among the tensors, of those that the op writes."""
@@ -296,20 +315,24 @@ class _Call:
                 given = self.args[position]
             else:
                 given = self.kwargs.get(parameter.name)
-            ids += [id(t) for t in tree_flatten(given)[0] if isinstance(t, torch.Tensor)]
+            ids += [id(t) for t in _tensors(given)]
         return [i for i, t in enumerate(self.tensors) if id(t) in ids]
 
     def on(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the op on other tensors and return what `written` returns, as new tensors."""
-        flat = list(self.flat)
         own = list(tensors)
         for i in self.targets:
             own[i] = own[i].clone()
-        for place, tensor in zip(self.places, own, strict=True):
-            flat[place] = tensor
-        args, kwargs = tree_map(_wide_dtype, torch.utils._pytree.tree_unflatten(flat, self.spec))
+        turn = iter(own)
+        args = [_with(a, turn) for a in self.args]
+        kwargs = {name: _with(a, turn) for name, a in self.kwargs.items()}
         out = self.func(*args, **kwargs)
         return [own[i] for i in self.targets] + self._fresh(out, own)
+
+    def at_once(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run an elementwise op on all copies ``[K + 1, *shape]`` in one call."""
+        rank = max(t.dim() for t in tensors)
+        return self.on([t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in tensors])
 
     def written(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what the op wrote: arguments in place, then the results that are new."""
@@ -317,8 +340,7 @@ class _Call:
 
     def _fresh(self, out: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         targets = [given[i] for i in self.targets]
-        found = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
-        return [t for t in found if not any(t is g for g in targets)]
+        return [t for t in _tensors(out) if not any(t is g for g in targets)]
 
 
 _aten = torch.ops.aten
@@ -352,8 +374,26 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _wide_dtype(value: Any) -> Any:
-    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in what a dispatcher passes or returns, in order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [t for part in tree for t in _tensors(part)]
+    if isinstance(tree, dict):
+        return [t for part in tree.values() for t in _tensors(part)]
+    return []
+
+
+def _with(tree: Any, turn: Iterator[torch.Tensor]) -> Any:
+    """Return an argument with other tensors, and with wide dtypes."""
+    if isinstance(tree, torch.Tensor):
+        return next(turn)
+    if isinstance(tree, (tuple, list)):
+        return [_with(part, turn) for part in tree]
+    if isinstance(tree, torch.dtype):
+        return _WIDE.get(tree, tree)
+    return tree
 
 
 def _window(copies: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -438,10 +478,10 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
     if not finite.any():
         return Distance(0.0, 0.0)
     scale = unit(band, own=band.nominal is not given)
-    away = torch.where(finite, (value - clean) / scale, 0.0)
+    away = torch.where(finite & (value != clean), (value - clean) / scale, 0.0)
     worst = int(away.abs().argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), away.shape))
-    theirs = torch.where(finite, off / scale, 0.0).reshape(len(off), -1)
+    theirs = torch.where(finite & (off != 0), off / scale, 0.0).reshape(len(off), -1)
     bias = max(_bias(away.flatten(), theirs, sign) for sign in (1.0, clean.sign().flatten()))
     return Distance(
         float(away.abs().max()),

@@ -1,0 +1,201 @@
+"""torch.compile: programs are really compiled, plans keep their meaning, bugs get a stage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+from amp_fuzz.backends import backends, choose
+from amp_fuzz.backends.compiled import LADDER, CompileBackend
+from amp_fuzz.case import Case
+from amp_fuzz.engine import _stage
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import Autocast
+from amp_fuzz.repro import repro
+from tests.helpers import BF16, F16, call, case, drawn, under, x
+
+INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
+BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
+AOT = CompileBackend("aot_eager")
+
+PLANS: tuple[dict[str, Any], ...] = (
+    {},
+    {"contexts": (F16,)},
+    {"contexts": ()},
+    {"entry": "decorator"},
+    {"entry": "custom_fwd"},
+    {"backward": "inside"},
+    {"backward": "under", "backward_context": Autocast(dtype="float16")},
+    {"backward": "under", "backward_context": Autocast(enabled=False)},
+    {"second": "retain"},
+    {"steps": 2},
+    {"thread": "inside"},
+    {"thread": "whole"},
+    {"calls": 2},
+    {"scaler": True},
+    {"first_pass": "no_grad"},
+)
+
+
+def judge(backend: CompileBackend, example: Case) -> Any:
+    with quiet():
+        return Judge(backend, shipped()).judge(example)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_plans_mean_what_they_mean_in_eager(plan: dict[str, Any]) -> None:
+    verdict = judge(AOT, case(INPUTS, *BODY, **plan))
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_rung_compiles(rung: str) -> None:
+    backend = CompileBackend(rung)
+    if backend.availability().status != "ready":
+        pytest.skip(backend.availability().detail)
+    torch._dynamo.utils.counters.clear()
+    verdict = judge(backend, case(INPUTS, *BODY))
+    assert verdict.outcome == "agreed", verdict.divergence
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_the_decorator_is_compiled_with_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[str] = []
+
+    def spy(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    def compile_(self: CompileBackend, function: Any) -> Any:
+        return torch.compile(function, backend=spy)
+
+    monkeypatch.setattr(CompileBackend, "_compile", compile_)
+    backend = CompileBackend("eager")
+    backend.run([case(INPUTS, *BODY, entry="decorator")])
+    assert any("_enter_autocast" in code for code in graphs)
+    graphs.clear()
+    backend.run([case(INPUTS, *BODY)])
+    assert graphs
+    assert not any("_enter_autocast" in code for code in graphs)
+
+
+def test_what_a_failed_compilation_leaves_on_its_thread_harms_nothing() -> None:
+    """AOTAutograd left fake tensor modes behind (torch 2.13); a thread of its own has no heirs."""
+    names: list[str] = []
+
+    def note(*args: Any) -> None:
+        names.append(threading.current_thread().name)
+        raise RuntimeError("not compiled")
+
+    backend = CompileBackend("eager")
+    seen = Observation()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("amp_fuzz.backends.compiled.harness.run", note)
+            backend.run([case(INPUTS, *BODY)])
+    except RuntimeError:
+        pass
+    assert names != [threading.current_thread().name]
+    assert seen.raised is None
+
+
+def test_double_backward_is_left_out_where_it_is_not_supported() -> None:
+    example = case(INPUTS, *BODY, second="double")
+    assert AOT.fit(example).plan.second == "retain"
+    assert CompileBackend("eager").fit(example) is example
+
+
+def test_a_wrong_rung_is_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rung from one on is wrong; the first of them is named."""
+    honest = CompileBackend.run
+
+    def run(self: CompileBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(CompileBackend("eager"), cases)
+        if LADDER.index(self.rung) >= 2:
+            for observed in seen:
+                value = observed.values["v0"]
+                assert value is not None
+                observed.values["v0"] = value * 1.5
+        return seen
+
+    monkeypatch.setattr(CompileBackend, "run", run)
+    judge_ = Judge(CompileBackend("inductor", "casts"))
+    verdict = judge_.judge(case(INPUTS, *BODY, backward="none"))
+    assert verdict.divergence is not None
+    assert verdict.divergence.kind == "value"
+    assert _stage(judge_, verdict, lambda case: None) == "compile[aot_eager_decomp_partition]"
+
+
+def test_a_fault_in_a_decomposition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong kernel that only the compiler calls: silu's decomposition without its sigmoid."""
+    from torch._decomp import decomposition_table
+
+    wrong = {**decomposition_table, torch.ops.aten.silu.default: lambda x: x * 0.5}
+    monkeypatch.setattr("torch._dynamo.backends.debugging.aot_eager_decomp_partition", None)
+    monkeypatch.setattr(
+        CompileBackend,
+        "_compile",
+        lambda self, function: torch.compile(
+            function,
+            backend=torch._dynamo.backends.common.aot_autograd(
+                fw_compiler=lambda graph, inputs: graph.forward, decompositions=wrong
+            ),
+        ),
+    )
+    verdict = judge(CompileBackend("aot_eager"), case([x("x0", 6, 8)], call("silu", "x0")))
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v0")
+
+
+def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:
+    """Whatever comes of them: the outcome is one of four, and state does not spread."""
+    with quiet():
+        for example in drawn(12, seed="compile"):
+            verdict = Judge(CompileBackend("eager"), shipped()).judge(example)
+            assert verdict.outcome in ("agreed", "raised", "known", "diverged")
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+# -- repros --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [{}, {"entry": "decorator"}, {"backward": "inside"}], ids=str)
+def test_a_repro_compiles_as_the_backend_does(plan: dict[str, Any], tmp_path: Any) -> None:
+    import subprocess
+    import sys
+
+    from amp_fuzz.oracle import Divergence
+
+    example = case(INPUTS, *BODY, **plan)
+    for kind, where in (("value", "v1"), ("grad-value", "w1.grad"), ("dtype", "v0")):
+        text = repro(example, AOT, Divergence(kind, where, "", ""))  # type: ignore[arg-type]
+        assert 'backend="aot_eager"' in text
+        path = tmp_path / "repro.py"
+        path.write_text(text)
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr + text
+        wrong = text.replace("def program(x0, w1):", "def program(x0, w1):\n    w1 = w1 * 1.5\n")
+        path.write_text(wrong)
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+        assert done.returncode == (0 if kind == "dtype" else 1), done.stdout + done.stderr
+
+
+def test_regions_inside_the_program_are_compiled() -> None:
+    example = case(INPUTS, call("mm", "x0", "w1"), under(BF16, call("mm", "x0", "w1", to="v1")))
+    assert judge(AOT, example).outcome == "agreed"
+
+
+def test_names() -> None:
+    names = [b.name for b in choose(["compile*"])]
+    assert set(names) <= backends().keys()
+    assert "compile[aot_eager]" in names
+    assert "compile[inductor,casts]" in backends()

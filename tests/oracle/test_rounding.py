@@ -1,0 +1,150 @@
+"""Inexact backends: what rounding explains agrees, what it does not is a divergence of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation, Raised
+from amp_fuzz.judge import Judge, Verdict
+from tests.helpers import BF16, F16, call, case, x
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Inexact(EagerBackend):
+    """Changes what eager gives at one label, as a compiler with other kernels may."""
+
+    device: str = "cpu"
+    exact: bool = False
+    label: str = "v0"
+    change: Change = torch.clone
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        for observed in seen:
+            value = observed.values.get(self.label)
+            if value is not None:
+                observed.values[self.label] = self.change(value)
+        return seen
+
+
+MM = case([x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"))
+
+
+def judged(change: Change, example: Case = MM, label: str = "v0") -> Verdict:
+    return Judge(Inexact(label=label, change=change)).judge(example)
+
+
+def kind(verdict: Verdict) -> str:
+    return verdict.divergence.kind if verdict.divergence else ""
+
+
+def nextafter(value: torch.Tensor) -> torch.Tensor:
+    return torch.nextafter(value, torch.full_like(value, float("inf")))
+
+
+@pytest.mark.parametrize("label", ["v0", "w1.grad"])
+def test_another_rounding_agrees(label: str) -> None:
+    assert judged(nextafter, label=label).outcome == "agreed"
+    # Were the backend exact, the same would be a divergence.
+    exact = Judge(Inexact(exact=True, label=label, change=nextafter), relations="none").judge(MM)
+    assert exact.outcome == "diverged"
+
+
+@pytest.mark.parametrize(("label", "expected"), [("v0", "value"), ("w1.grad", "grad-value")])
+@pytest.mark.parametrize("change", [lambda v: v * 1.1, lambda v: -v, lambda v: v + 0.5])
+def test_more_than_rounding_is_a_divergence(label: str, expected: str, change: Change) -> None:
+    verdict = judged(change, label=label)
+    assert (verdict.outcome, kind(verdict)) == ("diverged", expected)
+    assert verdict.divergence is not None
+    assert verdict.divergence.where == label
+    assert "excess" in verdict.divergence.observed
+
+
+def test_dtypes_and_shapes_stay_exact() -> None:
+    assert kind(judged(lambda v: v.float())) == "dtype"
+    assert kind(judged(lambda v: v[:1])) == "shape"
+
+
+def test_new_infinities_are_a_divergence() -> None:
+    def spoil(value: torch.Tensor) -> torch.Tensor:
+        value = value.clone()
+        value[0, 0] = float("inf")
+        return value
+
+    assert kind(judged(spoil)) == "nonfinite"
+
+
+def test_a_value_that_left_its_range_is_a_case_of_its_own() -> None:
+    """A fusing compiler may keep float32 where float16 overflows."""
+    example = case(
+        [x("x0", 4, 4, dtype="float16", domain="overflow")],
+        call("mul", "x0", "x0"),
+        call("float", "v0", to="v1", form="method"),
+        contexts=(F16,),
+        backward="none",
+    )
+    verdict = judged(lambda v: torch.full_like(v, 2.5e7), example, "v1")
+    assert kind(verdict) == "range"
+    assert verdict.divergence is not None
+    assert "left the range" in verdict.divergence.expected
+
+
+def test_two_errors_agree_whatever_they_say() -> None:
+    example = case([x("x0", 2, 3), x("x1", 2, 3)], call("mm", "x0", "x1"), backward="none")
+
+    @dataclass(frozen=True)
+    class Wraps(Inexact):
+        def run(self, cases: Sequence[Case]) -> list[Observation]:
+            seen = EagerBackend.run(self, cases)
+            for observed in seen:
+                observed.raised = Raised("TorchRuntimeError", "wrapped", 1, "def program")
+            return seen
+
+    assert Judge(Wraps()).judge(example).outcome == "raised"
+    verdict = Judge(Wraps()).judge(MM)
+    assert kind(verdict) == "raise"
+
+
+def test_shadows_run_only_where_a_bit_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_fuzz.backends.reference.Shadow", None)
+    assert judged(torch.clone).outcome == "agreed"
+
+
+@pytest.mark.parametrize("thread", ["inside", "whole"])
+def test_shadows_follow_into_threads(thread: str) -> None:
+    example = case([x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"), thread=thread)
+    assert judged(nextafter, example).outcome == "agreed"
+    assert kind(judged(lambda v: v * 1.1, example)) == "value"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"checkpoint": "reentrant"},
+        {"checkpoint": "non_reentrant"},
+        {"entry": "custom_fwd"},
+        {"second": "double"},
+        {"steps": 2},
+        {"scaler": True},
+    ],
+)
+def test_shadows_follow_through_plans(plan: dict[str, object]) -> None:
+    example = case([x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"), contexts=(BF16,), **plan)
+    reference = EagerBackend("cpu").reference()
+    expected = reference.run(example)
+    seen, bands = reference.shadowed(example, 8, 0)
+    assert seen.raised is None
+    assert {n for n, v in expected.values.items() if v is not None} == bands.keys()
+    for label, value in expected.values.items():
+        if value is not None:
+            assert torch.equal(bands[label].nominal, value), label
+            # GradScaler's kernels take float32 only.
+            assert bands[label].known or label.endswith(".updated")

@@ -1,0 +1,250 @@
+"""Shadows follow honest code within a few units, and what is not rounding is far away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from amp_fuzz import reference
+from amp_fuzz.reference.shadows import Band, Shadow, distance, shadow, unit
+
+THRESHOLD = 4.0
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def off(band: Band, value: torch.Tensor) -> float:
+    found = distance(band, value)
+    return max(found.excess, found.bias)
+
+
+X, W = randn(6, 16), randn(16, 16, seed=1)
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with reference.autocast("cpu", dtype=torch.bfloat16):
+        return torch.softmax(torch.mm(x, w), -1)
+
+
+def test_an_honest_result_is_in_its_band() -> None:
+    found = shadow(layer, X, W)
+    band = found.band(found.result)
+    assert band.known
+    assert band.left == ()
+    assert band.samples.shape == (8, 6, 16)
+    assert distance(band, band.nominal).excess < 2
+    assert torch.equal(band.nominal, found.result)
+
+
+def test_the_nominal_computation_is_what_it_is_without_shadows() -> None:
+    assert torch.equal(shadow(layer, X, W).result, layer(X, W))
+
+
+@pytest.mark.parametrize("samples", [8, 64])
+def test_another_order_of_summation_is_rounding(samples: int) -> None:
+    found = shadow(torch.mm, X, W, samples=samples)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(2))
+    other = torch.mm(X[:, order].contiguous(), W[order].contiguous())
+    assert off(found.band(found.result), other) < THRESHOLD
+
+
+# What a wrong kernel does to the result of mm in bfloat16, of 6 x 16 elements.
+FAULTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a gain of 2 %": lambda y: y * 1.02,
+    "one element": lambda y: y.masked_fill(torch.arange(96).reshape(6, 16) == 37, 9.0),
+    "a dropped term": lambda y: y - (X[:, :1] @ W[:1]).to(y.dtype),
+    "a sign": lambda y: -y,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_kernel_is_over_the_threshold(name: str) -> None:
+    with reference.autocast("cpu", dtype=torch.bfloat16):
+        found = shadow(torch.mm, X, W, samples=64)
+    band = found.band(found.result)
+    assert off(band, found.result) < THRESHOLD
+    assert off(band, FAULTS[name](found.result)) > THRESHOLD
+
+
+def test_a_sum_in_the_narrow_dtype_is_over_the_threshold() -> None:
+    x, w = randn(8, 256).bfloat16(), randn(256, 8, seed=1).bfloat16()
+    found = shadow(torch.mm, x, w, samples=64)
+    total = torch.zeros(8, 8, dtype=torch.bfloat16)
+    for k in range(256):
+        total += x[:, k : k + 1] * w[k : k + 1]
+    assert off(found.band(found.result), total) > THRESHOLD
+
+
+def test_a_cast_that_is_skipped_shows_where_it_may_not_be() -> None:
+    """Float32 instead of bfloat16 is inside a bfloat16 band; bfloat16 instead of float32 is not."""
+    x, w = X.requires_grad_(False), W
+    low = shadow(lambda: torch.mm(x.bfloat16(), w.bfloat16()).float())
+    assert off(low.band(low.result), torch.mm(x, w)) < THRESHOLD
+    high = shadow(torch.mm, x, w)
+    assert off(high.band(high.result), torch.mm(x.bfloat16(), w.bfloat16()).float()) > 1000
+
+
+def test_gradients_have_bands() -> None:
+    w = W.clone().requires_grad_()
+
+    def train() -> torch.Tensor:
+        layer(X, w).float().square().sum().backward()
+        assert w.grad is not None
+        return w.grad
+
+    found = shadow(train)
+    band = found.band(found.result)
+    assert off(band, found.result) < THRESHOLD
+    assert off(band, found.result * 1.5) > THRESHOLD
+
+
+# -- what is exact -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.t().reshape(-1)[2:],
+        functional.relu,
+        lambda x: -x,
+        lambda x: x * 2,
+        lambda x: torch.cat([x, x]),
+        lambda x: x.clone().fill_(3.0),
+        lambda x: torch.where(x > 0, x, 0.0),
+    ],
+)
+def test_what_rounds_nothing_has_no_spread(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    found = shadow(function, X)
+    band = found.band(found.result)
+    assert torch.equal(band.samples, band.clean.expand(8, *band.clean.shape))
+    assert torch.equal(band.clean, found.result.double())
+
+
+def test_a_cast_down_has_the_spread_of_its_dtype() -> None:
+    found = shadow(lambda: X.bfloat16())
+    band = found.band(found.result)
+    relative = ((band.samples - band.clean).abs() / band.clean.abs()).amax()
+    assert 2**-10 < relative < 2**-7
+    assert torch.equal(band.clean, X.double())
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def test_views_and_in_place_ops_are_the_same_value() -> None:
+    def steps() -> torch.Tensor:
+        x = torch.mm(X, W)
+        x[:, 1:3].exp_()
+        x.t()[0] = 1.0
+        return x
+
+    found = shadow(steps)
+    band = found.band(found.result)
+    assert off(band, found.result) < THRESHOLD
+    assert torch.equal(band.clean[:, 0], torch.ones(6, dtype=torch.float64))
+    assert (band.samples[:, :, 1:3] != band.clean[:, 1:3]).any()
+
+
+def test_out_is_written() -> None:
+    target = torch.zeros(6, 16)
+    found = shadow(lambda: torch.mm(X, W, out=target))
+    band = found.band(target)
+    assert band.samples.std(0).max() > 0
+    assert off(band, X @ W) < THRESHOLD
+
+
+def test_complex_and_conjugate_views() -> None:
+    found = shadow(lambda: torch.fft.ifft(X, norm="ortho"))
+    assert off(found.band(found.result), found.result) < THRESHOLD
+
+
+def test_discrete_results_may_be_what_any_sample_came_to() -> None:
+    x = torch.tensor([[1.0, 1.0 + 1e-7, 0.0]])
+    found = shadow(lambda: torch.mm(x, torch.eye(3)).argmax(-1), samples=64)
+    band = found.band(found.result)
+    assert distance(band, torch.tensor([0])).excess == 0
+    assert distance(band, torch.tensor([1])).excess == 0
+    assert distance(band, torch.tensor([2])).excess == float("inf")
+
+
+def test_a_seeded_op_takes_the_nominal_draw() -> None:
+    torch.manual_seed(0)
+    found = shadow(lambda: torch.rand(4) * 3)
+    assert off(found.band(found.result), found.result) < THRESHOLD
+
+
+# -- range ---------------------------------------------------------------------------------------
+
+
+def test_what_leaves_the_range_is_named() -> None:
+    found = shadow(lambda: (torch.full((3,), 300.0).half().square()).float() / 2)
+    band = found.band(found.result)
+    assert band.left
+    assert torch.isinf(found.result).all()
+    assert torch.isinf(band.samples).all()
+
+
+def test_what_stays_in_range_is_not() -> None:
+    found = shadow(lambda: torch.full((3,), 200.0).half().square())
+    assert found.band(found.result).left == ()
+
+
+# -- what cannot be followed ---------------------------------------------------------------------
+
+
+def test_an_op_that_refuses_copies_makes_its_results_unknown() -> None:
+    library = torch.library.Library("amp_fuzz_shadow_test", "DEF")
+    library.define("only_float(Tensor x) -> Tensor")
+
+    def only_float(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            raise RuntimeError("float32 only")
+        return x + 1
+
+    library.impl("only_float", only_float, "CPU")
+    found = shadow(lambda: torch.ops.amp_fuzz_shadow_test.only_float(X) * 2)
+    band = found.band(found.result)
+    assert not band.known
+    assert distance(band, found.result + 100).excess == 0
+    assert "float32 only" in next(iter(found.mode.refused.values()))
+
+
+def test_autograds_zeros_without_memory_do_no_harm() -> None:
+    x = X.clone().requires_grad_()
+
+    def train() -> Any:
+        return torch.autograd.grad(torch.sgn(x).sum(), x)
+
+    shadow(train)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="samples=1 must be at least 2"):
+        shadow(torch.neg, X, samples=1)
+
+
+def test_samples_depend_on_the_seed_alone() -> None:
+    def samples(seed: int) -> torch.Tensor:
+        found = shadow(torch.mm, X, W, seed=seed)
+        return found.band(found.result).samples
+
+    assert torch.equal(samples(1), samples(1))
+    assert not torch.equal(samples(1), samples(2))
+
+
+def test_units_are_positive_and_of_the_bands_shape() -> None:
+    mode = Shadow()
+    with mode:
+        y = torch.mm(X, W)
+    band = mode.band(y)
+    assert unit(band).shape == y.shape
+    assert (unit(band) > 0).all()
+    assert (unit(band) >= unit(band, own=False)).all()
