@@ -206,6 +206,10 @@ def _configured(plan: Plan, device: str, function: Callable[..., Any], *args: An
     inductor = {"fx_graph_cache": False, "compile_threads": 1}
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    # Where someone listens to it (pytest does), the structured trace raises for a dtype in
+    # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
+    trace = logging.getLogger("torch.__trace")
+    listeners, trace.handlers = trace.handlers, []
     try:
         with (
             torch._functorch.config.patch(functorch),
@@ -214,6 +218,7 @@ def _configured(plan: Plan, device: str, function: Callable[..., Any], *args: An
         ):
             return function(*args)
     finally:
+        trace.handlers = listeners
         logging.disable(disabled)
 
 
