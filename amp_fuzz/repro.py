@@ -26,7 +26,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.harness import Raised
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
-from amp_fuzz.reference.shadows import unit
+from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
 from amp_fuzz.source import driver_source
 
@@ -179,6 +179,8 @@ def _rounding(script: Script) -> list[str]:
     if label not in bands:
         raise ReproError(f"case {script.case.id}: the reference observes nothing at {label!r}")
     band = bands[label]
+    if band.nominal.dtype not in UNIT_ROUNDOFF:
+        return _bits(script)  # integers and bool do not round
     centre = torch.view_as_real(band.clean) if band.clean.is_complex() else band.clean
     constants = (
         f"# What float64 makes of it, and what rounding explains ({CONFIRM} perturbed runs).\n"

@@ -189,6 +189,13 @@ def test_a_repro_compiles_as_the_backend_does(plan: dict[str, Any], tmp_path: An
         assert done.returncode == (0 if kind == "dtype" else 1), done.stdout + done.stderr
 
 
+def test_a_repro_of_integers_compares_them_exactly() -> None:
+    from amp_fuzz.oracle import Divergence
+
+    example = case([x("x0", 6, 8)], call("argmax", "x0", -1), backward="none")
+    assert "def differs" in repro(example, AOT, Divergence("value", "v0", "", ""))
+
+
 def test_regions_inside_the_program_are_compiled() -> None:
     example = case(INPUTS, call("mm", "x0", "w1"), under(BF16, call("mm", "x0", "w1", to="v1")))
     assert judge(AOT, example).outcome == "agreed"
