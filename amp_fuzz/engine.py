@@ -234,12 +234,14 @@ def _finding(
     yield Suspected(rough)
     with quiet():
         small, last = verdict.case, verdict
-        stage = _stage(judge, verdict, seen)
-        if settings.minimize > 0 and verdict.divergence.kind != "nondeterminism":
+        stage = ""
+        if verdict.divergence.kind != "nondeterminism":
             try:
+                stage = _stage(judge, verdict, seen)
                 # A known one is explained already: its example need not be the smallest.
                 limit = min(settings.minimize, 2.0) if verdict.known else settings.minimize
-                small, last = shrink(judge, verdict, limit, seen)
+                if settings.minimize > 0:
+                    small, last = shrink(judge, verdict, limit, seen)
             except KeyboardInterrupt:
                 yield Finding(rough, new=not verdict.known)
                 raise

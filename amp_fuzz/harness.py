@@ -15,6 +15,7 @@ from types import CodeType, TracebackType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_fuzz import catalogue, inputs, prelude
 from amp_fuzz.case import Case
@@ -194,7 +195,8 @@ def _materialise(spec: TensorSpec, seed: int, runtime: Runtime) -> torch.Tensor:
         strides, dtype = inputs.strides(spec), getattr(torch, spec.dtype)
         fake = torch.empty_strided(spec.shape, strides, dtype=dtype, device=runtime.device)
         return fake.requires_grad_() if spec.requires_grad else fake
-    tensor = inputs.tensor(spec, seed)
+    with _disable_current_modes():  # how inputs are made is no part of the case
+        tensor = inputs.tensor(spec, seed)
     if runtime.device != "cpu":
         tensor = tensor.to(runtime.device)
     return tensor.requires_grad_() if spec.requires_grad else tensor

@@ -47,7 +47,9 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def on(self, backend: str) -> bool:
         """Return whether the entry speaks of a backend."""
-        return any(fnmatch.fnmatchcase(backend, pattern) for pattern in self.backends)
+        # Names of compiled backends have brackets, which are no character classes here.
+        patterns = (pattern.replace("[", "[[]") for pattern in self.backends)
+        return any(fnmatch.fnmatchcase(backend, pattern) for pattern in patterns)
 
     def explains(self, kind: str, ops: Iterable[str]) -> bool:
         """Return whether an entry without a quirk speaks of a divergence of a kind at such ops."""

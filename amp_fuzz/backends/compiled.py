@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,8 @@ class CompileBackend:
 
     @property
     def name(self) -> str:
-        """``compile[inductor]``, ``compile[inductor,dynamic]``, ..."""
-        return f"compile[{self.rung}{',' + self.label if self.label else ''}]"
+        """``compile[inductor]``, ``compile[inductor+dynamic]``, ..."""
+        return f"compile[{self.rung}{'+' + self.label if self.label else ''}]"
 
     def availability(self) -> Availability:
         """Say whether this torch can compile here."""
@@ -224,7 +225,7 @@ def _configured(plan: Plan, device: str, function: Callable[..., Any], *args: An
 
 def _compiler() -> str | None:
     # Asking Inductor would import it, which takes longer than importing torch.
-    return shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
+    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
 def backends() -> list[Backend]:

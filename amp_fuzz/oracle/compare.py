@@ -145,20 +145,21 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     x, y = bits(a), bits(b)
     if torch.equal(x, y):
         return True
-    a, b = _real(a), _real(b)
+    a, b = real(a), real(b)
     if not a.is_floating_point():
         return False
     differs = x != y
     return bool(torch.isnan(a[differs]).all() and torch.isnan(b[differs]).all())
 
 
-def _real(t: torch.Tensor) -> torch.Tensor:
+def real(t: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as pairs, any other as it is."""
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def nonfinite_differs(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether NaN or infinities stand at different places, or with another sign."""
-    a, b = _real(a), _real(b)
+    a, b = real(a), real(b)
     if not a.is_floating_point():
         return False
     if not torch.equal(torch.isnan(a), torch.isnan(b)):
@@ -168,7 +169,7 @@ def nonfinite_differs(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _first_difference(want: torch.Tensor, got: torch.Tensor) -> tuple[str, str]:
-    a, b = _real(want), _real(got)
+    a, b = real(want), real(got)
     differs = bits(want) != bits(got)
     if a.is_floating_point():
         differs &= ~(torch.isnan(a) & torch.isnan(b))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from amp_fuzz.harness import Observation
-from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs
+from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs, real
 from amp_fuzz.reference.shadows import Band, Distance, distance
 
 __all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
@@ -43,7 +43,9 @@ class Rounding:
         if band is None or not band.known:
             return None  # an op that cannot be followed: nothing can be said
         if nonfinite_differs(want, got):
-            return self._nonfinite(label, band, want, got)
+            found_ = self._nonfinite(label, band, want, got)
+            if found_ is not None:
+                return found_
         if not _over(distance(band, got)):
             return None
         band = self._band(label, CONFIRM)
@@ -59,14 +61,17 @@ class Rounding:
 
     def _band(self, label: str, samples: int) -> Band | None:
         if samples not in self._bands:
-            self._bands[samples] = self.run(samples, samples)[1]
+            seen, self._bands[samples] = self.run(samples, samples)
+            if label not in self._bands[samples]:
+                raise RuntimeError(f"the shadows did not come to {label}: {seen.raised}")
         return self._bands[samples].get(label)
 
     def _nonfinite(
         self, label: str, band: Band, want: torch.Tensor, got: torch.Tensor
     ) -> Divergence | None:
         """Return how NaN and infinities differ, if the samples do not differ in that way too."""
-        a, b = want.detach(), got.detach()
+        a, b = real(want.detach()), real(got.detach())
+        clean, samples = real(band.clean), real(band.samples)
         differs = (torch.isfinite(a) != torch.isfinite(b)) | (
             ~torch.isfinite(a) & (a != b) & ~(torch.isnan(a) & torch.isnan(b))
         )
@@ -77,8 +82,8 @@ class Rounding:
         if band.left:
             left = ", ".join(band.left)
             return Divergence("range", label, f"{said[0]}: {left} left the range", said[1])
-        unsure = ~torch.isfinite(band.samples).all(0) & torch.isfinite(band.clean)
-        unsure |= torch.isfinite(band.samples).any(0) & ~torch.isfinite(band.clean)
+        unsure = ~torch.isfinite(samples).all(0) & torch.isfinite(clean)
+        unsure |= torch.isfinite(samples).any(0) & ~torch.isfinite(clean)
         if not bool((differs & ~unsure).any()):
             return None
         kind = "grad-nonfinite" if label.endswith(".grad") else "nonfinite"

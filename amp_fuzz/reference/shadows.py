@@ -114,7 +114,7 @@ class Shadow(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples = samples
         self._generator = torch.Generator().manual_seed(seed)
-        self._memories: dict[int, _Memory] = {}
+        self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
 
     # -- what was found ---------------------------------------------------------------------------
@@ -149,8 +149,11 @@ class Shadow(TorchDispatchMode):
         if call.views(results) or any(t._is_zerotensor() for t in results):
             return out  # the same memory, or none
         if call.random:
-            for t in results:
-                self._store(t, None, known=True, left=())
+            # The copies take what was drawn; what came into it inexact is lost.
+            known = all(m.known and bool((c == c[:1]).all()) for m, c in before)
+            left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
+            for t in call.written(results):
+                self._store(t, None, known=known, left=left)
             return out
         self._follow(call, before, out, exact=exact)
         return out
@@ -172,11 +175,15 @@ class Shadow(TorchDispatchMode):
             copies if quiet else self._perturbed(copies, t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
+        state = torch.get_rng_state() if call.draws else None
         try:
             made = self._run(call, inputs)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
+        finally:
+            if state is not None:
+                torch.set_rng_state(state)
         written = call.written(results)
         for t, copies in zip(written, made or [None] * len(written), strict=True):
             if copies is None or copies.shape[1:] != t.shape:
@@ -236,6 +243,9 @@ class Shadow(TorchDispatchMode):
         """
         memory, window = self._copies(nominal)
         memory.known = memory.known and known
+        for other in self._memories.get(memory.keep._cdata, {}).values():
+            if other is not memory:  # the same bits as another dtype: written behind its back
+                other.known = False
         memory.left = tuple(dict.fromkeys((*memory.left, *left)))
         leaves = False
         value = nominal.detach()
@@ -268,16 +278,17 @@ class Shadow(TorchDispatchMode):
             zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=_WIDE.get(tensor.dtype))
             return _Memory(torch.UntypedStorage(0), zeros, tensor.dtype), zeros
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        memory = self._memories.get(key)
+        views = self._memories.setdefault(storage._cdata, {})
+        memory = views.get(tensor.dtype)
         count = storage.nbytes() // tensor.element_size()
-        if memory is None or memory.dtype != tensor.dtype or memory.count != count:
+        if memory is None or memory.count != count:
             plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
             wide = plain.to(_WIDE.get(tensor.dtype, tensor.dtype))
-            known = memory is None or memory.known
+            # Bits seen as another dtype (view_as_real, view(dtype)): their copies are not followed.
+            known = not views if memory is None else memory.known
             copies = wide.unsqueeze(0).repeat(self.samples + 1, 1)
             memory = _Memory(storage, copies, tensor.dtype, known, count=count)
-            self._memories[key] = memory
+            views[tensor.dtype] = memory
         return memory, _window(memory.copies, tensor)
 
 
@@ -290,6 +301,7 @@ class _Call:
         schema = func._schema
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         self.view = not writes and any(a.alias_info is not None for a in schema.arguments)
+        self.draws = torch.Tag.nondeterministic_seeded in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags and not _keeps_all(args)
         pointwise = torch.Tag.pointwise in func.tags
         self.pointwise = pointwise or func in _COPIES
@@ -449,6 +461,18 @@ def unit(band: Band, *, own: bool = True) -> torch.Tensor:
     return scale
 
 
+def leans(band: Band) -> tuple[float, float]:
+    """Return what `distance` divides a bias by, without and with the sign of the clean value."""
+    clean, samples = band.clean, band.samples
+    if clean.is_complex():
+        clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
+    off = samples - clean
+    finite = torch.isfinite(clean) & torch.isfinite(off).all(0)
+    theirs = torch.where(finite & (off != 0), off / unit(band), 0.0).reshape(len(off), -1)
+    plain, signed = theirs.mean(1), (theirs * clean.sign().flatten()).mean(1)
+    return float(plain.abs().amax()), float(signed.abs().amax())
+
+
 def distance(band: Band, value: torch.Tensor) -> Distance:
     """Return how far a value is from a band; both of one dtype and shape.
 
@@ -456,9 +480,21 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
     (gelu far from 0, interpolation), and no other implementation need be better than torch's own.
     `Band.nominal` itself is measured without that allowance.
 
-    Elements whose clean value is not finite have no distance: `oracle` compares these exactly.
+    Elements whose clean value or whose samples are not finite have no distance: `oracle` compares
+    these exactly. A value that is not finite where these and the nominal value are is infinitely
+    far. Where the band is not known, excess and bias are nan.
+
+    Raises:
+        ValueError: another dtype or shape than the band's.
     """
-    if not band.known or not value.numel():
+    if (value.dtype, value.shape) != (band.nominal.dtype, band.nominal.shape):
+        raise ValueError(
+            f"value is {value.dtype}{list(value.shape)}, the band of "
+            f"{band.nominal.dtype}{list(band.nominal.shape)}"
+        )
+    if not band.known:
+        return Distance(float("nan"), float("nan"))
+    if not value.numel():
         return Distance(0.0, 0.0)
     clean, samples, given = band.clean, band.samples, value
     value = value.detach().to(clean.dtype)
@@ -473,8 +509,15 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
     if clean.is_complex():
         clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
         value = torch.view_as_real(value)
+    nominal = band.nominal.detach().to(band.clean.dtype)
+    nominal = torch.view_as_real(nominal) if nominal.is_complex() else nominal
     off = samples - clean
-    finite = torch.isfinite(clean) & torch.isfinite(off).all(0) & torch.isfinite(value)
+    finite = torch.isfinite(clean) & torch.isfinite(off).all(0)
+    lost = finite & torch.isfinite(nominal) & ~torch.isfinite(value)
+    if lost.any():
+        where = tuple(int(i) for i in torch.nonzero(lost)[0])
+        return Distance(float("inf"), 0.0, where, float(clean[where]), float(value[where]))
+    finite &= torch.isfinite(value)
     if not finite.any():
         return Distance(0.0, 0.0)
     scale = unit(band, own=band.nominal is not given)

@@ -205,4 +205,4 @@ def test_names() -> None:
     names = [b.name for b in choose(["compile*"])]
     assert set(names) <= backends().keys()
     assert "compile[aot_eager]" in names
-    assert "compile[inductor,casts]" in backends()
+    assert "compile[inductor+casts]" in backends()

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from amp_fuzz import inputs
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.oracle import Rounding
+from amp_fuzz.reference import Band
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -80,6 +83,36 @@ def test_new_infinities_are_a_divergence() -> None:
         return value
 
     assert kind(judged(spoil)) == "nonfinite"
+
+
+def test_finite_values_are_measured_beside_infinities_in_doubt() -> None:
+    """An overflow that some samples share is in doubt; what stands beside it is not."""
+    top = torch.finfo(torch.float32).max
+    nominal = torch.tensor([1.0, 2.0, 3.0, float("inf")])
+    clean = torch.tensor([1.0, 2.0, 3.0, top], dtype=torch.float64)
+    samples = clean.repeat(4, 1)
+    samples[0, 3] = float("inf")
+    rounding = Rounding(
+        lambda n, seed: (Observation(), {"v0": Band(nominal, clean, samples, True, ())})
+    )
+    assert rounding("v0", nominal, torch.tensor([1.0, 2.0, 3.0, top])) is None
+    found = rounding("v0", nominal, torch.tensor([100.0, 200.0, 300.0, top]))
+    assert found is not None
+    assert found.kind == "value"
+
+
+def test_a_failure_of_the_shadows_is_loud() -> None:
+    rounding = Rounding(lambda n, seed: (Observation(), {}))
+    with pytest.raises(RuntimeError, match="did not come to v0"):
+        rounding("v0", torch.zeros(2), torch.ones(2))
+
+
+def test_bands_do_not_depend_on_what_ran_before() -> None:
+    """Inputs are made outside the shadows: they are exact, cached or not."""
+    example = case([x("x0", 4, 4, dtype="bfloat16")], call("float", "x0", form="method"))
+    inputs._values.cache_clear()
+    _, bands = EagerBackend("cpu").reference().shadowed(example, 8, 0)
+    assert torch.equal(bands["v0"].samples[0], bands["v0"].clean)
 
 
 def test_a_value_that_left_its_range_is_a_case_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -200,6 +201,47 @@ def test_what_stays_in_range_is_not() -> None:
 # -- what cannot be followed ---------------------------------------------------------------------
 
 
+def test_bits_seen_as_another_dtype_are_unknown_and_do_no_harm() -> None:
+    c = torch.complex(X, X + 1)
+    found = shadow(lambda: ((y := c @ c.t()), y.real.clone()))
+    whole, part = found.result
+    assert found.band(whole).known
+    assert found.band(whole).samples.real.std(0).max() > 0
+    assert not found.band(part).known
+
+
+def test_a_random_op_of_something_inexact_is_unknown() -> None:
+    found = shadow(lambda: functional.rrelu(torch.mm(X, W), training=True))
+    assert not found.band(found.result).known
+
+
+def test_shadows_leave_the_generator_alone() -> None:
+    def draw() -> torch.Tensor:
+        functional.rrelu(torch.mm(X, W), lower=0.0, upper=0.5, training=True)
+        return torch.rand(4)
+
+    torch.manual_seed(0)
+    plain = draw()
+    torch.manual_seed(0)
+    assert torch.equal(shadow(draw).result, plain)
+
+
+def test_infinity_where_none_belongs_is_infinitely_far() -> None:
+    found = shadow(torch.mm, X, W)
+    band = found.band(found.result)
+    for bad in (float("nan"), float("inf")):
+        assert distance(band, torch.full_like(found.result, bad)).excess == float("inf")
+
+
+def test_a_distance_is_between_like_tensors() -> None:
+    found = shadow(torch.mm, X, W)
+    band = found.band(found.result)
+    with pytest.raises(ValueError, match=r"value is torch\.float64"):
+        distance(band, found.result.double())
+    with pytest.raises(ValueError, match=r"value is torch\.float32\[5, 16\]"):
+        distance(band, found.result[:5])
+
+
 def test_an_op_that_refuses_copies_makes_its_results_unknown() -> None:
     library = torch.library.Library("amp_fuzz_shadow_test", "DEF")
     library.define("only_float(Tensor x) -> Tensor")
@@ -213,7 +255,7 @@ def test_an_op_that_refuses_copies_makes_its_results_unknown() -> None:
     found = shadow(lambda: torch.ops.amp_fuzz_shadow_test.only_float(X) * 2)
     band = found.band(found.result)
     assert not band.known
-    assert distance(band, found.result + 100).excess == 0
+    assert math.isnan(distance(band, found.result + 100).excess)
     assert "float32 only" in next(iter(found.mode.refused.values()))
 
 

@@ -194,6 +194,13 @@ class Unsteady(EagerBackend):
         return seen
 
 
+def test_an_entry_may_name_a_compiled_backend() -> None:
+    listed = Known("a", "b", "c", kinds=("dtype",), ops=("mm",), backends=("compile[aot_eager]",))
+    assert listed.on("compile[aot_eager]")
+    assert not listed.on("compile[eager]")
+    assert Known("a", "b", "c", backends=("compile*",)).on("compile[eager]")
+
+
 def test_an_entry_with_a_library_explains_only_what_goes_away_without_it() -> None:
     listed = Known(
         "lib", "neg is random", "a test", kinds=("nondeterminism",), ops=("ne*",), without="mkldnn"
