@@ -328,6 +328,7 @@ class Altered:
     name: str = "eager-cpu"
     trains: bool = True
     values: bool = True
+    exact: bool = True
 
     def reference(self) -> Any:
         return self
