@@ -30,8 +30,7 @@ Shadowed = Callable[[int, int], tuple[Observation, Mapping[str, Band]]]
 class Rounding:
     """Judges the values of one case. The shadows are run when the first value differs.
 
-    run: runs the case with shadows. ranges: labels whose bands could not be told from what left
-    the range of its dtype.
+    run: runs the case with shadows.
     """
 
     run: Shadowed

@@ -220,10 +220,6 @@ class ProgramBuilder:
         """Draw several independent choices, each in [0, size), at once."""
         return digits(self.source, *sizes)
 
-    def seldom(self, n: builtins.int) -> bool:
-        """Draw a boolean that is True once in `n` times."""
-        return integer(self.source, n) == n - 1
-
     def dim(self) -> builtins.int:
         """Draw the size of a dimension."""
         return _DIMS[integer(self.source, len(_DIMS))]

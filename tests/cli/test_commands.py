@@ -40,7 +40,7 @@ def test_replay_shows_what_was_found(
     assert "what autocast should make of it:\n  # under " in done.out
     assert re.search(
         rf"{identity} on lying-cpu: DIVERGES: dtype at v\d\n"
-        r"  expected  float\d\d\n"
+        r"  expected  float32\n"
         r"  observed  float64\n"
         rf"as a script for an issue: amp-fuzz repro {identity[:6]}\n\Z",
         done.out,
