@@ -55,6 +55,24 @@ def test_plans_mean_what_they_mean_in_eager(plan: dict[str, Any]) -> None:
     assert verdict.outcome == "agreed", verdict.divergence
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"backward": "inside"},
+        {"backward": "under", "backward_context": Autocast(dtype="float16")},
+        {"thread": "whole"},
+        {"thread": "whole", "backward": "inside"},
+    ],
+    ids=str,
+)
+def test_a_backward_pass_is_traced_under_what_will_surround_it(plan: dict[str, Any]) -> None:
+    """The forward of a float32 island casts nothing; its backward is cast where autocast is on."""
+    island = under(Autocast(enabled=False), call("mm", "x0", "w1"))
+    verdict = judge(AOT, case(INPUTS, island, **plan))
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
 @pytest.mark.parametrize("rung", LADDER)
 def test_every_rung_compiles(rung: str) -> None:
     backend = CompileBackend(rung)
