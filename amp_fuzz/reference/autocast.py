@@ -126,6 +126,8 @@ _queries = Queries(
     any_enabled=_is_any_enabled,
 )
 
+torch_answers = _queries.suspended
+
 # (id of a leaf, dtype) -> (the leaf, weakly; its cast). The weak reference guards against a new
 # tensor that takes the id of a dead one. The dtype belongs to the key: contexts of two dtypes nest.
 _cache: dict[tuple[int, torch.dtype | None], tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
@@ -152,6 +154,7 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "torchscript-pass",
 )
 _quirks: frozenset[str] = frozenset()
 
@@ -172,6 +175,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
+        the autocast around it (`amp_fuzz.reference.torchscript`).
     """
     global _quirks
     names = frozenset(names)
@@ -182,6 +187,11 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _quirks = before
+
+
+def active_quirks() -> frozenset[str]:
+    """Return the quirks that are being imitated."""
+    return _quirks
 
 
 @functools.cache

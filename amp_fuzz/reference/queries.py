@@ -9,7 +9,8 @@ they answer for the reference, in threads that are inside one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +67,18 @@ class Queries:
                     setattr(torch, name, function)
                 if self._original_any is not None:
                     setattr(torch._C, _ANY, self._original_any)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Put torch's own functions back for a block: TorchScript compiles calls of these only."""
+        wrapped = {name: getattr(torch, name) for name in self._originals}
+        for name, function in self._originals.items():
+            setattr(torch, name, function)
+        try:
+            yield
+        finally:
+            for name, function in wrapped.items():
+                setattr(torch, name, function)
 
     def _is_enabled(self, device_type: str | None = None) -> bool:
         if not self._inside():

@@ -1,0 +1,71 @@
+"""Compile TorchScript in a unit of its own, so that no case sees what another one compiled.
+
+`torch.jit.script` keeps every function that it compiles for ever, with the graphs that were
+optimised under the autocast of whoever called them first: `torch.nn.functional.softmin`, scripted
+within one program, is the same function in the next. Here the unit, and what remembers it, is
+exchanged for a block.
+
+This is the one place that does so. It checks what it finds, and `tests/backends/test_scripted.py`
+would notice a change.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._jit_internal
+from torch.jit import _state
+
+__all__ = ["fresh_unit", "usable"]
+
+_STATE = (
+    "_python_cu",
+    "_jit_caching_layer",
+    "_jit_function_overload_caching",
+    "_script_classes",
+    "_name_to_pyclass",
+)
+_WITNESS = "__torch__.torch.nn.functional.interpolate"
+
+
+def _overloads() -> dict[str, list[Any]]:
+    known: dict[str, list[Any]] = getattr(torch._jit_internal, "_overloaded_fns", {})
+    return {name: list(functions) for name, functions in known.items()}
+
+
+# Torch forgets the overloads of a function when it has compiled them: they are noted before that.
+_OVERLOADS = _overloads()
+
+
+def usable() -> str:
+    """Return why units cannot be exchanged here, or ""."""
+    missing = [name for name in _STATE if not hasattr(_state, name)]
+    if missing:
+        return f"torch.jit._state has no {missing[0]}: this torch is too new for amp-fuzz"
+    if not any(name.endswith(_WITNESS.removeprefix("__torch__.")) for name in _OVERLOADS):
+        return "TorchScript was used before amp_fuzz was imported: import amp_fuzz first"
+    return ""
+
+
+@contextmanager
+def fresh_unit() -> Iterator[Any]:
+    """Compile what is scripted in this block into a new unit, and yield that."""
+    unit = torch._C.CompilationUnit()
+    fresh: dict[str, Any] = {
+        "_python_cu": unit,
+        "_jit_caching_layer": weakref.WeakKeyDictionary(),
+        "_jit_function_overload_caching": weakref.WeakKeyDictionary(),
+        "_script_classes": {},
+        "_name_to_pyclass": {},
+    }
+    overloads = {name: list(functions) for name, functions in _OVERLOADS.items()}
+    with ExitStack() as stack:
+        for name, value in fresh.items():
+            stack.enter_context(patch.object(_state, name, value))
+        stack.enter_context(patch.object(torch._jit_internal, "_overloaded_fns", overloads))
+        yield unit

@@ -1,0 +1,173 @@
+"""TorchScript's autocast pass, written again over the same graph.
+
+TorchScript does not run `torch.autocast` inside a scripted function: before it optimises a graph, a
+pass writes casts into it, after a list of its own, which is neither the CPU's nor quite CUDA's.
+What the pass means is documented (torch/csrc/jit/JIT-AUTOCAST.md): promotion is injected where
+dtypes are not known, the ``fp32_append_dtype`` policy is missing, and eager autocast around a
+scripted function goes on inside it, whatever the function says.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+__all__ = ["Ambient", "ScriptPolicies", "load_policies", "write_casts"]
+
+REDUCED = "aten::_autocast_to_reduced_precision"
+FULL = "aten::_autocast_to_full_precision"
+_DEVICES = ("cuda", "cpu")  # in the order of the casts' arguments
+_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # c10
+_BY_NUMBER = {number: dtype for dtype, number in _DTYPES.items()}
+
+
+class ScriptPolicyError(RuntimeError):
+    """What the pass refuses: an op that is unsafe, or a context that it cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Which autocast is on, by device type: its dtype, or None where it is off."""
+
+    cpu: torch.dtype | None = None
+    cuda: torch.dtype | None = None
+
+    def __bool__(self) -> bool:
+        return self.cpu is not None or self.cuda is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptPolicies:
+    """Policy by op name, without ``aten::``; an op in none is not in the list."""
+
+    of: Mapping[str, str]
+
+
+@cache
+def load_policies() -> ScriptPolicies:
+    """Return TorchScript's list, `reference/torchscript.toml`."""
+    text = (resources.files("amp_fuzz") / "reference" / "torchscript.toml").read_text()
+    table = tomllib.loads(text)["policies"]
+    return ScriptPolicies({op: policy for policy, ops in table.items() for op in ops})
+
+
+def write_casts(graph: Any, ambient: Ambient, current: Mapping[str, torch.dtype]) -> None:
+    """Write casts into a `torch._C.Graph` whose calls are inlined, as the pass should.
+
+    ambient: what is on where the graph is called. current: the autocast dtype of each device there,
+    on or off: what a context without a dtype takes. Raises `ScriptPolicyError` for an op that is
+    unsafe to autocast.
+    """
+    if ambient or any(_is_context(node) for node in _nodes(graph)):
+        _Writer(graph, current).block(graph, ambient)
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _is_context(node: Any) -> bool:
+    return node.kind() == "prim::Enter" and _class_of(node.input()).endswith(".autocast")
+
+
+def _class_of(value: Any) -> str:
+    kind = value.type()
+    return str(kind.qualified_name()) if isinstance(kind, torch._C.ClassType) else ""
+
+
+class _Writer:
+    def __init__(self, graph: Any, current: Mapping[str, torch.dtype]) -> None:
+        self.graph, self.current, self.policies = graph, current, load_policies().of
+
+    def block(self, block: Any, outer: Ambient) -> None:
+        stack: list[Ambient] = []
+        for node in list(block.nodes()):
+            state = stack[-1] if stack else outer
+            if _is_context(node):
+                stack.append(self.entered(node.input(), state))
+            elif node.kind() == "prim::Exit" and _class_of(node.input()).endswith(".autocast"):
+                stack.pop()
+            elif state:
+                self.node(node, state)
+            for inner in node.blocks():
+                self.block(inner, state)
+
+    def entered(self, instance: Any, outer: Ambient) -> Ambient:
+        """Return what is on in a ``with autocast(...)``: its attributes are set where it is made."""
+        given: dict[str, Any] = {}
+        for use in instance.uses():
+            if use.user.kind() == "prim::SetAttr":
+                given[use.user.s("name")] = use.user.inputsAt(1).toIValue()
+        device, dtype = given["device"], given.get("fast_dtype")
+        chosen = self.current[device] if dtype is None else _BY_NUMBER[dtype]
+        return replace(outer, **{device: chosen if given["_enabled"] else None})
+
+    def node(self, node: Any, state: Ambient) -> None:
+        name = str(node.kind()).removeprefix("aten::")
+        policy = self.policies.get(name)
+        if policy is None or not node.kind().startswith("aten::"):
+            return
+        if policy == "banned":
+            raise ScriptPolicyError(f"aten::{name} is unsafe to autocast")
+        if _writes(node):
+            return
+        if policy == "lower_precision_fp":
+            self.cast(node, REDUCED, state)
+        elif policy == "fp32_set_opt_dtype":
+            if not _has_dtype(node):
+                self.cast(node, FULL, state)
+        elif policy == "fp32" or any(_may_be_float32(v) for v in node.inputs()):
+            self.cast(node, FULL, state)
+
+    def cast(self, node: Any, kind: str, state: Ambient) -> None:
+        """Cast each tensor argument; one value that stands twice is cast once."""
+        dtypes = [getattr(state, device) for device in _DEVICES]
+        casts: dict[int, Any] = {}
+        for i, value in enumerate(list(node.inputs())):
+            if not isinstance(value.type(), torch._C.TensorType) or value.node().kind() == kind:
+                continue
+            if value.unique() not in casts:
+                arguments = [value, *(self.constant(node, d is not None) for d in dtypes)]
+                if kind == REDUCED:
+                    arguments += [self.constant(node, _DTYPES[d or torch.half]) for d in dtypes]
+                made = self.graph.create(kind, arguments, 1)
+                made.insertBefore(node)
+                casts[value.unique()] = made.output()
+            node.replaceInput(i, casts[value.unique()])
+
+    def constant(self, node: Any, value: bool | int) -> Any:
+        made = self.graph.create("prim::Constant", 1)
+        made.i_("value", int(value))
+        made.output().setType(
+            torch._C.BoolType.get() if isinstance(value, bool) else torch._C.IntType.get()
+        )
+        made.insertBefore(node)
+        return made.output()
+
+
+def _writes(node: Any) -> bool:
+    schema = torch._C.parse_schema(node.schema())
+    return bool(schema.is_mutable)
+
+
+def _has_dtype(node: Any) -> bool:
+    """Return whether an explicit ``dtype`` is given."""
+    schema = torch._C.parse_schema(node.schema())
+    for argument, value in zip(schema.arguments, node.inputs(), strict=True):
+        if argument.name == "dtype":
+            return not isinstance(value.type(), torch._C.NoneType)
+    return False
+
+
+def _may_be_float32(value: Any) -> bool:
+    kind = value.type()
+    return isinstance(kind, torch._C.TensorType) and kind.dtype() in (None, torch.float32)
