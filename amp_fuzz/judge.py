@@ -5,6 +5,7 @@ This is what a run, a replay, the minimiser and the pytest plugin all share.
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections import Counter
@@ -216,10 +217,20 @@ class Judge:
         if listed:
             return listed
         quirky = [k for k in self.known if k.quirk and k.on(self.backend.name)]
-        for chosen in [[k] for k in quirky] + ([quirky] if len(quirky) > 1 else []):
-            if self._agrees_with(case, found, observed, [k.quirk for k in chosen]):
-                return "+".join(k.id for k in chosen)
-        return ""
+
+        def explained(chosen: Sequence[Known]) -> bool:
+            return self._agrees_with(case, found, observed, [k.quirk for k in chosen])
+
+        for entry in quirky:
+            if explained([entry]):
+                return entry.id
+        if len(quirky) < 2 or not explained(quirky):
+            return ""
+        for entry in tuple(quirky):  # several at once: those without which it is not explained
+            fewer = [k for k in quirky if k is not entry]
+            if explained(fewer):
+                quirky = fewer
+        return "+".join(k.id for k in quirky)
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or ""."""
@@ -257,7 +268,13 @@ class Judge:
             if found.kind == "relation":
                 return self._broken_by_reference(case, found)
             expected = self.backend.reference().run(case)
+            if expected.raised and observed.raised and self._elsewise(expected, observed):
+                return False
             return self._compare(case, expected, observed) is None
+
+    def _elsewise(self, expected: Observation, observed: Observation) -> bool:
+        """Return whether an inexact backend, which may raise otherwise, raises another error."""
+        return not self.backend.exact and _complaints(expected).isdisjoint(_complaints(observed))
 
     def _broken_by_reference(self, case: Case, found: Divergence) -> bool:
         def run(variant: Case) -> Observation:
@@ -270,6 +287,15 @@ class Judge:
         else:
             broken = check_relation(relation, case, run, values=self.backend.values)
         return broken is not None and broken.where == found.where
+
+
+def _complaints(seen: Observation) -> set[str]:
+    """Return what was raised, without what wrapped it: ``SomeError: `` and a line stand inside."""
+    if seen.raised is None:
+        return set()
+    lines = [line.strip() for line in seen.raised.message.splitlines()]
+    inner = {m[1] for line in lines if (m := re.fullmatch(r"(?:\w*Error: )+(.+)", line))}
+    return inner or set(lines[:1])
 
 
 def _without_mkldnn() -> AbstractContextManager[None]:

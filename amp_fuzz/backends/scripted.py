@@ -26,7 +26,7 @@ from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case, map_autocast
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, Region, TensorSpec
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region, TensorSpec
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
 from amp_fuzz.reference.torchscript import Ambient, write_casts
 from amp_fuzz.source import program_source
@@ -35,12 +35,19 @@ __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
 
 Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
-QUIRK = "torchscript-pass"
+QUIRK, CACHE_QUIRK = "torchscript-pass", "trace-weight-cache"
 
 # A scripted function cannot make a module; these write the module's call as an expression.
 _EXPRESSIONS = frozenset(
     "binary_cross_entropy concat group_norm layer_norm log_softmax max_pool3d rms_norm rrelu "
     "softmax view view_as_complex".split()
+)
+# Modules that are called with weights that are not their own, which torch refuses to trace.
+_STATELESS = frozenset(
+    "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d MultiheadAttention "
+    "TransformerDecoderLayer TransformerEncoderLayer bilinear gru gru_cell linear "
+    "linear_cross_entropy.chunked lstm lstm_cell prelu rnn_relu rnn_relu_cell rnn_tanh "
+    "rnn_tanh_cell".split()
 )
 # TorchScript wants several out= as keywords of their own names.
 _SEVERAL_OUT = (
@@ -70,12 +77,14 @@ class ScriptBackend:
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count. freeze: the program is a module whose weights are its
-    parameters, frozen; its plans only infer.
+    parameters, frozen; its plans only infer. check: the trace is checked by a second one, as it is
+    by default: a cast that the first left in the weight cache is a constant to the second.
     """
 
     mode: Mode
     calls: int = 3
     freeze: bool = False
+    check: bool = False
     device: str = "cpu"
     trains: bool = True
     values: bool = True
@@ -84,8 +93,9 @@ class ScriptBackend:
     @property
     def name(self) -> str:
         """``script``, ``trace``, ``script[freeze]``, ``script[first-call]``, ..."""
-        label = "[freeze]" if self.freeze else "[first-call]" if self.calls == 1 else ""
-        return self.mode + label
+        labels = {"freeze": self.freeze, "check": self.check, "first-call": self.calls == 1}
+        label = "+".join(name for name, on in labels.items() if on)
+        return f"{self.mode}[{label}]" if label else self.mode
 
     def availability(self) -> Availability:
         """Say whether TorchScript can compile programs here that know nothing of each other."""
@@ -95,21 +105,25 @@ class ScriptBackend:
         return Availability("ready", f"torch {torch.__version__}")
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether TorchScript's language has words for a call."""
+        """Return whether a call can be traced, or TorchScript's language has words for it."""
         if self.mode == "trace":
-            return True
+            return form != "module" or op not in _STATELESS
         return (form != "module" or op in _EXPRESSIONS) and (op, form) not in _REFUSED
 
     def fit(self, case: Case) -> Case:
         """Return the case without what TorchScript cannot say.
 
-        A scripted function knows neither ``torch.inference_mode`` nor checkpoints: the bodies of
-        such regions stand where they stood. A frozen module has no gradients.
+        A scripted function knows neither ``torch.inference_mode`` nor checkpoints, and a trace
+        keeps no grad mode: the bodies of such regions stand where they stood. A checkpoint that is not reentrant ends its
+        recomputation by an exception, which TorchScript turns into another: such a one is
+        reentrant here. A frozen module has no gradients.
         """
-        if self.mode == "script":
-            body = _without(case.program.body)
-            program = msgspec.structs.replace(case.program, body=body)
-            case = msgspec.structs.replace(case, program=program)
+        body = _without(case.program.body, _UNSAYABLE[self.mode])
+        program = msgspec.structs.replace(case.program, body=body)
+        case = msgspec.structs.replace(case, program=program)
+        if case.plan.checkpoint == "non_reentrant":
+            plan = msgspec.structs.replace(case.plan, checkpoint="reentrant")
+            case = msgspec.structs.replace(case, plan=plan)
         if self.freeze:
             plan = msgspec.structs.replace(
                 case.plan,
@@ -121,7 +135,10 @@ class ScriptBackend:
                 scaler=False,
                 interrupted=False,
             )
-            case = msgspec.structs.replace(case, plan=plan)
+            # Its weights are constants: no gradient is asked for anywhere.
+            body = (Region(NoGrad(), case.program.body),)
+            program = msgspec.structs.replace(case.program, body=body)
+            case = msgspec.structs.replace(case, plan=plan, program=program)
         return case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -143,7 +160,7 @@ class ScriptBackend:
 
     def ladder(self) -> Sequence[Backend]:
         """Return the graph before it is optimised: what the first call runs, and profiles."""
-        return () if self.calls == 1 else [replace(self, calls=1, freeze=False)]
+        return () if self.calls == 1 else [replace(self, calls=1, freeze=False, check=False)]
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device; it imitates TorchScript's pass if asked to."""
@@ -163,7 +180,7 @@ class _ImitatingReference(ReferenceRuntime):
 
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
-        if QUIRK not in active_quirks():
+        if active_quirks().isdisjoint((QUIRK, CACHE_QUIRK)):
             return self.runtime
         return replace(
             self.runtime,
@@ -202,13 +219,16 @@ class _Scripted:
         return type(self)(self.backend, case, self.names)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
+        random = torch.get_rng_state()
         if self.function is None:
             self.function = self.make(inputs)
+            torch.set_rng_state(random)
         state = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *self.ambient())
-        random = torch.get_rng_state()
         while self.seen.setdefault(state, 0) < self.backend.calls - 1:
             self.seen[state] += 1
-            self.function(*self.copies(inputs))
+            # A checkpoint around the call would count what these save.
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                self.function(*self.copies(inputs))
             torch.set_rng_state(random)
         return self.function(*inputs)
 
@@ -229,17 +249,22 @@ class _Scripted:
         return self.graph_of(inputs)
 
     def graph_of(self, inputs: Sequence[torch.Tensor]) -> Any:
-        if self.backend.mode == "script":
-            with fresh_unit() as unit:
-                self.units.append(unit)
-                with torch_answers():
-                    unit.define(script_source(self.case), {"torch": torch}.get)
-                return unit.find_function("program")
-        return torch.jit.trace(self.plain(), tuple(self.copies(inputs)), check_trace=False)
+        with fresh_unit() as unit:
+            self.units.append(unit)
+            if self.backend.mode == "trace":
+                given = tuple(self.copies(inputs))
+                return torch.jit.trace(self.plain(), given, check_trace=self.checks())
+            with torch_answers():
+                unit.define(script_source(self.case), {"torch": torch}.get)
+            return unit.find_function("program")
+
+    def checks(self) -> bool:
+        """Return whether a trace is checked."""
+        return self.backend.check
 
     def plain(self) -> Callable[..., Any]:
         """Return the program as Python, under the implementation of autocast that is tested."""
-        names = dict(self.names)
+        names = {**self.names, "__name__": "program"}  # the tracer asks for a module
         exec(program_source(self.case.program), names)
         return names["program"]  # type: ignore[no-any-return]
 
@@ -252,20 +277,31 @@ class _Scripted:
         return lambda *given: frozen(*(given[i] for i in others))
 
 
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def script_source(case: Case) -> str:
     """Return the program in TorchScript's language: devices written out, overloads by name."""
     text = program_source(map_autocast(case, device="cpu").program)
     text = text.replace("autocast(", "torch.autocast(")
     return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
-def _without(body: tuple[Node, ...]) -> tuple[Node, ...]:
+_UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
+    "script": (Checkpoint, InferenceMode),
+    "trace": (NoGrad, InferenceMode),
+}
+
+
+def _without(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...]:
+    """Return a body without the regions of some kinds; what stood in them stays."""
     nodes: list[Node] = []
     for node in body:
         if not isinstance(node, Region):
             nodes.append(node)
-        elif isinstance(node.context, Checkpoint | InferenceMode):
-            nodes += _without(node.body)
+        elif isinstance(node.context, kinds):
+            nodes += _without(node.body, kinds)
         else:
-            nodes.append(Region(node.context, _without(node.body)))
+            nodes.append(Region(node.context, _without(node.body, kinds)))
     return tuple(nodes)
 
 
@@ -289,23 +325,30 @@ class _Imitated(_Scripted):
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
         super().__init__(replace(backend, calls=1, freeze=False), case, names)
+        self.freezes = backend.freeze
         self.functions: dict[tuple[object, ...], Any] = {}
 
     def ambient(self) -> tuple[object, ...]:
         return snapshot().contexts
+
+    def checks(self) -> bool:
+        return self.backend.check and CACHE_QUIRK in active_quirks()
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         with _without_pass():
             key = self.ambient()
             if key not in self.functions:
                 graph = self.graph_of(inputs).graph.copy()
+                if self.freezes:  # which forgets the dtypes that tracing saw
+                    torch._C._jit_pass_erase_shape_information(graph)
                 torch._C._jit_pass_inline(graph)
                 torch._C._jit_pass_peephole(graph, True)
                 torch._C._jit_pass_constant_propagation_immutable_types(graph)
                 states = snapshot("cuda").contexts
                 on = {device: dtype for device, dtype, enabled, *_ in states if enabled}
                 current = {device: dtype for device, dtype, *_ in states}
-                write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
+                if QUIRK in active_quirks():
+                    write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
                 self.functions[key] = torch._C._create_function_from_graph("forward", graph)
             return self.functions[key](*inputs)
 
@@ -320,6 +363,11 @@ def _without_pass() -> Iterator[None]:
 
 
 def backends() -> list[Backend]:
-    """Return script and trace, as they are and frozen."""
-    modes: tuple[Mode, ...] = ("script", "trace")
-    return [ScriptBackend(mode, freeze=freeze) for mode in modes for freeze in (False, True)]
+    """Return script and trace, as they are and frozen, and the trace that is checked."""
+    return [
+        ScriptBackend("script"),
+        ScriptBackend("script", freeze=True),
+        ScriptBackend("trace"),
+        ScriptBackend("trace", freeze=True),
+        ScriptBackend("trace", check=True),
+    ]

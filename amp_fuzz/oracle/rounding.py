@@ -60,9 +60,9 @@ class Rounding:
 
     def _band(self, label: str, samples: int) -> Band | None:
         if samples not in self._bands:
-            seen, self._bands[samples] = self.run(samples, samples)
-            if label not in self._bands[samples]:
-                raise RuntimeError(f"the shadows did not come to {label}: {seen.raised}")
+            _, self._bands[samples] = self.run(samples, samples)
+        # There is none where torch raises under a dispatch mode and not without: torch.gru does for
+        # weights of another dtype, since it takes another path then.
         return self._bands[samples].get(label)
 
     def _nonfinite(

@@ -155,6 +155,7 @@ QUIRKS = (
     "promote-skips-optional",
     "query-asks-cuda",
     "torchscript-pass",
+    "trace-weight-cache",
 )
 _quirks: frozenset[str] = frozenset()
 
@@ -177,6 +178,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         which ask so take their fast path under the autocast of any other device.
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
         the autocast around it (`amp_fuzz.reference.torchscript`).
+    trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
+        the trace.
     """
     global _quirks
     names = frozenset(names)

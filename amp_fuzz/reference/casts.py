@@ -56,7 +56,7 @@ def promoted_in_order(
         if torch.float32 in (current, tensor.dtype):
             current = torch.float32
         elif not (current is low and tensor.dtype is low):
-            raise RuntimeError(f"{tensor.dtype} is not the autocast dtype {low}, nor float32")
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
     return current
 
 

@@ -138,6 +138,9 @@ class Shadow(TorchDispatchMode):
     ) -> Any:
         """Run an op, then run it on every copy."""
         kwargs = kwargs or {}
+        if func in (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default):
+            # TorchScript reads its constants: numbers that are tensors come as Python's.
+            args = tuple(a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args)
         call = _Call(func, args, kwargs)
         if not call.follows:
             return func(*args, **kwargs)

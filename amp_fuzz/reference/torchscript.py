@@ -117,7 +117,7 @@ class _Writer:
         if policy is None or not node.kind().startswith("aten::"):
             return
         if policy == "banned":
-            raise ScriptPolicyError(f"aten::{name} is unsafe to autocast")
+            raise ScriptPolicyError("Unsafe to autocast")
         if _writes(node):
             return
         if policy == "lower_precision_fp":
