@@ -10,7 +10,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -20,7 +20,7 @@ from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import minimize, types_of
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
@@ -39,6 +39,7 @@ __all__ = [
     "Task",
     "explore",
     "plan_tasks",
+    "runnable",
     "signature_of",
 ]
 
@@ -152,7 +153,7 @@ def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
     """
     rows: list[list[Task]] = []
     for backend in chosen:
-        ops = usable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend.device)
+        ops = runnable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend)
         families: dict[str, list[Op]] = {}
         for op in ops:
             families.setdefault(op.family, []).append(op)
@@ -167,6 +168,16 @@ def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
                 row.append(Task(backend.name, family, names, share, seed))
         rows.append(row)
     return [row[i] for i in range(max(map(len, rows), default=0)) for row in rows if i < len(row)]
+
+
+def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
+    """Return the ops that a backend can run, each with the forms that it can be called in."""
+    found = []
+    for op in usable(ops, backend.device):
+        forms = {f: text for f, text in op.forms.items() if backend.supports(op.name, f)}
+        if forms:
+            found.append(op if len(forms) == len(op.forms) else replace(op, forms=forms))
+    return tuple(found)
 
 
 def explore(
@@ -203,8 +214,8 @@ def draw(task: Task, settings: Settings) -> Iterator[Case]:
     (benchmarks/generation.py). Making a finding small is `minimize`'s part, not Hypothesis's.
     """
     backend = backends()[task.backend]
-    ops = usable(select(settings.ops or ("*",)), backend.device)
-    focus = usable(select(task.focus), backend.device) if task.focus else ()
+    ops = runnable(select(settings.ops or ("*",)), backend)
+    focus = runnable(select(task.focus), backend) if task.focus else ()
     for number in range(task.cases):
         yield draw_case(
             random.Random(f"{task.seed}/{number}").randbytes,
@@ -293,6 +304,8 @@ def shrink(
     assert divergence is not None
 
     def keeps(candidate: Case) -> bool:
+        if unsupported(candidate, judge.backend) is not None:
+            return False
         seen(candidate)
         again = judge.judge(candidate)
         same = (

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from amp_fuzz.backends import Backend
+from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
@@ -22,16 +22,18 @@ from amp_fuzz.known import Known
 from amp_fuzz.oracle import (
     RELATIONS,
     Divergence,
+    Judgement,
     Rounding,
     check_relation,
     compare,
+    differ,
     within,
 )
-from amp_fuzz.program import statements, uses
+from amp_fuzz.program import Statement, statements, uses
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, quirks
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["Judge", "Verdict", "unsupported"]
 
 
 @dataclass(slots=True)
@@ -87,6 +89,12 @@ class Verdict:
         )
 
 
+def unsupported(case: Case, backend: Backend) -> Statement | None:
+    """Return the first call that a backend cannot say, or None."""
+    calls = statements(case.program.body)
+    return next((s for s in calls if not backend.supports(s.op, s.form)), None)
+
+
 def guilty_op(case: Case, divergence: Divergence) -> str:
     """Return the op of the statement where a divergence shows, or "" where none is named.
 
@@ -134,9 +142,17 @@ class Judge:
     relations: Literal["none", "one", "all"] = "one"
 
     def judge(self, case: Case) -> Verdict:
-        """Run a case and compare; a divergence is confirmed before it is reported."""
+        """Run a case and compare; a divergence is confirmed before it is reported.
+
+        Raises `BackendError` for a program that the backend cannot say.
+        """
         clock = _Clock()
         backend = self.backend
+        if (unsaid := unsupported(case, backend)) is not None:
+            raise BackendError(
+                f"case {case.id}: {backend.name} has no words for {unsaid.op} as {unsaid.form}: "
+                "replay the case on another backend"
+            )
         case = backend.fit(case)
         expected = backend.reference().run(case)
         clock.lap("reference")
@@ -173,10 +189,12 @@ class Judge:
     def _compare(
         self, case: Case, expected: Observation, observed: Observation
     ) -> Divergence | None:
-        rounding = None
+        rounding: Judgement | None = None
         if not self.backend.exact:
             reference = self.backend.reference()
-            rounding = Rounding(lambda samples, seed: reference.shadowed(case, samples, seed))
+            rounding = differ
+            if reference.follows():
+                rounding = Rounding(lambda samples, seed: reference.shadowed(case, samples, seed))
         return compare(expected, observed, values=self.backend.values, rounding=rounding)
 
     def _relate(self, case: Case, observed: Observation) -> Divergence | None:
@@ -295,6 +313,9 @@ def _complaints(seen: Observation) -> set[str]:
         return set()
     lines = [line.strip() for line in seen.raised.message.splitlines()]
     inner = {m[1] for line in lines if (m := re.fullmatch(r"(?:\w*Error: )+(.+)", line))}
+    # The check of a trace quotes the error that it met, without its name.
+    if seen.raised.kind == "TracingCheckError":
+        inner |= set(lines)
     return inner or set(lines[:1])
 
 

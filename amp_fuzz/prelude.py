@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["Interrupted", "as_function", "cotangent", "in_thread", "nudge", "trains"]
+__all__ = [
+    "Interrupted",
+    "as_function",
+    "cotangent",
+    "frozen",
+    "in_thread",
+    "nudge",
+    "optimised",
+    "trains",
+]
 
 
 class Interrupted(Exception):
@@ -78,3 +87,48 @@ def as_function(program, device, custom_fwd, custom_bwd):  # type: ignore[no-unt
             return tuple(x.grad for x in leaves)
 
     return Recompute.apply
+
+
+def optimised(make: Any, buffers: Any, calls: int) -> Any:
+    """Return what `make` makes of the first inputs, called `calls` times for each call that counts.
+
+    TorchScript profiles, then optimises, and only then runs what it optimised: apart for each grad
+    mode and autocast state. buffers: numbers of the inputs that are written in place.
+    """
+    made: list[Any] = []
+    seen: dict[Any, int] = {}
+
+    def copies(inputs: Any) -> list[torch.Tensor]:
+        return [x.clone() if i in buffers else x for i, x in enumerate(inputs)]
+
+    def call(*inputs: torch.Tensor) -> Any:
+        random = torch.get_rng_state()
+        if not made:
+            made.append(make(copies(inputs)))
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        state = *modes, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        while seen.setdefault(state, 0) < calls - 1:
+            seen[state] += 1
+            # A checkpoint around the call would count what these save.
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                made[0](*copies(inputs))
+        torch.set_rng_state(random)
+        return made[0](*inputs)
+
+    return call
+
+
+def frozen(program: Any, inputs: Any, weights: Any) -> Any:
+    """Return a scripted program as a frozen module whose weights, by number, are its parameters."""
+    module = torch.nn.Module()
+    module.program = program
+    for i in weights:
+        weight = torch.nn.Parameter(inputs[i].detach(), requires_grad=False)
+        module.register_parameter(f"w{i}", weight)
+    module = torch.jit.script(module.eval())
+    others = [i for i in range(len(inputs)) if i not in weights]
+    given = "".join(f", x{i}" for i in others)
+    passed = ", ".join(f"self.w{i}" if i in weights else f"x{i}" for i in range(len(inputs)))
+    module.define(f"def forward(self{given}):\n    return self.program({passed})\n")
+    module = torch.jit.freeze(module)
+    return lambda *inputs: module(*(inputs[i] for i in others))

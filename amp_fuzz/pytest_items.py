@@ -27,11 +27,19 @@ import torch
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.engine import Event, Finding, Settings, Task, explore, plan_tasks, seed_of
+from amp_fuzz.engine import (
+    Event,
+    Finding,
+    Settings,
+    Task,
+    explore,
+    plan_tasks,
+    runnable,
+    seed_of,
+)
 from amp_fuzz.pytest_run import Run
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import StoreError, Writer
-from amp_fuzz.strategies.drawing import usable
 
 __all__ = ["ROOT", "BackendNode", "FuzzItem", "Job", "Root", "jobs", "show_finding", "store_option"]
 
@@ -82,7 +90,7 @@ _TRIES = (3, 6, 6, 6, 6, 6, 6, 6)
 
 
 def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
-    pool = usable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend.device)
+    pool = runnable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend)
     for kernel in kernels(backend.device).reachable:
         able = tuple(op.name for op in pool if f"aten::{kernel}" in op.overloads)
         # Those that dispatch to it come first; composites reach it on some of their ways only.

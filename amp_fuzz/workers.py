@@ -34,13 +34,13 @@ from amp_fuzz.engine import (
     Task,
     explore,
     plan_tasks,
+    runnable,
     seed_of,
     signature_of,
 )
 from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import Store, StoreError, Writer
-from amp_fuzz.strategies.drawing import usable
 
 __all__ = ["run"]
 
@@ -86,7 +86,7 @@ def _aimed(
         missing = set(kernels(backend.device).reachable) - reached.get(backend.name, set())
         for kernel in sorted(missing):
             name = f"aten::{kernel}"
-            reaching = [op for op in usable(pool, backend.device) if name in op.overloads]
+            reaching = [op for op in runnable(pool, backend) if name in op.overloads]
             named = [op for op in reaching if op.overloads[0] == name]
             focus = tuple(op.name for op in named or reaching)
             if focus:

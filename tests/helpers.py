@@ -176,6 +176,9 @@ class WrongKernel:
     def availability(self) -> Availability:
         return self.inner.availability()
 
+    def supports(self, op: str, form: str) -> bool:
+        return self.inner.supports(op, form)
+
     def fit(self, case: Case) -> Case:
         return self.inner.fit(case)
 

@@ -79,6 +79,9 @@ class Backend(Protocol):
     def availability(self) -> Availability:
         """Say whether it can be used here."""
 
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether the implementation can say a call of a catalogue op in that form."""
+
     def fit(self, case: Case) -> Case:
         """Return the case without what the implementation says that it does not support."""
 

@@ -24,6 +24,10 @@ class ReferenceRuntime:
 
     runtime: Runtime
 
+    def follows(self) -> bool:
+        """Return whether shadows can follow a run."""
+        return True
+
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case: the same for all, but where a quirk is imitated."""
         return self.runtime

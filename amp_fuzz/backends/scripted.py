@@ -19,14 +19,15 @@ import msgspec
 import torch
 import torch.utils.checkpoint
 
-from amp_fuzz import harness
+from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case, map_autocast
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region, TensorSpec
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region, Role
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
 from amp_fuzz.reference.torchscript import Ambient, write_casts
 from amp_fuzz.source import program_source
@@ -37,18 +38,12 @@ Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
 QUIRK, CACHE_QUIRK = "torchscript-pass", "trace-weight-cache"
 
-# A scripted function cannot make a module; these write the module's call as an expression.
-_EXPRESSIONS = frozenset(
-    "binary_cross_entropy concat group_norm layer_norm log_softmax max_pool3d rms_norm rrelu "
-    "softmax view view_as_complex".split()
-)
-# Modules that are called with weights that are not their own, which torch refuses to trace.
-_STATELESS = frozenset(
-    "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d MultiheadAttention "
-    "TransformerDecoderLayer TransformerEncoderLayer bilinear gru gru_cell linear "
-    "linear_cross_entropy.chunked lstm lstm_cell prelu rnn_relu rnn_relu_cell rnn_tanh "
-    "rnn_tanh_cell".split()
-)
+# A scripted function cannot make a module, and torch refuses to trace one that is called with
+# weights which are not its own.
+_UNSAYABLE_CALLS: Mapping[Mode, re.Pattern[str]] = {
+    "script": re.compile(r"torch\.nn\.[A-Z]"),
+    "trace": re.compile(r"functional_call"),
+}
 # TorchScript wants several out= as keywords of their own names.
 _SEVERAL_OUT = (
     "aminmax cummax cummin geqrf kthvalue linalg.cholesky_ex linalg.eig linalg.eigh linalg.inv_ex "
@@ -106,17 +101,19 @@ class ScriptBackend:
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be traced, or TorchScript's language has words for it."""
-        if self.mode == "trace":
-            return form != "module" or op not in _STATELESS
-        return (form != "module" or op in _EXPRESSIONS) and (op, form) not in _REFUSED
+        if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
+            return False
+        return self.mode == "trace" or (op, form) not in _REFUSED
 
     def fit(self, case: Case) -> Case:
         """Return the case without what TorchScript cannot say.
 
         A scripted function knows neither ``torch.inference_mode`` nor checkpoints, and a trace
-        keeps no grad mode: the bodies of such regions stand where they stood. A checkpoint that is not reentrant ends its
+        keeps neither grad modes nor what a checkpoint's body stands under: such bodies stand where
+        the regions stood. A checkpoint that is not reentrant ends its
         recomputation by an exception, which TorchScript turns into another: such a one is
-        reentrant here. A frozen module has no gradients.
+        reentrant here. A frozen module has no gradients, and keeps the casts of the thread that
+        froze it.
         """
         body = _without(case.program.body, _UNSAYABLE[self.mode])
         program = msgspec.structs.replace(case.program, body=body)
@@ -134,6 +131,7 @@ class ScriptBackend:
                 loop="outside",
                 scaler=False,
                 interrupted=False,
+                thread="whole" if case.plan.thread == "whole" else "none",
             )
             # Its weights are constants: no gradient is asked for anywhere.
             body = (Region(NoGrad(), case.program.body),)
@@ -178,9 +176,13 @@ class _ImitatingReference(ReferenceRuntime):
 
     backend: ScriptBackend
 
+    def follows(self) -> bool:
+        # TorchScript's interpreter under a dispatch mode corrupts the heap (torch 2.13).
+        return active_quirks().isdisjoint((QUIRK, CACHE_QUIRK))
+
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
-        if active_quirks().isdisjoint((QUIRK, CACHE_QUIRK)):
+        if self.follows():
             return self.runtime
         return replace(
             self.runtime,
@@ -190,8 +192,9 @@ class _ImitatingReference(ReferenceRuntime):
 
 def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
     """Return what the driver calls by these names: the scripted program, and its decorator."""
+    base: Any = names["autocast"]
 
-    class around(names["autocast"]):  # type: ignore[misc]
+    class around(base):  # type: ignore[misc]
         """A context; as a decorator of the program it is scripted with it."""
 
         def __call__(self, function: Callable[..., Any]) -> Any:
@@ -207,9 +210,11 @@ class _Scripted:
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
         self.backend, self.case, self.names = backend, case, names
-        self.function: Callable[..., Any] | None = None
         self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
-        self.seen: dict[tuple[object, ...], int] = {}
+        self.call = prelude.optimised(self.make, _numbers(case, "buffer"), backend.calls)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self.call(*inputs)
 
     def decorated(self, context: Autocast) -> _Scripted:
         """Return the program with all of its body under a context."""
@@ -218,67 +223,34 @@ class _Scripted:
         case = msgspec.structs.replace(self.case, program=program)
         return type(self)(self.backend, case, self.names)
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        random = torch.get_rng_state()
-        if self.function is None:
-            self.function = self.make(inputs)
-            torch.set_rng_state(random)
-        state = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *self.ambient())
-        while self.seen.setdefault(state, 0) < self.backend.calls - 1:
-            self.seen[state] += 1
-            # A checkpoint around the call would count what these save.
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
-                self.function(*self.copies(inputs))
-            torch.set_rng_state(random)
-        return self.function(*inputs)
-
-    def copies(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the inputs for a call that must leave them as they are."""
-        specs = self.case.program.inputs
-        pairs = zip(specs, inputs, strict=True)
-        return [t.clone() if spec.role == "buffer" else t for spec, t in pairs]
-
-    def ambient(self) -> tuple[object, ...]:
-        """Return the autocast state around the program: TorchScript optimises for each apart."""
-        return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-
-    def make(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    def make(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the scripted program."""
+        made = self.compiled(inputs)
         if self.backend.freeze:
-            return self.frozen(inputs)
-        return self.graph_of(inputs)
+            made = prelude.frozen(made, inputs, _numbers(self.case, "weight"))
+        return made
 
-    def graph_of(self, inputs: Sequence[torch.Tensor]) -> Any:
+    def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the program as a `torch.jit.ScriptFunction`."""
         with fresh_unit() as unit:
             self.units.append(unit)
             if self.backend.mode == "trace":
-                given = tuple(self.copies(inputs))
-                return torch.jit.trace(self.plain(), given, check_trace=self.checks())
+                program, given = self.plain(), tuple(inputs)
+                return torch.jit.trace(program, given, check_trace=self.backend.check)
             with torch_answers():
                 unit.define(script_source(self.case), {"torch": torch}.get)
             return unit.find_function("program")
 
-    def checks(self) -> bool:
-        """Return whether a trace is checked."""
-        return self.backend.check
-
-    def plain(self) -> Callable[..., Any]:
+    def plain(self) -> Any:
         """Return the program as Python, under the implementation of autocast that is tested."""
         names = {**self.names, "__name__": "program"}  # the tracer asks for a module
         exec(program_source(self.case.program), names)
-        return names["program"]  # type: ignore[no-any-return]
-
-    def frozen(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        specs = self.case.program.inputs
-        weights = [i for i, s in enumerate(specs) if s.role == "weight"]
-        others = [i for i in range(len(specs)) if i not in weights]
-        module = _module(self.graph_of(inputs), specs, inputs)
-        frozen = torch.jit.freeze(module)
-        return lambda *given: frozen(*(given[i] for i in others))
+        return names["program"]
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _numbers(case: Case, role: Role) -> list[int]:
+    """Return which inputs have a role."""
+    return [i for i, spec in enumerate(case.program.inputs) if spec.role == role]
 
 
 def script_source(case: Case) -> str:
@@ -286,9 +258,11 @@ def script_source(case: Case) -> str:
     text = program_source(map_autocast(case, device="cpu").program)
     text = text.replace("autocast(", "torch.autocast(")
     return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
+
+
 _UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
     "script": (Checkpoint, InferenceMode),
-    "trace": (NoGrad, InferenceMode),
+    "trace": (NoGrad, InferenceMode, Checkpoint),
 }
 
 
@@ -305,52 +279,52 @@ def _without(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...
     return tuple(nodes)
 
 
-def _module(program: Any, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor]) -> Any:
-    """Return a scripted module in eval mode that calls a program; its weights are parameters."""
-    holder = torch.nn.Module()
-    holder.program = program
-    for spec, tensor in zip(specs, inputs, strict=True):
-        if spec.role == "weight":
-            holder.register_parameter(spec.name, torch.nn.Parameter(tensor.detach()))
-    module = torch.jit.script(holder.eval())
-    given = ", ".join(s.name for s in specs if s.role != "weight")
-    passed = ", ".join(f"self.{s.name}" if s.role == "weight" else s.name for s in specs)
-    comma = ", " if given else ""
-    module.define(f"def forward(self{comma}{given}):\n    return self.program({passed})\n")
-    return module
-
-
 class _Imitated(_Scripted):
     """The program as TorchScript's pass should make it: its graph, the casts written by us."""
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
-        super().__init__(replace(backend, calls=1, freeze=False), case, names)
+        check = backend.check and CACHE_QUIRK in active_quirks()
+        super().__init__(replace(backend, freeze=False, check=check), case, names)
         self.freezes = backend.freeze
+        self.function: Any = None
         self.functions: dict[tuple[object, ...], Any] = {}
 
-    def ambient(self) -> tuple[object, ...]:
-        return snapshot().contexts
-
-    def checks(self) -> bool:
-        return self.backend.check and CACHE_QUIRK in active_quirks()
-
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        with _without_pass():
-            key = self.ambient()
+        grad = torch.is_grad_enabled() and not self.freezes
+        with _without_pass(), torch.set_grad_enabled(grad):
+            key = snapshot().contexts
             if key not in self.functions:
-                graph = self.graph_of(inputs).graph.copy()
-                if self.freezes:  # which forgets the dtypes that tracing saw
-                    torch._C._jit_pass_erase_shape_information(graph)
-                torch._C._jit_pass_inline(graph)
-                torch._C._jit_pass_peephole(graph, True)
-                torch._C._jit_pass_constant_propagation_immutable_types(graph)
-                states = snapshot("cuda").contexts
-                on = {device: dtype for device, dtype, enabled, *_ in states if enabled}
-                current = {device: dtype for device, dtype, *_ in states}
-                if QUIRK in active_quirks():
-                    write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
-                self.functions[key] = torch._C._create_function_from_graph("forward", graph)
+                self.functions[key] = self.lowered(inputs)
             return self.functions[key](*inputs)
+
+    def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the program with our casts for the state around it."""
+        if self.function is None:  # what is traced keeps the state of its first call
+            written = _numbers(self.case, "buffer")
+            given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
+            self.function = self.compiled(given)
+        graph = self.function.graph.copy()
+        if self.freezes:  # which forgets the dtypes that tracing saw
+            torch._C._jit_pass_erase_shape_information(graph)
+        for prepare in _BEFORE:
+            prepare(graph)
+        states = snapshot("cuda").contexts
+        on = {device: dtype for device, dtype, enabled, *_ in states if enabled}
+        current = {device: dtype for device, dtype, *_ in states}
+        if QUIRK in active_quirks():
+            write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
+        made = torch._C._create_function_from_graph("forward", graph)
+        # Optimised like what it is compared with: their values are compared bit for bit.
+        written = _numbers(self.case, "buffer")
+        return prelude.optimised(lambda given: made, written, self.backend.calls)
+
+
+# What TorchScript does to a graph before its autocast pass.
+_BEFORE: tuple[Callable[[Any], Any], ...] = (
+    torch._C._jit_pass_inline,
+    lambda graph: torch._C._jit_pass_peephole(graph, True),
+    torch._C._jit_pass_constant_propagation_immutable_types,  # type: ignore[attr-defined]
+)
 
 
 @contextmanager

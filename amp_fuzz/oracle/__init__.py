@@ -1,17 +1,19 @@
 """Expectation and observation in, divergences out. No tolerance to tune anywhere."""
 
-from amp_fuzz.oracle.compare import Divergence, Kind, compare, describe
+from amp_fuzz.oracle.compare import Divergence, Judgement, Kind, compare, describe, differ
 from amp_fuzz.oracle.relations import RELATIONS, Relation, check_relation, within
 from amp_fuzz.oracle.rounding import Rounding
 
 __all__ = [
     "RELATIONS",
     "Divergence",
+    "Judgement",
     "Kind",
     "Relation",
     "Rounding",
     "check_relation",
     "compare",
     "describe",
+    "differ",
     "within",
 ]

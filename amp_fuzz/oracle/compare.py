@@ -10,7 +10,7 @@ import torch
 
 from amp_fuzz.harness import Observation, Raised, bits
 
-__all__ = ["Divergence", "Kind", "compare", "describe"]
+__all__ = ["Divergence", "Judgement", "Kind", "compare", "describe", "differ"]
 
 Kind: TypeAlias = Literal[
     "raise",
@@ -128,13 +128,7 @@ def _value(
         return Divergence("grad-shape" if grad else "shape", label, *shapes)
     if not values or same(want, got):
         return None
-    if rounding is not None:
-        return rounding(label, want, got)
-    if nonfinite_differs(want, got):
-        kind = "grad-nonfinite" if grad else "nonfinite"
-    else:
-        kind = "grad-bitwise" if grad else "bitwise"
-    return Divergence(kind, label, *_first_difference(want, got))
+    return (rounding or differ)(label, want, got)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -166,6 +160,16 @@ def nonfinite_differs(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     infinite = torch.isinf(a) | torch.isinf(b)
     return not torch.equal(a[infinite], b[infinite])
+
+
+def differ(label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence:
+    """Return the divergence of two values that differ in a bit."""
+    grad = label.endswith(".grad")
+    if nonfinite_differs(want, got):
+        kind: Kind = "grad-nonfinite" if grad else "nonfinite"
+    else:
+        kind = "grad-bitwise" if grad else "bitwise"
+    return Divergence(kind, label, *_first_difference(want, got))
 
 
 def _first_difference(want: torch.Tensor, got: torch.Tensor) -> tuple[str, str]:

@@ -102,7 +102,7 @@ class _Writer:
                 self.block(inner, state)
 
     def entered(self, instance: Any, outer: Ambient) -> Ambient:
-        """Return what is on in a ``with autocast(...)``: its attributes are set where it is made."""
+        """Return what is on in ``with autocast(...)``: its attributes are set by its maker."""
         given: dict[str, Any] = {}
         for use in instance.uses():
             if use.user.kind() == "prim::SetAttr":

@@ -109,6 +109,9 @@ class Faulty:
     values: bool = True
     exact: bool = True
 
+    def supports(self, op: str, form: str) -> bool:
+        return True
+
     def fit(self, case: Any) -> Any:
         return case
 
