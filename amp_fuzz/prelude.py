@@ -19,6 +19,7 @@ __all__ = [
     "in_thread",
     "nudge",
     "optimised",
+    "traced",
     "trains",
 ]
 
@@ -132,3 +133,21 @@ def frozen(program: Any, inputs: Any, weights: Any) -> Any:
     module.define(f"def forward(self{given}):\n    return self.program({passed})\n")
     module = torch.jit.freeze(module)
     return lambda *inputs: module(*(inputs[i] for i in others))
+
+
+def traced(program: Any, inputs: Any, weights: Any) -> Any:
+    """Return a trace, checked, of a module whose weights, by number, are its parameters."""
+    others = [i for i in range(len(inputs)) if i not in weights]
+
+    class Module(torch.nn.Module):
+        def forward(self, *given: torch.Tensor) -> Any:
+            rest = iter(given)
+            values = (getattr(self, f"w{i}") if i in weights else next(rest) for i in numbers)
+            return program(*values)
+
+    module, numbers = Module(), range(len(inputs))
+    for i in weights:
+        inputs[i]._is_param = True  # the very leaf, whose gradient is looked at
+        module.register_parameter(f"w{i}", inputs[i])
+    trace = torch.jit.trace(module, tuple(inputs[i] for i in others))
+    return lambda *inputs: trace(*(inputs[i] for i in others))

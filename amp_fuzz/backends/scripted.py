@@ -36,7 +36,9 @@ __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
 
 Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
-QUIRK, CACHE_QUIRK = "torchscript-pass", "trace-weight-cache"
+QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
+CACHE_QUIRK = "trace-weight-cache"
+_QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 
 # A scripted function cannot make a module, and torch refuses to trace one that is called with
 # weights which are not its own.
@@ -72,8 +74,8 @@ class ScriptBackend:
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count. freeze: the program is a module whose weights are its
-    parameters, frozen; its plans only infer. check: the trace is checked by a second one, as it is
-    by default: a cast that the first left in the weight cache is a constant to the second.
+    parameters, frozen; its plans only infer. check: what is traced is a module with the weights as
+    its parameters, and a second trace checks the first, as `torch.jit.trace` does by default.
     """
 
     mode: Mode
@@ -178,7 +180,7 @@ class _ImitatingReference(ReferenceRuntime):
 
     def follows(self) -> bool:
         # TorchScript's interpreter under a dispatch mode corrupts the heap (torch 2.13).
-        return active_quirks().isdisjoint((QUIRK, CACHE_QUIRK))
+        return active_quirks().isdisjoint(_QUIRKS)
 
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
@@ -225,18 +227,18 @@ class _Scripted:
 
     def make(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the scripted program."""
+        weights = _numbers(self.case, "weight")
+        if self.backend.check:
+            return prelude.traced(self.plain(), inputs, weights)
         made = self.compiled(inputs)
-        if self.backend.freeze:
-            made = prelude.frozen(made, inputs, _numbers(self.case, "weight"))
-        return made
+        return prelude.frozen(made, inputs, weights) if self.backend.freeze else made
 
     def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program as a `torch.jit.ScriptFunction`."""
         with fresh_unit() as unit:
             self.units.append(unit)
             if self.backend.mode == "trace":
-                program, given = self.plain(), tuple(inputs)
-                return torch.jit.trace(program, given, check_trace=self.backend.check)
+                return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
             with torch_answers():
                 unit.define(script_source(self.case), {"torch": torch}.get)
             return unit.find_function("program")
@@ -283,14 +285,14 @@ class _Imitated(_Scripted):
     """The program as TorchScript's pass should make it: its graph, the casts written by us."""
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
-        check = backend.check and CACHE_QUIRK in active_quirks()
-        super().__init__(replace(backend, freeze=False, check=check), case, names)
-        self.freezes = backend.freeze
+        super().__init__(backend, case, names)
+        # From the third call on, gradients come from TorchScript's own formulas.
+        self.calls = backend.calls if AUTODIFF_QUIRK in active_quirks() else 1
         self.function: Any = None
         self.functions: dict[tuple[object, ...], Any] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        grad = torch.is_grad_enabled() and not self.freezes
+        grad = torch.is_grad_enabled() and not self.backend.freeze
         with _without_pass(), torch.set_grad_enabled(grad):
             key = snapshot().contexts
             if key not in self.functions:
@@ -302,10 +304,15 @@ class _Imitated(_Scripted):
         if self.function is None:  # what is traced keeps the state of its first call
             written = _numbers(self.case, "buffer")
             given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
+            if self.backend.check and CACHE_QUIRK in active_quirks():
+                prelude.traced(self.plain(), given, _numbers(self.case, "weight"))  # it may raise
             self.function = self.compiled(given)
         graph = self.function.graph.copy()
-        if self.freezes:  # which forgets the dtypes that tracing saw
+        if self.backend.freeze:  # which forgets the dtypes that tracing saw
             torch._C._jit_pass_erase_shape_information(graph)
+        if self.backend.check:  # nothing is known of a module's parameters
+            for i in _numbers(self.case, "weight"):
+                list(graph.inputs())[i].setType(torch._C.TensorType.get())
         for prepare in _BEFORE:
             prepare(graph)
         states = snapshot("cuda").contexts
@@ -314,9 +321,7 @@ class _Imitated(_Scripted):
         if QUIRK in active_quirks():
             write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
         made = torch._C._create_function_from_graph("forward", graph)
-        # Optimised like what it is compared with: their values are compared bit for bit.
-        written = _numbers(self.case, "buffer")
-        return prelude.optimised(lambda given: made, written, self.backend.calls)
+        return prelude.optimised(lambda _: made, _numbers(self.case, "buffer"), self.calls)
 
 
 # What TorchScript does to a graph before its autocast pass.

@@ -154,6 +154,7 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "torchscript-autodiff",
     "torchscript-pass",
     "trace-weight-cache",
 )
@@ -176,6 +177,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    torchscript-autodiff: from the third call on, the gradients of a scripted program come from
+        TorchScript's own formulas, which cast and round elsewhere.
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
         the autocast around it (`amp_fuzz.reference.torchscript`).
     trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of

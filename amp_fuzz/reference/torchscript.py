@@ -9,6 +9,7 @@ scripted function goes on inside it, whatever the function says.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -64,8 +65,19 @@ def write_casts(graph: Any, ambient: Ambient, current: Mapping[str, torch.dtype]
     on or off: what a context without a dtype takes. Raises `ScriptPolicyError` for an op that is
     unsafe to autocast.
     """
+    writer = _Writer(graph, current)
+    if ambient:
+        # Functions that the program calls are graphs of their own: they get theirs before they are
+        # inlined, from what is on around the program, not around the call.
+        for node in [n for n in _nodes(graph) if _was_called(n)]:
+            writer.node(node, ambient)
     if ambient or any(_is_context(node) for node in _nodes(graph)):
-        _Writer(graph, current).block(graph, ambient)
+        writer.block(graph, ambient)
+
+
+def _was_called(node: Any) -> bool:
+    """Return whether a node comes from a function of torch's, not from the program's text."""
+    return f'File "{os.path.dirname(torch.__file__)}' in node.sourceRange().partition("\n")[0]
 
 
 def _nodes(block: Any) -> Iterator[Any]:
