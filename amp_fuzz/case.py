@@ -29,7 +29,7 @@ __all__ = ["FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
 FORMAT = 1
 MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
 
-Entry: TypeAlias = Literal["context", "decorator", "custom_fwd"]
+Entry: TypeAlias = Literal["context", "decorator", "custom_fwd", "cast_inputs", "setup_context"]
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
 
 
@@ -43,7 +43,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contexts: the autocast contexts around it, outermost first; none runs it bare.
     entry: how the innermost context is entered: a ``with`` block, autocast as a decorator, or an
         ``autograd.Function`` with ``custom_fwd`` and ``custom_bwd`` (its backward recomputes the
-        program under the autocast state of its forward).
+        program under the autocast state of its forward). ``cast_inputs`` is such a one with
+        ``cast_inputs=torch.float32``, and ``setup_context`` one whose forward is given no ``ctx``.
     backward: where the backward pass stands; ``under`` is under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps

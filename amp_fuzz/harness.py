@@ -90,6 +90,7 @@ class Runtime:
             "custom_bwd": self.custom_bwd,
             "Interrupted": prelude.Interrupted,
             "as_function": prelude.as_function,
+            "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
             "in_thread": self.thread,
             "nudge": prelude.nudge,

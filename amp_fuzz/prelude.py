@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["Interrupted", "as_function", "cotangent", "in_thread", "nudge", "trains"]
+__all__ = [
+    "Interrupted",
+    "as_function",
+    "as_function_apart",
+    "cotangent",
+    "in_thread",
+    "nudge",
+    "recompute",
+    "trains",
+]
 
 
 class Interrupted(Exception):
@@ -55,12 +64,24 @@ def in_thread(function: Any, *args: Any) -> Any:
     return result
 
 
-def as_function(program, device, custom_fwd, custom_bwd):  # type: ignore[no-untyped-def]
+def recompute(program, inputs, trained, cotangents):  # type: ignore[no-untyped-def]
+    """Return the gradients of a program's inputs, for those that are trained; by running it."""
+    leaves = [x.detach().requires_grad_(t) for x, t in zip(inputs, trained, strict=True)]
+    with torch.enable_grad():
+        outputs = program(*leaves)
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    if pairs and any(trained):
+        torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
+    return tuple(x.grad for x in leaves)
+
+
+def as_function(program, device, custom_fwd, custom_bwd, cast=None):  # type: ignore[no-untyped-def]
     """Return a program as an autograd.Function whose backward recomputes it."""
+    options = {} if cast is None else {"cast_inputs": cast}
 
     class Recompute(torch.autograd.Function):
         @staticmethod
-        @custom_fwd(device_type=device)
+        @custom_fwd(device_type=device, **options)
         def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
             ctx.inputs = inputs
             return tuple(program(*inputs))
@@ -68,13 +89,27 @@ def as_function(program, device, custom_fwd, custom_bwd):  # type: ignore[no-unt
         @staticmethod
         @custom_bwd(device_type=device)
         def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
-            leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.inputs]
-            with torch.enable_grad():
-                outputs = program(*leaves)
-            pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
-            wanted = [x for x in leaves if x.requires_grad]
-            if pairs and wanted:
-                torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
-            return tuple(x.grad for x in leaves)
+            return recompute(program, ctx.inputs, ctx.needs_input_grad, cotangents)
 
     return Recompute.apply
+
+
+def as_function_apart(program, device, custom_fwd, custom_bwd):  # type: ignore[no-untyped-def]
+    """Return a program as an autograd.Function whose forward is given no ctx."""
+
+    class Apart(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(device_type=device)
+        def forward(*inputs):  # type: ignore[no-untyped-def]
+            return tuple(program(*inputs))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+            ctx.inputs = inputs
+
+        @staticmethod
+        @custom_bwd(device_type=device)
+        def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
+            return recompute(program, ctx.inputs, ctx.needs_input_grad, cotangents)
+
+    return Apart.apply

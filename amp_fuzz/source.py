@@ -8,7 +8,7 @@ ever executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
@@ -40,6 +40,12 @@ __all__ = [
 ]
 
 _INDENT = "    "
+_FUNCTIONS: Mapping[str, str] = {
+    "custom_fwd": "as_function(program, device, custom_fwd, custom_bwd)",
+    "cast_inputs": "as_function(program, device, custom_fwd, custom_bwd, torch.float32)",
+    "setup_context": "as_function_apart(program, device, custom_fwd, custom_bwd)",
+}
+"""The source of the ``autograd.Function`` that an entry makes of a program."""
 
 
 def argument(arg: Arg) -> str:
@@ -222,8 +228,8 @@ class _Driver:
             self.depth += 1
         if entry == "decorator":
             self.put(f"entered = {autocast_call(contexts[-1])}(program)")
-        elif entry == "custom_fwd":
-            self.put("entered = as_function(program, device, custom_fwd, custom_bwd)")
+        elif entry != "context":
+            self.put(f"entered = {_FUNCTIONS[entry]}")
         self.forward(prefix, "program" if entry == "context" else "entered")
         if self.plan.backward == "inside":
             self.backward(prefix)

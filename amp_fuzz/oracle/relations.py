@@ -104,11 +104,14 @@ def _disabled(case: Case) -> tuple[Case, Case] | None:
 
 
 def _entry(case: Case) -> tuple[Case, Case] | None:
-    """Compare a context object with a decorator, and ``custom_fwd`` with a context object."""
+    """Compare a context object with a decorator, and ``custom_fwd`` with a context object.
+
+    ``cast_inputs`` means something else.
+    """
     plan = case.plan
     if not plan.contexts or plan.loop == "inside" or plan.first_pass != "none":
         return None
-    if plan.checkpoint != "none" or plan.thread == "inside":
+    if plan.checkpoint != "none" or plan.thread == "inside" or plan.entry == "cast_inputs":
         return None
     other = "decorator" if plan.entry == "context" else "context"
     return case, _plan(case, entry=other)
@@ -132,6 +135,8 @@ def _writes(case: Case) -> bool:
     return any(spec.role == "buffer" for spec in case.program.inputs)
 
 
+_FUNCTIONS = ("custom_fwd", "cast_inputs", "setup_context")
+
 RELATIONS: Mapping[str, Relation] = {
     r.name: r
     for r in (
@@ -150,7 +155,7 @@ def check_relation(
     pair = relation.pair(case)
     if pair is None:
         return None
-    forward = relation.forward or "custom_fwd" in (pair[0].plan.entry, pair[1].plan.entry)
+    forward = relation.forward or any(one.plan.entry in _FUNCTIONS for one in pair)
     first, second = run(pair[0]), run(pair[1])
     if forward:
         first, second = _forward(first), _forward(second)

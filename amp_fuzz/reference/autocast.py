@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.utils.checkpoint
@@ -149,6 +149,7 @@ def clear_cache() -> None:
 QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
+    "custom-fwd-setup-context",
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
@@ -167,6 +168,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         before they compare dtypes, leaves out mps and maia.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
+    custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
+        which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
         ``promote`` policy, unless an argument before it is float32.
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
@@ -557,20 +560,57 @@ def checkpoint(device: str) -> Callable[..., Any]:
     return run
 
 
-def custom_fwd(*, device_type: str) -> Callable[[F], F]:
-    """Like `torch.amp.custom_fwd` without ``cast_inputs``: remember the state for the backward."""
+def custom_fwd(*, device_type: str, cast_inputs: torch.dtype | None = None) -> Callable[[F], F]:
+    """Like `torch.amp.custom_fwd`: remember the state for the backward.
+
+    cast_inputs: in a region where autocast is on, cast the eligible inputs to this dtype and run
+    the forward with autocast disabled; elsewhere it has no effect.
+
+    A forward that is given no ``ctx``, as where the function has a ``setup_context``, keeps the
+    state of its latest call itself.
+    """
 
     def decorate(forward: F) -> F:
         @functools.wraps(forward)
-        def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            ctx._reference_dtype = _state.dtype(device_type)
-            ctx._reference_enabled = _state.enabled.get(device_type, False)
-            ctx._reference_table = _state.tables.get(device_type)
-            return forward(ctx, *args, **kwargs)
+        def decorated(*args: Any, **kwargs: Any) -> Any:
+            apart = "custom-fwd-setup-context" not in _quirks and not _is_ctx(args)
+            keeper: Any = decorated if apart else args[0]
+            enabled = _state.enabled.get(device_type, False)
+            keeper._reference_state = _ForwardState(
+                _state.dtype(device_type),
+                enabled and cast_inputs is None,
+                _state.tables.get(device_type),
+            )
+            if cast_inputs is None or not enabled:
+                return forward(*args, **kwargs)
+            with autocast(device_type, enabled=False):
+                args = tuple(_input(a, device_type, cast_inputs) for a in args)
+                kwargs = {k: _input(v, device_type, cast_inputs) for k, v in kwargs.items()}
+                return forward(*args, **kwargs)
 
         return cast(F, decorated)
 
     return decorate
+
+
+class _ForwardState(NamedTuple):
+    """The autocast state under which the operations of a forward ran."""
+
+    dtype: torch.dtype
+    enabled: bool
+    table: PolicyTable | None
+
+
+def _is_ctx(args: Sequence[Any]) -> bool:
+    return bool(args) and isinstance(args[0], torch.autograd.function.FunctionCtx)
+
+
+def _input(value: Any, device: str, to: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(to) if eligible(value, device) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_input(v, device, to) for v in value)
+    return value
 
 
 def custom_bwd(*, device_type: str) -> Callable[[F], F]:
@@ -579,12 +619,11 @@ def custom_bwd(*, device_type: str) -> Callable[[F], F]:
     def decorate(backward: F) -> F:
         @functools.wraps(backward)
         def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            with autocast(
-                device_type,
-                ctx._reference_dtype,
-                ctx._reference_enabled,
-                table=ctx._reference_table,
-            ):
+            kept: _ForwardState | None = getattr(ctx, "_reference_state", None)
+            if kept is None and "custom-fwd-setup-context" in _quirks:
+                raise AttributeError("the context has no state of the forward")
+            state = kept or ctx._forward_cls.forward._reference_state
+            with autocast(device_type, state.dtype, state.enabled, table=state.table):
                 return backward(ctx, *args, **kwargs)
 
         return cast(F, decorated)

@@ -53,6 +53,8 @@ _LAYOUTS: tuple[tuple[Layout, ...], ...] = (
     ("contiguous",),
     ("contiguous", "contiguous", "transposed", "strided", "offset"),
 )
+_ENTRIES = ("decorator", "custom_fwd", "cast_inputs", "setup_context")
+_FUNCTIONS = _ENTRIES[1:]
 _SWARM = 8
 _STATEMENTS = 12
 _MAX_DEPTH = 3
@@ -119,7 +121,7 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
 
 def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
     if i == 10:
-        return {"entry": ("decorator", "custom_fwd")[integer(source, 2)]}
+        return {"entry": _ENTRIES[integer(source, len(_ENTRIES))]}
     kinds: dict[int, dict[str, object]] = {
         11: {"first_pass": "no_grad"},
         12: {"first_pass": "inference_mode"},
@@ -283,7 +285,11 @@ def _frame(plan: Plan | None, device: str) -> Frame:
         return frame
     for context in plan.contexts:
         frame = _inner(frame, context, device)
-    return replace(frame, checkpoint=plan.checkpoint != "none" or plan.entry == "custom_fwd")
+    return replace(
+        frame,
+        checkpoint=plan.checkpoint != "none" or plan.entry in _FUNCTIONS,
+        autocast=frame.autocast and plan.entry != "cast_inputs",
+    )
 
 
 def _inner(frame: Frame, context: Context, device: str) -> Frame:

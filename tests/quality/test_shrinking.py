@@ -142,6 +142,8 @@ def test_the_smallest_plan_is_the_default() -> None:
     [
         ("entry", "decorator"),
         ("entry", "custom_fwd"),
+        ("entry", "cast_inputs"),
+        ("entry", "setup_context"),
         ("backward", "inside"),
         ("second", "retain"),
         ("second", "double"),

@@ -60,6 +60,10 @@ EXAMPLES: Mapping[str, Example] = {
             under(F16, call("mm", "w1", "w1", to="v1")),
         ),
     ),
+    "custom-fwd-setup-context": Example(
+        "eager-cpu",
+        case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="setup_context"),
+    ),
     "promote-foreign-half": Example(
         "eager-cpu",
         case([x("x0", 5, dtype="float16")], NEG, call("cat", ["x0"], 0)),
