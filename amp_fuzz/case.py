@@ -31,6 +31,7 @@ MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
 
 Entry: TypeAlias = Literal["context", "decorator", "custom_fwd", "cast_inputs", "setup_context"]
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
+Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
 
 
 class CaseError(ValueError):
@@ -56,6 +57,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         thread-local, so it runs bare); ``whole`` does everything in another thread.
     interrupted: an earlier pass ends in an exception inside the context, then weights change.
     scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
+    transform: ``vmap`` calls the program on two copies of its inputs at once, its weights shared.
+        ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, and ``vmap_grad``
+        does so for each copy; `backward` ``inside`` puts the contexts around the transform,
+        ``outside`` into the function that is transformed. It goes with no other ingredient.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -71,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     thread: Literal["none", "inside", "whole"] = "none"
     interrupted: bool = False
     scaler: bool = False
+    transform: Transform = "none"
 
     def __str__(self) -> str:
         contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
@@ -99,6 +105,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
         if self.entry != "context" and not self.contexts:
             raise ProgramError(f"$.entry={self.entry!r} needs a context")
+        if self.transform != "none":
+            self._check_transform()
+
+    def _check_transform(self) -> None:
+        free = ("contexts", "backward", "backward_context", "transform")
+        others = [f for f in msgspec.structs.fields(self) if f.name not in free]
+        if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
+            raise ProgramError(
+                f"$.transform={self.transform!r} stands alone: leave out {', '.join(wrong)}"
+            )
+        if self.differentiates and self.backward not in ("outside", "inside"):
+            raise ProgramError(f"$.transform={self.transform!r} needs backward outside or inside")
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the gradients are those of `torch.func.grad`."""
+        return self.transform in ("grad", "vmap_grad")
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):

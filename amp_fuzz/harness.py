@@ -1,7 +1,7 @@
 """Run a case's source under one implementation of autocast and write down what happened.
 
 The reference and every eager backend go through `run`: the same text, the same inputs, and only the
-names `autocast`, `checkpoint`, `custom_fwd` and `custom_bwd` mean something else.
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd` and `grad` mean something else.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Runtime:
     checkpoint: Callable[..., Any]
     custom_fwd: Callable[..., Any]
     custom_bwd: Callable[..., Any]
+    grad: Callable[..., Any]
     state: Callable[[], tuple[object, ...]]
     reset: Callable[[], None]
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -88,13 +89,16 @@ class Runtime:
             "checkpoint": self.checkpoint,
             "custom_fwd": self.custom_fwd,
             "custom_bwd": self.custom_bwd,
+            "grad": self.grad,
             "Interrupted": prelude.Interrupted,
             "as_function": prelude.as_function,
             "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
             "in_thread": self.thread,
             "nudge": prelude.nudge,
+            "total": prelude.total,
             "trains": prelude.trains,
+            "twice": prelude.twice,
         }
 
 

@@ -19,7 +19,9 @@ __all__ = [
     "in_thread",
     "nudge",
     "recompute",
+    "total",
     "trains",
+    "twice",
 ]
 
 
@@ -64,7 +66,18 @@ def in_thread(function: Any, *args: Any) -> Any:
     return result
 
 
-def recompute(program, inputs, trained, cotangents):  # type: ignore[no-untyped-def]
+def twice(x):  # type: ignore[no-untyped-def]
+    """Return two copies of a tensor along a new first dimension, by no op that autocast casts."""
+    return x.detach().expand(2, *x.shape).clone(memory_format=torch.contiguous_format)
+
+
+def total(outputs: Any) -> Any:
+    """Return a loss whose gradients are those of a backward pass from the cotangents."""
+    terms = [(o * cotangent(o)).sum() for o in trains(outputs)]
+    return sum([t.real if t.is_complex() else t for t in terms], torch.zeros(()))
+
+
+def recompute(program: Any, inputs: Any, trained: Any, cotangents: Any) -> Any:
     """Return the gradients of a program's inputs, for those that are trained; by running it."""
     leaves = [x.detach().requires_grad_(t) for x, t in zip(inputs, trained, strict=True)]
     with torch.enable_grad():

@@ -77,6 +77,7 @@ _TORCH_IMPORTS: Mapping[str, str] = {
     "FakeTensorMode": "from torch._subclasses.fake_tensor import FakeTensorMode",
     "custom_bwd": "from torch.amp import custom_bwd",
     "custom_fwd": "from torch.amp import custom_fwd",
+    "grad": "from torch.func import grad",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
 }
 

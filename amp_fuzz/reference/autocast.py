@@ -44,6 +44,7 @@ __all__ = [
     "clear_cache",
     "custom_bwd",
     "custom_fwd",
+    "grad",
     "log_kernels",
     "quirks",
     "snapshot",
@@ -150,6 +151,7 @@ QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
     "custom-fwd-setup-context",
+    "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
@@ -170,6 +172,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
         which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
+    func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops under
+        that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
         ``promote`` policy, unless an argument before it is float32.
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
@@ -508,6 +512,14 @@ class Snapshot:
                 stack.enter_context(autocast(device, dtype, enabled, cache, table=table))
             yield
 
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Disable the autocast of these devices."""
+        with ExitStack() as stack:
+            for device, dtype, _, cache, table in self.contexts:
+                stack.enter_context(autocast(device, dtype, False, cache, table=table))
+            yield
+
 
 def snapshot(*devices: str) -> Snapshot:
     """Return the state of these devices, and of the CPU."""
@@ -629,6 +641,32 @@ def custom_bwd(*, device_type: str) -> Callable[[F], F]:
         return cast(F, decorated)
 
     return decorate
+
+
+def grad(device: str) -> Callable[..., Any]:
+    """Return `torch.func.grad` as it behaves under the reference.
+
+    "Backward ops run in the same type that autocast used for corresponding forward ops": autocast
+    is for the function alone, not for the backward ops of the transform.
+    """
+
+    def transform(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        if "func-grad-ambient-backward" in _quirks:
+            return torch.func.grad(function, **options)
+
+        def transformed(*args: Any) -> Any:
+            state = snapshot(device)
+
+            def inside(*inputs: Any) -> Any:
+                with state.restored():
+                    return function(*inputs)
+
+            with state.disabled():
+                return torch.func.grad(inside, **options)(*args)
+
+        return transformed
+
+    return transform
 
 
 @contextmanager
