@@ -58,9 +58,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interrupted: an earlier pass ends in an exception inside the context, then weights change.
     scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
     transform: ``vmap`` calls the program on two copies of its inputs at once, its weights shared.
-        ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, and ``vmap_grad``
-        does so for each copy; `backward` ``inside`` puts the contexts around the transform,
-        ``outside`` into the function that is transformed. It goes with no other ingredient.
+        ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
+        for each copy; `backward` ``inside`` puts the contexts around the transform, ``outside``
+        into the function that is transformed. It goes with no other ingredient.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)

@@ -1,7 +1,7 @@
 """Run a case's source under one implementation of autocast and write down what happened.
 
 The reference and every eager backend go through `run`: the same text, the same inputs, and only the
-names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd` and `grad` mean something else.
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `grad` and `vmap` mean something else.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Runtime:
     custom_fwd: Callable[..., Any]
     custom_bwd: Callable[..., Any]
     grad: Callable[..., Any]
+    vmap: Callable[..., Any]
     state: Callable[[], tuple[object, ...]]
     reset: Callable[[], None]
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -90,6 +91,7 @@ class Runtime:
             "custom_fwd": self.custom_fwd,
             "custom_bwd": self.custom_bwd,
             "grad": self.grad,
+            "vmap": self.vmap,
             "Interrupted": prelude.Interrupted,
             "as_function": prelude.as_function,
             "as_function_apart": prelude.as_function_apart,

@@ -145,7 +145,7 @@ class Judge:
         found = found or within(case, observed, values=backend.values)
         clock.lap("oracle")
         # The relations of an inexact backend would cost a compilation each, and differ by rounding.
-        if found is None and observed.raised is None and backend.values and backend.exact:
+        if found is None and backend.values and backend.exact:
             found = self._relate(case, observed)
             clock.lap("relations")
         verdict = Verdict(
@@ -182,7 +182,8 @@ class Judge:
         def run(variant: Case) -> Observation:
             return observed if variant is case else self._run(variant)
 
-        relations = list(RELATIONS.values())
+        together = observed.raised is not None
+        relations = [r for r in RELATIONS.values() if r.together == together]
         if self.relations == "none":
             return None
         if self.relations == "one":
@@ -216,10 +217,18 @@ class Judge:
         if listed:
             return listed
         quirky = [k for k in self.known if k.quirk and k.on(self.backend.name)]
-        for chosen in [[k] for k in quirky] + ([quirky] if len(quirky) > 1 else []):
-            if self._agrees_with(case, found, observed, [k.quirk for k in chosen]):
-                return "+".join(k.id for k in chosen)
-        return ""
+        for entry in quirky:
+            if self._agrees_with(case, found, observed, [entry.quirk]):
+                return entry.id
+        if len(quirky) < 2 or not self._agrees_with(
+            case, found, observed, [k.quirk for k in quirky]
+        ):
+            return ""
+        for entry in tuple(quirky):  # leave out what the others do without
+            fewer = [k for k in quirky if k is not entry]
+            if self._agrees_with(case, found, observed, [k.quirk for k in fewer]):
+                quirky = fewer
+        return "+".join(k.id for k in quirky)
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or ""."""
@@ -234,7 +243,7 @@ class Judge:
 
     def _speaking(self, found: Divergence, ops: Iterable[str]) -> Iterator[Known]:
         for entry in self.known:
-            if entry.on(self.backend.name) and entry.explains(found.kind, ops):
+            if entry.on(self.backend.name) and entry.explains(found.kind, ops, found.where):
                 yield entry
 
     def _agrees_without(self, library: str, case: Case) -> bool:
@@ -253,6 +262,8 @@ class Judge:
         A relation is between two runs of the backend: it is explained if the imitating reference
         breaks it in the same way.
         """
+        if found.kind == "relation" and self._broken_by_reference(case, found):
+            return False  # with or without these bugs
         with quirks(names):
             if found.kind == "relation":
                 return self._broken_by_reference(case, found)
@@ -297,6 +308,13 @@ class _Clock:
 @contextmanager
 def quiet() -> Iterator[Mapping[str, int]]:
     """Silence the warnings of cases: deprecations of the ops themselves are not findings."""
+    import torch
+
+    warn = torch._C._functorch._set_vmap_fallback_warning_enabled  # there is no getter
+    warn(False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield {}
+        try:
+            yield {}
+        finally:
+            warn(True)

@@ -68,7 +68,7 @@ def in_thread(function: Any, *args: Any) -> Any:
 
 def twice(x):  # type: ignore[no-untyped-def]
     """Return two copies of a tensor along a new first dimension, by no op that autocast casts."""
-    return x.detach().expand(2, *x.shape).clone(memory_format=torch.contiguous_format)
+    return x.expand(2, *x.shape).clone(memory_format=torch.contiguous_format)
 
 
 def total(outputs: Any) -> Any:

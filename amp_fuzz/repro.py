@@ -78,6 +78,7 @@ _TORCH_IMPORTS: Mapping[str, str] = {
     "custom_bwd": "from torch.amp import custom_bwd",
     "custom_fwd": "from torch.amp import custom_fwd",
     "grad": "from torch.func import grad",
+    "vmap": "from torch.func import vmap",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
 }
 

@@ -274,7 +274,7 @@ class _Driver:
 
     def mapped(self, function: str) -> str:
         dims = _tuple(["0" if self.is_mapped(s) else "None" for s in self.program.inputs])
-        return f'torch.func.vmap({function}, in_dims=({dims}), randomness="same")'
+        return f'vmap({function}, in_dims=({dims}), randomness="same")'
 
     def differentiate(self) -> None:
         """Transform a loss over the program, inside the contexts or with the contexts in it."""

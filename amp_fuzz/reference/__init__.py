@@ -17,6 +17,7 @@ from amp_fuzz.reference.autocast import (
     log_kernels,
     quirks,
     snapshot,
+    vmap,
 )
 from amp_fuzz.reference.shadows import Band, Distance, Shadow, Shadowed, distance, shadow
 from amp_fuzz.reference.tables import (
@@ -49,12 +50,13 @@ __all__ = [
     "clear_cache",
     "custom_bwd",
     "custom_fwd",
-    "grad",
     "distance",
+    "grad",
     "load_table",
     "load_table_file",
     "log_kernels",
     "quirks",
     "shadow",
     "snapshot",
+    "vmap",
 ]

@@ -12,6 +12,7 @@ context of a thread ends.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import warnings
 import weakref
@@ -48,6 +49,7 @@ __all__ = [
     "log_kernels",
     "quirks",
     "snapshot",
+    "vmap",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,6 +157,7 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "transform-before-autocast",
 )
 _quirks: frozenset[str] = frozenset()
 
@@ -172,13 +175,15 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
         which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
-    func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops under
-        that context too.
+    func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops
+        under that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
         ``promote`` policy, unless an argument before it is float32.
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the
+        op that was called, but about those that the transform makes of it, at each level again.
     """
     global _quirks
     names = frozenset(names)
@@ -200,25 +205,26 @@ def _dtype(name: str) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
-_registered: set[str] = set()
+_registered: set[tuple[str, str]] = set()
+_keys: tuple[str, ...] = (dispatch.OWN,)
 
 
-def _register(table: PolicyTable) -> None:
-    for name in table.rules:
-        if name not in _registered:
-            _registered.add(name)
+def _register(names: Iterable[str]) -> None:
+    for name, key in itertools.product(names, _keys):
+        if (name, key) not in _registered:
+            _registered.add((name, key))
             overload = dispatch.overload_of(name)
             if overload is not None:  # this torch is older or newer than the rule
-                dispatch.register(name, _kernel(name, overload))
+                dispatch.register(name, _kernel(name, overload, key), key)
 
 
-def _kernel(name: str, overload: Any) -> Callable[..., Any]:
+def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         found = _rule(name, args, kwargs)
         if found is None:
-            return overload.redispatch(dispatch.after(keyset), *args, **kwargs)
+            return overload.redispatch(dispatch.after(keyset, key), *args, **kwargs)
         device, rule = found
         return _POLICIES[rule.policy](_Caster(device, rule), overload, args, kwargs)
 
@@ -454,7 +460,7 @@ class autocast:
 
     def __enter__(self) -> autocast:
         s, d = _state, self.device
-        _register(self.table)
+        _register(self.table.rules)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )
@@ -652,7 +658,7 @@ def grad(device: str) -> Callable[..., Any]:
 
     def transform(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         if "func-grad-ambient-backward" in _quirks:
-            return torch.func.grad(function, **options)
+            return _first(torch.func.grad(function, **options))
 
         def transformed(*args: Any) -> Any:
             state = snapshot(device)
@@ -662,11 +668,36 @@ def grad(device: str) -> Callable[..., Any]:
                     return function(*inputs)
 
             with state.disabled():
-                return torch.func.grad(inside, **options)(*args)
+                return _first(torch.func.grad(inside, **options))(*args)
 
         return transformed
 
     return transform
+
+
+def vmap(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return `torch.func.vmap` as it behaves under the reference.
+
+    It means what a loop over the calls means, so autocast decides about the ops that are called
+    before a batching rule makes others of them.
+    """
+    return _first(torch.func.vmap(function, **options))
+
+
+def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a transformed function in which autocast decides before the transform does."""
+    global _keys
+    if "transform-before-autocast" in _quirks:
+        return transformed
+    if dispatch.FIRST not in _keys:
+        _keys = (dispatch.OWN, dispatch.FIRST)
+        _register({name for name, _ in _registered})
+
+    def call(*args: Any) -> Any:
+        with dispatch.first():
+            return transformed(*args)
+
+    return call
 
 
 @contextmanager

@@ -298,7 +298,9 @@ def _frame(plan: Plan | None, device: str) -> Frame:
         frame = _inner(frame, context, device)
     return replace(
         frame,
-        checkpoint=plan.checkpoint != "none" or plan.entry in _FUNCTIONS or plan.transform != "none",
+        checkpoint=plan.checkpoint != "none"
+        or plan.entry in _FUNCTIONS
+        or plan.transform != "none",
         autocast=frame.autocast and plan.entry != "cast_inputs",
     )
 
