@@ -310,7 +310,7 @@ def quiet() -> Iterator[Mapping[str, int]]:
     """Silence the warnings of cases: deprecations of the ops themselves are not findings."""
     import torch
 
-    warn = torch._C._functorch._set_vmap_fallback_warning_enabled  # there is no getter
+    warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
     warn(False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
