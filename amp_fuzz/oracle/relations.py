@@ -115,8 +115,8 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.checkpoint != "none" or plan.thread == "inside" or plan.entry == "cast_inputs":
         return None
-    if plan.transform != "none":
-        return None
+    if plan.transform != "none" or plan.backward == "inside":
+        return None  # a decorated function is left before the backward pass
     other = "decorator" if plan.entry == "context" else "context"
     return case, _plan(case, entry=other)
 

@@ -55,6 +55,8 @@ _LAYOUTS: tuple[tuple[Layout, ...], ...] = (
 )
 _ENTRIES = ("decorator", "custom_fwd", "cast_inputs", "setup_context")
 _FUNCTIONS = _ENTRIES[1:]
+# Its backward under vmap corrupts the heap (docs/findings/README.md).
+_UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer"})
 _SWARM = 8
 _STATEMENTS = 12
 _MAX_DEPTH = 3
@@ -195,9 +197,15 @@ def draw_program(
     program has at least one, in its first statements. forms: the form of that statement.
     """
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
+    if plan is not None and plan.transform != "none":
+        pool, focus = _transformable(pool) or pool, _transformable(focus)
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
     return _ProgramDrawing(source, device, pool or focus, focus, forms, statements).draw(plan)
+
+
+def _transformable(ops: Sequence[Op]) -> tuple[Op, ...]:
+    return tuple(op for op in ops if op.name not in _UNTRANSFORMABLE)
 
 
 class _ProgramDrawing:

@@ -849,6 +849,42 @@ def test_a_function_with_a_setup_context_has_the_state_of_its_forward(side: Side
         assert seen == [BF16]
 
 
+# --- function transforms
+
+
+def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
+    def outputs() -> torch.Tensor:
+        mapped = reference.vmap(lambda x: nn.functional.linear(x, weight(), weight()[0]))
+        with reference.autocast("cpu", BF16):
+            return mapped(torch.stack([X, X]))  # type: ignore[no-any-return]
+
+    assert outputs().dtype is BF16
+    with reference.quirks(["transform-before-autocast"]):
+        assert outputs().dtype is F32  # as in torch
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_func_grad_gives_what_it_gives_with_the_context_inside(maps: bool) -> None:
+    """The context around the transform is for the function, not for its backward ops."""
+
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        with reference.autocast("cpu", enabled=False):
+            return torch.mm(X, w).square().sum()
+
+    def gradient() -> torch.Tensor:
+        derivative = reference.grad("cpu")(loss)
+        if maps:
+            derivative = reference.vmap(derivative)
+        w = weight().detach()
+        return derivative(torch.stack([w, w]) if maps else w)  # type: ignore[no-any-return]
+
+    outside = gradient()
+    with reference.autocast("cpu", BF16):
+        assert torch.equal(gradient(), outside)
+        with reference.quirks(["func-grad-ambient-backward"]):
+            assert not torch.equal(gradient(), outside)  # as in torch
+
+
 def products_in_float32() -> Any:
     """Return a context whose table has one rule: products run in float32."""
     table = load_table("cpu")

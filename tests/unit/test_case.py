@@ -42,7 +42,7 @@ TEXT = (
     '"device":null,"dtype":"bfloat16","enabled":true,"cache_enabled":null}],"entry":"context",'
     '"backward":"inside","backward_context":null,"second":"none","steps":1,"loop":"outside",'
     '"first_pass":"none","calls":1,"checkpoint":"none","thread":"none","interrupted":false,'
-    '"scaler":false},"seed":7,"version":1}'
+    '"scaler":false,"transform":"none"},"seed":7,"version":1}'
 )
 
 
@@ -306,6 +306,12 @@ def test_a_damaged_file_is_an_error_of_one_line_or_source_that_compiles() -> Non
             "$.backward_context.device='tpu'",
         ),
         (Plan(contexts=(BF16,) * 17), "$.contexts has 17"),
+        (Plan(transform="vmap", steps=2, calls=2), "stands alone: leave out steps, calls"),
+        (Plan(transform="grad", backward="none"), "'grad' needs backward outside or inside"),
+        (
+            Plan(transform="vmap_grad", backward="under", backward_context=BF16),
+            "'vmap_grad' needs backward outside or inside",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_driven_is_refused(plan: Plan, said: str) -> None:

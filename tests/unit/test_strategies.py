@@ -240,6 +240,7 @@ PLANS = [
     ("first_pass", "no_grad"), ("first_pass", "inference_mode"), ("calls", 2),
     ("checkpoint", "reentrant"), ("checkpoint", "non_reentrant"), ("thread", "inside"),
     ("thread", "whole"), ("interrupted", True), ("scaler", True),
+    ("transform", "grad"), ("transform", "vmap"), ("transform", "vmap_grad"),
 ]  # fmt: skip
 
 
