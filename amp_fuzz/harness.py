@@ -71,8 +71,6 @@ class Runtime:
     checkpoint: Callable[..., Any]
     custom_fwd: Callable[..., Any]
     custom_bwd: Callable[..., Any]
-    grad: Callable[..., Any]
-    vmap: Callable[..., Any]
     state: Callable[[], tuple[object, ...]]
     reset: Callable[[], None]
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -80,6 +78,8 @@ class Runtime:
     noted: Callable[[str, torch.Tensor], None] | None = None
     thread: Callable[..., Any] = prelude.in_thread
     driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    grad: Callable[..., Any] = torch.func.grad
+    vmap: Callable[..., Any] = torch.func.vmap
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, all but `observe`."""

@@ -96,8 +96,6 @@ class CompileBackend:
             checkpoint=torch.utils.checkpoint.checkpoint,
             custom_fwd=torch.amp.custom_fwd,
             custom_bwd=torch.amp.custom_bwd,
-            grad=torch.func.grad,
-            vmap=torch.func.vmap,
             state=lambda: _state(self.device),
             reset=lambda: reset_state(self.device),
             driver=self._driver,

@@ -50,8 +50,6 @@ class EagerBackend:
             checkpoint=torch.utils.checkpoint.checkpoint,
             custom_fwd=torch.amp.custom_fwd,
             custom_bwd=torch.amp.custom_bwd,
-            grad=torch.func.grad,
-            vmap=torch.func.vmap,
             state=lambda: torch_state(self.device),
             reset=lambda: reset_state(self.device),
         )

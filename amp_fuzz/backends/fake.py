@@ -129,8 +129,6 @@ class FakeBackend:
             checkpoint=torch.utils.checkpoint.checkpoint,
             custom_fwd=torch.amp.custom_fwd,
             custom_bwd=torch.amp.custom_bwd,
-            grad=torch.func.grad,
-            vmap=torch.func.vmap,
             state=lambda: torch_state(self.device),
             reset=lambda: reset_state(self.device),
             scope=lambda: fake_tensors(self.device),

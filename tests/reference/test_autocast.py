@@ -853,8 +853,10 @@ def test_a_function_with_a_setup_context_has_the_state_of_its_forward(side: Side
 
 
 def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
+    w, b = weight().detach(), weight().detach()[0]
+
     def outputs() -> torch.Tensor:
-        mapped = reference.vmap(lambda x: nn.functional.linear(x, weight(), weight()[0]))
+        mapped = reference.vmap(lambda x: nn.functional.linear(x, w, b))
         with reference.autocast("cpu", BF16):
             return mapped(torch.stack([X, X]))  # type: ignore[no-any-return]
 
