@@ -73,7 +73,8 @@ def twice(x):  # type: ignore[no-untyped-def]
 
 def total(outputs):  # type: ignore[no-untyped-def]
     """Return a loss whose gradients are those of a backward pass from the cotangents."""
-    terms = [(o * cotangent(o)).sum() for o in trains(outputs)]
+    starts: list[Any] = trains(outputs)  # type: ignore[no-untyped-call]
+    terms = [(o * cotangent(o)).sum() for o in starts]  # type: ignore[no-untyped-call]
     return sum([t.real if t.is_complex() else t for t in terms], torch.zeros(()))
 
 

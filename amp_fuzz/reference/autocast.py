@@ -34,7 +34,14 @@ from amp_fuzz.reference.casts import (
     tensors_of,
 )
 from amp_fuzz.reference.queries import Queries
-from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, Rule, load_table
+from amp_fuzz.reference.tables import (
+    DEVICES,
+    Policy,
+    PolicyTable,
+    Rule,
+    all_overloads,
+    load_table,
+)
 
 __all__ = [
     "QUIRKS",
@@ -220,9 +227,13 @@ def _register(names: Iterable[str]) -> None:
 
 def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
+    whole = key == dispatch.FIRST and not dispatch.is_composite(name)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         found = _rule(name, args, kwargs)
+        if found is None and whole:  # what its batching rule calls is no call of the program
+            with dispatch.exclude():
+                return overload(*args, **kwargs)
         if found is None:
             return overload.redispatch(dispatch.after(keyset, key), *args, **kwargs)
         device, rule = found
@@ -691,7 +702,7 @@ def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
         return transformed
     if dispatch.FIRST not in _keys:
         _keys = (dispatch.OWN, dispatch.FIRST)
-        _register({name for name, _ in _registered})
+        _register(set(all_overloads()))  # also those that have no policy on this device
 
     def call(*args: Any) -> Any:
         with dispatch.first():

@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["FIRST", "OWN", "after", "exclude", "first", "overload_of", "register", "switch"]
+__all__ = [
+    "FIRST",
+    "OWN",
+    "after",
+    "exclude",
+    "first",
+    "is_composite",
+    "overload_of",
+    "register",
+    "switch",
+]
 
 OWN, FIRST = "AutocastIPU", "PreDispatch"
 _KEY, _FIRST_KEY = (getattr(torch._C.DispatchKey, key) for key in (OWN, FIRST))
@@ -45,6 +55,12 @@ def overload_of(name: str) -> Any | None:
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return None if packet is None else getattr(packet, overload or "default", None)
+
+
+def is_composite(name: str) -> bool:
+    """Return whether an op is made of others, which autocast sees one by one."""
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
 
 
 def switch(on: bool) -> None:

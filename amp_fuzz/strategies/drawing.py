@@ -55,8 +55,9 @@ _LAYOUTS: tuple[tuple[Layout, ...], ...] = (
 )
 _ENTRIES = ("decorator", "custom_fwd", "cast_inputs", "setup_context")
 _FUNCTIONS = _ENTRIES[1:]
-# Its backward under vmap corrupts the heap (docs/findings/README.md).
-_UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer"})
+# Under function transforms these kernels touch memory that is not theirs, and die of it
+# (docs/findings/README.md).
+_UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer", "_native_multi_head_attention"})
 _SWARM = 8
 _STATEMENTS = 12
 _MAX_DEPTH = 3

@@ -865,6 +865,14 @@ def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
         assert outputs().dtype is F32  # as in torch
 
 
+def test_under_vmap_an_op_without_a_policy_keeps_its_dtype() -> None:
+    mapped = reference.vmap(lambda x: torch.mv(x, X[0]))
+    with reference.autocast("cpu", BF16):
+        assert mapped(torch.stack([X, X])).dtype is F32
+        with reference.quirks(["transform-before-autocast"]):
+            assert mapped(torch.stack([X, X])).dtype is BF16  # as in torch
+
+
 @pytest.mark.parametrize("maps", [True, False])
 def test_func_grad_gives_what_it_gives_with_the_context_inside(maps: bool) -> None:
     """The context around the transform is for the function, not for its backward ops."""
