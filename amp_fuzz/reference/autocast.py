@@ -227,7 +227,7 @@ def _register(names: Iterable[str]) -> None:
 
 def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
-    whole = key == dispatch.FIRST and not dispatch.is_composite(name)
+    whole = key == dispatch.FIRST and not dispatch.is_composite(overload)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         found = _rule(name, args, kwargs)
@@ -668,10 +668,9 @@ def grad(device: str) -> Callable[..., Any]:
     """
 
     def transform(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        if "func-grad-ambient-backward" in _quirks:
-            return _first(torch.func.grad(function, **options))
-
         def transformed(*args: Any) -> Any:
+            if "func-grad-ambient-backward" in _quirks:
+                return _first(torch.func.grad(function, **options))(*args)
             state = snapshot(device)
 
             def inside(*inputs: Any) -> Any:
@@ -698,13 +697,13 @@ def vmap(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
     """Return a transformed function in which autocast decides before the transform does."""
     global _keys
-    if "transform-before-autocast" in _quirks:
-        return transformed
     if dispatch.FIRST not in _keys:
         _keys = (dispatch.OWN, dispatch.FIRST)
         _register(set(all_overloads()))  # also those that have no policy on this device
 
     def call(*args: Any) -> Any:
+        if "transform-before-autocast" in _quirks:
+            return transformed(*args)
         with dispatch.first():
             return transformed(*args)
 

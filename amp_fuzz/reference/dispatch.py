@@ -57,10 +57,9 @@ def overload_of(name: str) -> Any | None:
     return None if packet is None else getattr(packet, overload or "default", None)
 
 
-def is_composite(name: str) -> bool:
+def is_composite(overload: Any) -> bool:
     """Return whether an op is made of others, which autocast sees one by one."""
-    key = "CompositeImplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
+    return bool(overload._can_decompose())
 
 
 def switch(on: bool) -> None:
