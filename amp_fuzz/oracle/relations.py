@@ -187,20 +187,20 @@ def _together(
     """Find what a case raises for, that neither of its halves does.
 
     That is the statement that raises, or if it is none of them, since the backward pass raises, the
-    first output whose backward pass does.
+    first output with which it does.
     """
     raised = run(case).raised
     if raised is None or run(apart).raised or run(bare(case)).raised:
         return None
     names = case.program.outputs
     made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in names]
-    made = made or [n for n in names if run(_only(case, n)).raised]
+    made = made or [n for i, n in enumerate(names) if run(_until(case, i)).raised]
     where = made[0] if made else raised.text
     return Divergence("relation", f"{name}: {where}", "no error", f"{raised.kind}: {_line(raised)}")
 
 
-def _only(case: Case, output: str) -> Case:
-    program = msgspec.structs.replace(case.program, outputs=(output,))
+def _until(case: Case, last: int) -> Case:
+    program = msgspec.structs.replace(case.program, outputs=case.program.outputs[: last + 1])
     return msgspec.structs.replace(case, program=program)
 
 
