@@ -171,7 +171,10 @@ def check_relation(
         return None
     if relation.together:
         return _together(relation.name, *pair, run)
-    forward = relation.forward or any(one.plan.entry in _FUNCTIONS for one in pair)
+    # A function runs its forward without grad, where some kernels (eigvalsh) compute otherwise, and
+    # its gradients lead a second step elsewhere: dtypes and shapes are what must agree.
+    functions = any(one.plan.entry in _FUNCTIONS for one in pair)
+    forward, values = relation.forward or functions, values and not functions
     first, second = run(pair[0]), run(pair[1])
     if forward:
         first, second = _forward(first), _forward(second)
