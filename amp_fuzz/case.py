@@ -29,8 +29,9 @@ __all__ = ["FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
 FORMAT = 1
 MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
 
-Entry: TypeAlias = Literal["context", "decorator", "custom_fwd"]
+Entry: TypeAlias = Literal["context", "decorator", "custom_fwd", "cast_inputs", "setup_context"]
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
+Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
 
 
 class CaseError(ValueError):
@@ -43,7 +44,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contexts: the autocast contexts around it, outermost first; none runs it bare.
     entry: how the innermost context is entered: a ``with`` block, autocast as a decorator, or an
         ``autograd.Function`` with ``custom_fwd`` and ``custom_bwd`` (its backward recomputes the
-        program under the autocast state of its forward).
+        program under the autocast state of its forward). ``cast_inputs`` is such a one with
+        ``cast_inputs=torch.float32``, and ``setup_context`` one whose forward is given no ``ctx``.
     backward: where the backward pass stands; ``under`` is under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps
@@ -55,6 +57,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         thread-local, so it runs bare); ``whole`` does everything in another thread.
     interrupted: an earlier pass ends in an exception inside the context, then weights change.
     scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
+    transform: ``vmap`` calls the program on two copies of its inputs at once, its weights shared.
+        ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
+        for each copy; `backward` ``inside`` puts the contexts around the transform, ``outside``
+        into the function that is transformed. It goes with no other ingredient.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -70,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     thread: Literal["none", "inside", "whole"] = "none"
     interrupted: bool = False
     scaler: bool = False
+    transform: Transform = "none"
 
     def __str__(self) -> str:
         contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
@@ -98,6 +105,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
         if self.entry != "context" and not self.contexts:
             raise ProgramError(f"$.entry={self.entry!r} needs a context")
+        if self.transform != "none":
+            self._check_transform()
+
+    def _check_transform(self) -> None:
+        free = ("contexts", "backward", "backward_context", "transform")
+        others = [f for f in msgspec.structs.fields(self) if f.name not in free]
+        if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
+            raise ProgramError(
+                f"$.transform={self.transform!r} stands alone: leave out {', '.join(wrong)}"
+            )
+        if self.differentiates and self.backward not in ("outside", "inside"):
+            raise ProgramError(f"$.transform={self.transform!r} needs backward outside or inside")
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the gradients are those of `torch.func.grad`."""
+        return self.transform in ("grad", "vmap_grad")
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -114,8 +138,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return hashlib.blake2b(self.json(), digest_size=8).hexdigest()
 
     def json(self) -> bytes:
-        """Return the canonical JSON: every field, in order, without spaces."""
-        return msgspec.json.encode(self)
+        """Return the canonical JSON: every field, in order, without spaces.
+
+        A field that came later is left out at its default, so that older cases keep their ids.
+        """
+        # Quotes inside a string are escaped: these bytes can only be the plan's field.
+        return msgspec.json.encode(self).replace(b',"transform":"none"', b"")
 
     def __str__(self) -> str:
         return f"case {self.id} seed={self.seed}\nplan: {self.plan}\n{self.program}"

@@ -1,7 +1,7 @@
 """Run a case's source under one implementation of autocast and write down what happened.
 
 The reference and every eager backend go through `run`: the same text, the same inputs, and only the
-names `autocast`, `checkpoint`, `custom_fwd` and `custom_bwd` mean something else.
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `grad` and `vmap` mean something else.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class Runtime:
     noted: Callable[[str, torch.Tensor], None] | None = None
     thread: Callable[..., Any] = prelude.in_thread
     driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    grad: Callable[..., Any] = torch.func.grad
+    vmap: Callable[..., Any] = torch.func.vmap
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, all but `observe`."""
@@ -88,12 +90,17 @@ class Runtime:
             "checkpoint": self.checkpoint,
             "custom_fwd": self.custom_fwd,
             "custom_bwd": self.custom_bwd,
+            "grad": self.grad,
+            "vmap": self.vmap,
             "Interrupted": prelude.Interrupted,
             "as_function": prelude.as_function,
+            "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
             "in_thread": self.thread,
             "nudge": prelude.nudge,
+            "total": prelude.total,
             "trains": prelude.trains,
+            "twice": prelude.twice,
         }
 
 

@@ -162,7 +162,7 @@ class Judge:
         found = found or within(case, observed, values=backend.values)
         clock.lap("oracle")
         # The relations of an inexact backend would cost a compilation each, and differ by rounding.
-        if found is None and observed.raised is None and backend.values and backend.exact:
+        if found is None and backend.values and backend.exact:
             found = self._relate(case, observed)
             clock.lap("relations")
         verdict = Verdict(
@@ -201,7 +201,8 @@ class Judge:
         def run(variant: Case) -> Observation:
             return observed if variant is case else self._run(variant)
 
-        relations = list(RELATIONS.values())
+        together = observed.raised is not None
+        relations = [r for r in RELATIONS.values() if r.together == together]
         if self.relations == "none":
             return None
         if self.relations == "one":
@@ -263,7 +264,7 @@ class Judge:
 
     def _speaking(self, found: Divergence, ops: Iterable[str]) -> Iterator[Known]:
         for entry in self.known:
-            if entry.on(self.backend.name) and entry.explains(found.kind, ops):
+            if entry.on(self.backend.name) and entry.explains(found.kind, ops, found.where):
                 yield entry
 
     def _agrees_without(self, library: str, case: Case) -> bool:
@@ -282,6 +283,8 @@ class Judge:
         A relation is between two runs of the backend: it is explained if the imitating reference
         breaks it in the same way.
         """
+        if found.kind == "relation" and self._broken_by_reference(case, found):
+            return False  # with or without these bugs
         with quirks(names):
             if found.kind == "relation":
                 return self._broken_by_reference(case, found)
@@ -344,6 +347,13 @@ class _Clock:
 @contextmanager
 def quiet() -> Iterator[Mapping[str, int]]:
     """Silence the warnings of cases: deprecations of the ops themselves are not findings."""
+    import torch
+
+    warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
+    warn(False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield {}
+        try:
+            yield {}
+        finally:
+            warn(True)

@@ -101,6 +101,9 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         value = getattr(default, field.name)
         if getattr(plan, field.name) != value:
             yield msgspec.structs.replace(plan, **{field.name: value})
+    if plan.transform == "vmap_grad":
+        yield msgspec.structs.replace(plan, transform="vmap")
+        yield msgspec.structs.replace(plan, transform="grad")
     for i in range(len(plan.contexts)):
         yield msgspec.structs.replace(plan, contexts=plan.contexts[:i] + plan.contexts[i + 1 :])
     for i, context in enumerate(plan.contexts):

@@ -14,13 +14,17 @@ import torch
 __all__ = [
     "Interrupted",
     "as_function",
+    "as_function_apart",
     "cotangent",
     "frozen",
     "in_thread",
     "nudge",
     "optimised",
+    "recompute",
+    "total",
     "traced",
     "trains",
+    "twice",
 ]
 
 
@@ -65,12 +69,36 @@ def in_thread(function: Any, *args: Any) -> Any:
     return result
 
 
-def as_function(program, device, custom_fwd, custom_bwd):  # type: ignore[no-untyped-def]
+def twice(x):  # type: ignore[no-untyped-def]
+    """Return two copies of a tensor along a new first dimension, by no op that autocast casts."""
+    return x.expand(2, *x.shape).clone(memory_format=torch.contiguous_format)
+
+
+def total(outputs):  # type: ignore[no-untyped-def]
+    """Return a loss whose gradients are those of a backward pass from the cotangents."""
+    starts: list[Any] = trains(outputs)  # type: ignore[no-untyped-call]
+    terms = [(o * cotangent(o)).sum() for o in starts]  # type: ignore[no-untyped-call]
+    return sum([t.real if t.is_complex() else t for t in terms], torch.zeros(()))
+
+
+def recompute(program: Any, inputs: Any, trained: Any, cotangents: Any) -> Any:
+    """Return the gradients of a program's inputs, for those that are trained; by running it."""
+    leaves = [x.detach().requires_grad_(t) for x, t in zip(inputs, trained, strict=True)]
+    with torch.enable_grad():
+        outputs = program(*leaves)
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    if pairs and any(trained):
+        torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
+    return tuple(x.grad for x in leaves)
+
+
+def as_function(program, device, custom_fwd, custom_bwd, cast=None):  # type: ignore[no-untyped-def]
     """Return a program as an autograd.Function whose backward recomputes it."""
+    options = {} if cast is None else {"cast_inputs": cast}
 
     class Recompute(torch.autograd.Function):
         @staticmethod
-        @custom_fwd(device_type=device)
+        @custom_fwd(device_type=device, **options)
         def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
             ctx.inputs = inputs
             return tuple(program(*inputs))
@@ -78,14 +106,7 @@ def as_function(program, device, custom_fwd, custom_bwd):  # type: ignore[no-unt
         @staticmethod
         @custom_bwd(device_type=device)
         def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
-            leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.inputs]
-            with torch.enable_grad():
-                outputs = program(*leaves)
-            pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
-            wanted = [x for x in leaves if x.requires_grad]
-            if pairs and wanted:
-                torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
-            return tuple(x.grad for x in leaves)
+            return recompute(program, ctx.inputs, ctx.needs_input_grad, cotangents)
 
     return Recompute.apply
 
@@ -151,3 +172,24 @@ def traced(program: Any, inputs: Any, weights: Any) -> Any:
         module.register_parameter(f"w{i}", inputs[i])
     trace = torch.jit.trace(module, tuple(inputs[i] for i in others))
     return lambda *inputs: trace(*(inputs[i] for i in others))
+
+
+def as_function_apart(program, device, custom_fwd, custom_bwd):  # type: ignore[no-untyped-def]
+    """Return a program as an autograd.Function whose forward is given no ctx."""
+
+    class Apart(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(device_type=device)
+        def forward(*inputs):  # type: ignore[no-untyped-def]
+            return tuple(program(*inputs))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+            ctx.inputs = inputs
+
+        @staticmethod
+        @custom_bwd(device_type=device)
+        def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
+            return recompute(program, ctx.inputs, ctx.needs_input_grad, cotangents)
+
+    return Apart.apply

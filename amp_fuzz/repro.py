@@ -77,6 +77,8 @@ _TORCH_IMPORTS: Mapping[str, str] = {
     "FakeTensorMode": "from torch._subclasses.fake_tensor import FakeTensorMode",
     "custom_bwd": "from torch.amp import custom_bwd",
     "custom_fwd": "from torch.amp import custom_fwd",
+    "grad": "from torch.func import grad",
+    "vmap": "from torch.func import vmap",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
 }
 
@@ -228,6 +230,11 @@ def _relation(script: Script) -> list[str]:
     pair = RELATIONS[name].pair(script.case)
     if pair is None:
         raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
+    if RELATIONS[name].together:
+        main = _RAISED.format(
+            call=script.call(), observed="type(error).__name__", expected='"no error"'
+        )
+        return [script.inputs(), *script.source(), main + _VERDICT]
     meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())
     parts = [f"# {name}: {meaning}"]
     for side, variant in zip(("expected", "observed"), pair, strict=True):

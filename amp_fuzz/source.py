@@ -8,7 +8,7 @@ ever executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
@@ -26,6 +26,7 @@ from amp_fuzz.program import (
     Ref,
     Region,
     Statement,
+    TensorSpec,
     statements,
     uses,
 )
@@ -40,6 +41,12 @@ __all__ = [
 ]
 
 _INDENT = "    "
+_FUNCTIONS: Mapping[str, str] = {
+    "custom_fwd": "as_function(program, device, custom_fwd, custom_bwd)",
+    "cast_inputs": "as_function(program, device, custom_fwd, custom_bwd, torch.float32)",
+    "setup_context": "as_function_apart(program, device, custom_fwd, custom_bwd)",
+}
+"""The source of the ``autograd.Function`` that an entry makes of a program."""
 
 
 def argument(arg: Arg) -> str:
@@ -161,6 +168,8 @@ class _Driver:
     def __init__(self, case: Case) -> None:
         self.plan, self.program = case.plan, case.program
         self.weights = [s.name for s in case.program.inputs if s.requires_grad]
+        self.maps = case.plan.transform in ("vmap", "vmap_grad")
+        self.differentiates = case.plan.differentiates and bool(self.weights)
         self.text: list[str] = []
         self.depth = 0
 
@@ -173,6 +182,9 @@ class _Driver:
         if self.plan.scaler and self.weights:
             self.put("optimizer = torch.optim.SGD(weights, lr=0.125)")
             self.put("scaler = torch.amp.GradScaler(device, init_scale=1024.0)")
+        if self.differentiates:
+            self.differentiate()
+            return self.text
         if self.plan.interrupted:
             self.interrupted()
         if self.plan.loop == "inside" and self.plan.steps > 1:
@@ -222,9 +234,12 @@ class _Driver:
             self.depth += 1
         if entry == "decorator":
             self.put(f"entered = {autocast_call(contexts[-1])}(program)")
-        elif entry == "custom_fwd":
-            self.put("entered = as_function(program, device, custom_fwd, custom_bwd)")
-        self.forward(prefix, "program" if entry == "context" else "entered")
+        elif entry != "context":
+            self.put(f"entered = {_FUNCTIONS[entry]}")
+        elif self.maps:
+            self.put(f"entered = {self.mapped('program')}")
+        plain = entry == "context" and not self.maps
+        self.forward(prefix, "program" if plain else "entered")
         if self.plan.backward == "inside":
             self.backward(prefix)
             self.depth = depth
@@ -240,9 +255,52 @@ class _Driver:
 
     def inputs(self) -> str:
         """Return the arguments of a call: what the program writes in place is passed as a copy."""
-        return ", ".join(
-            f"{s.name}.clone()" if s.role == "buffer" else s.name for s in self.program.inputs
-        )
+        return ", ".join(map(self.passed, self.program.inputs))
+
+    def passed(self, spec: TensorSpec) -> str:
+        if self.is_mapped(spec):
+            return f"twice({spec.name})"
+        return f"{spec.name}.clone()" if spec.role == "buffer" else spec.name
+
+    # -- transforms ---------------------------------------------------------------------------
+
+    def is_mapped(self, spec: TensorSpec) -> bool:
+        """Return whether an input has two copies: all but the weights, or all if all are."""
+        return self.maps and (not spec.requires_grad or self.only_weights)
+
+    @property
+    def only_weights(self) -> bool:
+        return len(self.weights) == len(self.program.inputs)
+
+    def mapped(self, function: str) -> str:
+        dims = _tuple(["0" if self.is_mapped(s) else "None" for s in self.program.inputs])
+        return f'vmap({function}, in_dims=({dims}), randomness="same")'
+
+    def differentiate(self) -> None:
+        """Transform a loss over the program, inside the contexts or with the contexts in it."""
+        inside = self.plan.backward == "inside"
+        if inside:
+            self.enter()
+        depth = self.depth
+        self.put("def loss(*inputs):")
+        self.depth += 1
+        if not inside:
+            self.enter()
+        self.put("outputs = program(*inputs)")
+        self.put("return total(outputs), outputs")
+        self.depth = depth
+        names = [s.name for s in self.program.inputs]
+        numbers = _tuple([str(names.index(w)) for w in self.weights])
+        self.put(f"entered = grad(loss, argnums=({numbers}), has_aux=True)")
+        if self.maps:
+            self.put(f"entered = {self.mapped('entered')}")
+        self.put(f"grads, outputs = entered({self.inputs()})")
+        for j, name in enumerate(self.program.outputs):
+            self.put(f'observe("{name}", outputs[{j}])')
+        for j, weight in enumerate(self.weights):
+            self.put(f'observe("{weight}.grad", grads[{j}])')
+
+    # -- forward and backward -----------------------------------------------------------------
 
     def forward(self, prefix: str, function: str) -> None:
         plan = self.plan

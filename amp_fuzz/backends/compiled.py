@@ -69,8 +69,12 @@ class CompileBackend:
         """Return the case without what AOTAutograd says that it does not support.
 
         Double backward raises there ("does not currently support double backward"): the retained
-        graph takes its place.
+        graph takes its place. Function transforms of compiled functions are left out.
         """
+        if case.plan.transform != "none":
+            case = msgspec.structs.replace(
+                case, plan=msgspec.structs.replace(case.plan, transform="none")
+            )
         if self.rung != "eager" and case.plan.second == "double":
             return msgspec.structs.replace(
                 case, plan=msgspec.structs.replace(case.plan, second="retain")

@@ -72,6 +72,8 @@ def reference_runtime(
             checkpoint=reference.checkpoint(device),
             custom_fwd=reference.custom_fwd,
             custom_bwd=reference.custom_bwd,
+            grad=reference.grad(device),
+            vmap=reference.vmap,
             state=lambda: (*state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
             reset=reset,
             scope=scope,

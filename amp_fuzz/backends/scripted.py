@@ -112,17 +112,18 @@ class ScriptBackend:
 
         A scripted function knows neither ``torch.inference_mode`` nor checkpoints, and a trace
         keeps neither grad modes nor what a checkpoint's body stands under: such bodies stand where
-        the regions stood. A checkpoint that is not reentrant ends its
-        recomputation by an exception, which TorchScript turns into another: such a one is
-        reentrant here. A frozen module has no gradients, and keeps the casts of the thread that
-        froze it.
+        the regions stood. A checkpoint that is not reentrant ends its recomputation by an
+        exception, which TorchScript turns into another: such a one is reentrant here. Function
+        transforms are left out. A frozen module has no gradients, and keeps the casts of the
+        thread that froze it.
         """
         body = _without(case.program.body, _UNSAYABLE[self.mode])
         program = msgspec.structs.replace(case.program, body=body)
         case = msgspec.structs.replace(case, program=program)
-        if case.plan.checkpoint == "non_reentrant":
-            plan = msgspec.structs.replace(case.plan, checkpoint="reentrant")
-            case = msgspec.structs.replace(case, plan=plan)
+        plan = msgspec.structs.replace(case.plan, transform="none")
+        if plan.checkpoint == "non_reentrant":
+            plan = msgspec.structs.replace(plan, checkpoint="reentrant")
+        case = msgspec.structs.replace(case, plan=plan)
         if self.freeze:
             plan = msgspec.structs.replace(
                 case.plan,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from amp_fuzz.case import Case, bare, has_context, map_autocast
-from amp_fuzz.harness import Observation
+from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.oracle.compare import Divergence, compare
 from amp_fuzz.program import Autocast, regions
 
@@ -25,12 +25,14 @@ class Relation:
     """A relation between two variants of a case.
 
     pair: returns the two cases whose results must agree, or None where the relation says nothing.
-    forward: it holds for values only, not for gradients.
+    forward: it holds for values only, not for gradients. together: it speaks of cases that raise:
+    what the second variant raises, the first or a bare one raises too.
     """
 
     name: str
     pair: Callable[[Case], tuple[Case, Case] | None]
     forward: bool = False
+    together: bool = False
 
 
 def within(case: Case, seen: Observation, *, values: bool = True) -> Divergence | None:
@@ -104,12 +106,17 @@ def _disabled(case: Case) -> tuple[Case, Case] | None:
 
 
 def _entry(case: Case) -> tuple[Case, Case] | None:
-    """Compare a context object with a decorator, and ``custom_fwd`` with a context object."""
+    """Compare a context object with a decorator, and ``custom_fwd`` with a context object.
+
+    ``cast_inputs`` means something else.
+    """
     plan = case.plan
     if not plan.contexts or plan.loop == "inside" or plan.first_pass != "none":
         return None
-    if plan.checkpoint != "none" or plan.thread == "inside":
+    if plan.checkpoint != "none" or plan.thread == "inside" or plan.entry == "cast_inputs":
         return None
+    if plan.transform != "none" or plan.backward == "inside":
+        return None  # a decorated function is left before the backward pass
     other = "decorator" if plan.entry == "context" else "context"
     return case, _plan(case, entry=other)
 
@@ -121,6 +128,8 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.backward == "none":
         return None  # nothing is recomputed
+    if plan.transform != "none":
+        return None
     if plan.checkpoint not in ("none", "non_reentrant") or plan.thread == "inside":
         return None
     if _writes(case):
@@ -128,9 +137,18 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
     return _plan(case, checkpoint="non_reentrant"), _plan(case, checkpoint="none")
 
 
+def _transform(case: Case) -> tuple[Case, Case] | None:
+    """Compare a transform under autocast with autocast alone, where the transform alone runs."""
+    if case.plan.transform == "none" or not _uses_autocast(case):
+        return None
+    return _plan(case, transform="none"), case
+
+
 def _writes(case: Case) -> bool:
     return any(spec.role == "buffer" for spec in case.program.inputs)
 
+
+_FUNCTIONS = ("custom_fwd", "cast_inputs", "setup_context")
 
 RELATIONS: Mapping[str, Relation] = {
     r.name: r
@@ -139,6 +157,7 @@ RELATIONS: Mapping[str, Relation] = {
         Relation("disabled", _disabled),
         Relation("entry", _entry),
         Relation("checkpoint", _checkpoint),
+        Relation("transform", _transform, together=True),
     )
 }
 
@@ -150,7 +169,12 @@ def check_relation(
     pair = relation.pair(case)
     if pair is None:
         return None
-    forward = relation.forward or "custom_fwd" in (pair[0].plan.entry, pair[1].plan.entry)
+    if relation.together:
+        return _together(relation.name, *pair, run)
+    # A function runs its forward without grad, where some kernels (eigvalsh) compute otherwise, and
+    # its gradients lead a second step elsewhere: dtypes and shapes are what must agree.
+    functions = any(one.plan.entry in _FUNCTIONS for one in pair)
+    forward, values = relation.forward or functions, values and not functions
     first, second = run(pair[0]), run(pair[1])
     if forward:
         first, second = _forward(first), _forward(second)
@@ -158,6 +182,33 @@ def check_relation(
         # The two sources differ in their lines: whether they raise is compared, not where.
         first, second = _lineless(first), _lineless(second)
     return _rename(compare(first, second, values=values), relation.name)
+
+
+def _together(
+    name: str, apart: Case, case: Case, run: Callable[[Case], Observation]
+) -> Divergence | None:
+    """Find what a case raises for, that neither of its halves does.
+
+    That is the statement that raises, or if it is none of them, since the backward pass raises, the
+    first output with which it does.
+    """
+    raised = run(case).raised
+    if raised is None or run(apart).raised or run(bare(case)).raised:
+        return None
+    names = case.program.outputs
+    made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in names]
+    made = made or [n for i, n in enumerate(names) if run(_until(case, i)).raised]
+    where = made[0] if made else raised.text
+    return Divergence("relation", f"{name}: {where}", "no error", f"{raised.kind}: {_line(raised)}")
+
+
+def _until(case: Case, last: int) -> Case:
+    program = msgspec.structs.replace(case.program, outputs=case.program.outputs[: last + 1])
+    return msgspec.structs.replace(case, program=program)
+
+
+def _line(raised: Raised) -> str:
+    return raised.message.strip().partition("\n")[0][:300]
 
 
 def _forward(seen: Observation) -> Observation:

@@ -13,9 +13,11 @@ from amp_fuzz.reference.autocast import (
     clear_cache,
     custom_bwd,
     custom_fwd,
+    grad,
     log_kernels,
     quirks,
     snapshot,
+    vmap,
 )
 from amp_fuzz.reference.shadows import Band, Distance, Shadow, Shadowed, distance, shadow
 from amp_fuzz.reference.tables import (
@@ -49,10 +51,12 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "distance",
+    "grad",
     "load_table",
     "load_table_file",
     "log_kernels",
     "quirks",
     "shadow",
     "snapshot",
+    "vmap",
 ]

@@ -12,6 +12,7 @@ context of a thread ends.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import warnings
 import weakref
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.utils.checkpoint
@@ -33,7 +34,14 @@ from amp_fuzz.reference.casts import (
     tensors_of,
 )
 from amp_fuzz.reference.queries import Queries
-from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, Rule, load_table
+from amp_fuzz.reference.tables import (
+    DEVICES,
+    Policy,
+    PolicyTable,
+    Rule,
+    all_overloads,
+    load_table,
+)
 
 __all__ = [
     "QUIRKS",
@@ -44,9 +52,11 @@ __all__ = [
     "clear_cache",
     "custom_bwd",
     "custom_fwd",
+    "grad",
     "log_kernels",
     "quirks",
     "snapshot",
+    "vmap",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,12 +161,15 @@ def clear_cache() -> None:
 QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
+    "custom-fwd-setup-context",
+    "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
     "torchscript-autodiff",
     "torchscript-pass",
     "trace-weight-cache",
+    "transform-before-autocast",
 )
 _quirks: frozenset[str] = frozenset()
 
@@ -172,6 +185,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         before they compare dtypes, leaves out mps and maia.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
+    custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
+        which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
+    func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops
+        under that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
         ``promote`` policy, unless an argument before it is float32.
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
@@ -183,6 +200,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         the autocast around it (`amp_fuzz.reference.torchscript`).
     trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
         the trace.
+    transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the
+        op that was called, but about those that the transform makes of it, at each level again.
     """
     global _quirks
     names = frozenset(names)
@@ -209,25 +228,30 @@ def _dtype(name: str) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
-_registered: set[str] = set()
+_registered: set[tuple[str, str]] = set()
+_keys: tuple[str, ...] = (dispatch.OWN,)
 
 
-def _register(table: PolicyTable) -> None:
-    for name in table.rules:
-        if name not in _registered:
-            _registered.add(name)
+def _register(names: Iterable[str]) -> None:
+    for name, key in itertools.product(names, _keys):
+        if (name, key) not in _registered:
+            _registered.add((name, key))
             overload = dispatch.overload_of(name)
             if overload is not None:  # this torch is older or newer than the rule
-                dispatch.register(name, _kernel(name, overload))
+                dispatch.register(name, _kernel(name, overload, key), key)
 
 
-def _kernel(name: str, overload: Any) -> Callable[..., Any]:
+def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
+    whole = key == dispatch.FIRST and not dispatch.is_composite(overload)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         found = _rule(name, args, kwargs)
+        if found is None and whole:  # what its batching rule calls is no call of the program
+            with dispatch.exclude():
+                return overload(*args, **kwargs)
         if found is None:
-            return overload.redispatch(dispatch.after(keyset), *args, **kwargs)
+            return overload.redispatch(dispatch.after(keyset, key), *args, **kwargs)
         device, rule = found
         return _POLICIES[rule.policy](_Caster(device, rule), overload, args, kwargs)
 
@@ -463,7 +487,7 @@ class autocast:
 
     def __enter__(self) -> autocast:
         s, d = _state, self.device
-        _register(self.table)
+        _register(self.table.rules)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )
@@ -521,6 +545,14 @@ class Snapshot:
                 stack.enter_context(autocast(device, dtype, enabled, cache, table=table))
             yield
 
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Disable the autocast of these devices."""
+        with ExitStack() as stack:
+            for device, dtype, _, cache, table in self.contexts:
+                stack.enter_context(autocast(device, dtype, False, cache, table=table))
+            yield
+
 
 def snapshot(*devices: str) -> Snapshot:
     """Return the state of these devices, and of the CPU."""
@@ -573,20 +605,57 @@ def checkpoint(device: str) -> Callable[..., Any]:
     return run
 
 
-def custom_fwd(*, device_type: str) -> Callable[[F], F]:
-    """Like `torch.amp.custom_fwd` without ``cast_inputs``: remember the state for the backward."""
+def custom_fwd(*, device_type: str, cast_inputs: torch.dtype | None = None) -> Callable[[F], F]:
+    """Like `torch.amp.custom_fwd`: remember the state for the backward.
+
+    cast_inputs: in a region where autocast is on, cast the eligible inputs to this dtype and run
+    the forward with autocast disabled; elsewhere it has no effect.
+
+    A forward that is given no ``ctx``, as where the function has a ``setup_context``, keeps the
+    state of its latest call itself.
+    """
 
     def decorate(forward: F) -> F:
         @functools.wraps(forward)
-        def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            ctx._reference_dtype = _state.dtype(device_type)
-            ctx._reference_enabled = _state.enabled.get(device_type, False)
-            ctx._reference_table = _state.tables.get(device_type)
-            return forward(ctx, *args, **kwargs)
+        def decorated(*args: Any, **kwargs: Any) -> Any:
+            apart = "custom-fwd-setup-context" not in _quirks and not _is_ctx(args)
+            keeper: Any = decorated if apart else args[0]
+            enabled = _state.enabled.get(device_type, False)
+            keeper._reference_state = _ForwardState(
+                _state.dtype(device_type),
+                enabled and cast_inputs is None,
+                _state.tables.get(device_type),
+            )
+            if cast_inputs is None or not enabled:
+                return forward(*args, **kwargs)
+            with autocast(device_type, enabled=False):
+                args = tuple(_input(a, device_type, cast_inputs) for a in args)
+                kwargs = {k: _input(v, device_type, cast_inputs) for k, v in kwargs.items()}
+                return forward(*args, **kwargs)
 
         return cast(F, decorated)
 
     return decorate
+
+
+class _ForwardState(NamedTuple):
+    """The autocast state under which the operations of a forward ran."""
+
+    dtype: torch.dtype
+    enabled: bool
+    table: PolicyTable | None
+
+
+def _is_ctx(args: Sequence[Any]) -> bool:
+    return bool(args) and isinstance(args[0], torch.autograd.function.FunctionCtx)
+
+
+def _input(value: Any, device: str, to: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(to) if eligible(value, device) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_input(v, device, to) for v in value)
+    return value
 
 
 def custom_bwd(*, device_type: str) -> Callable[[F], F]:
@@ -595,17 +664,66 @@ def custom_bwd(*, device_type: str) -> Callable[[F], F]:
     def decorate(backward: F) -> F:
         @functools.wraps(backward)
         def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            with autocast(
-                device_type,
-                ctx._reference_dtype,
-                ctx._reference_enabled,
-                table=ctx._reference_table,
-            ):
+            kept: _ForwardState | None = getattr(ctx, "_reference_state", None)
+            if kept is None and "custom-fwd-setup-context" in _quirks:
+                raise AttributeError("the context has no state of the forward")
+            state = kept or ctx._forward_cls.forward._reference_state
+            with autocast(device_type, state.dtype, state.enabled, table=state.table):
                 return backward(ctx, *args, **kwargs)
 
         return cast(F, decorated)
 
     return decorate
+
+
+def grad(device: str) -> Callable[..., Any]:
+    """Return `torch.func.grad` as it behaves under the reference.
+
+    "Backward ops run in the same type that autocast used for corresponding forward ops": autocast
+    is for the function alone, not for the backward ops of the transform.
+    """
+
+    def transform(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def transformed(*args: Any) -> Any:
+            if "func-grad-ambient-backward" in _quirks:
+                return _first(torch.func.grad(function, **options))(*args)
+            state = snapshot(device)
+
+            def inside(*inputs: Any) -> Any:
+                with state.restored():
+                    return function(*inputs)
+
+            with state.disabled():
+                return _first(torch.func.grad(inside, **options))(*args)
+
+        return transformed
+
+    return transform
+
+
+def vmap(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return `torch.func.vmap` as it behaves under the reference.
+
+    It means what a loop over the calls means, so autocast decides about the ops that are called
+    before a batching rule makes others of them.
+    """
+    return _first(torch.func.vmap(function, **options))
+
+
+def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a transformed function in which autocast decides before the transform does."""
+    global _keys
+    if dispatch.FIRST not in _keys:
+        _keys = (dispatch.OWN, dispatch.FIRST)
+        _register(set(all_overloads()))  # also those that have no policy on this device
+
+    def call(*args: Any) -> Any:
+        if "transform-before-autocast" in _quirks:
+            return transformed(*args)
+        with dispatch.first():
+            return transformed(*args)
+
+    return call
 
 
 @contextmanager

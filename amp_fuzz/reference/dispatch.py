@@ -2,37 +2,52 @@
 
 The reference puts Python kernels on an autocast dispatch key that stock torch leaves empty,
 ``AutocastIPU``, with a fallthrough for every other op, and switches the key on for a block through
-the thread-local included and excluded key sets. `tests/reference/test_dispatch.py` would notice a
-change of any name used here.
+the thread-local included and excluded key sets. The same kernels stand on ``PreDispatch``, which
+comes before the function transforms; that key is switched on inside those alone.
+`tests/reference/test_dispatch.py` would notice a change of any name used here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["after", "exclude", "overload_of", "register", "switch"]
+__all__ = [
+    "FIRST",
+    "OWN",
+    "after",
+    "exclude",
+    "first",
+    "is_composite",
+    "overload_of",
+    "register",
+    "switch",
+]
 
-_KEY: Any = getattr(torch._C.DispatchKey, "AutocastIPU")  # noqa: B009 - not in torch's stubs
-_KEYSET = torch._C.DispatchKeySet(_KEY)
-_AFTER = torch._C._dispatch_keyset_full_after(_KEY)
+OWN, FIRST = "AutocastIPU", "PreDispatch"
+_KEY, _FIRST_KEY = (getattr(torch._C.DispatchKey, key) for key in (OWN, FIRST))
+_KEYSET = torch._C.DispatchKeySet(_KEY) | torch._C.DispatchKeySet(_FIRST_KEY)
+_AFTER = {
+    OWN: torch._C._dispatch_keyset_full_after(_KEY),
+    FIRST: torch._C._dispatch_keyset_full_after(_FIRST_KEY),
+}
 
 # Libraries keep their registrations alive; dropping them would unregister.
 _fallback: torch.library.Library | None = None
 _library: torch.library.Library | None = None
 
 
-def register(name: str, kernel: Callable[..., Any]) -> None:
-    """Put a Python kernel for ``aten::name`` on the reference's key; it gets the key set first."""
+def register(name: str, kernel: Callable[..., Any], key: str = OWN) -> None:
+    """Put a Python kernel for ``aten::name`` on one of the keys; it gets the key set first."""
     global _fallback, _library
     if _library is None:
         _fallback = torch.library.Library("_", "IMPL")
-        _fallback.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
+        _fallback.fallback(torch.library.fallthrough_kernel, OWN)
         _library = torch.library.Library("aten", "IMPL")
-    _library.impl(name, kernel, "AutocastIPU", with_keyset=True)
+    _library.impl(name, kernel, key, with_keyset=True)
 
 
 def overload_of(name: str) -> Any | None:
@@ -40,6 +55,11 @@ def overload_of(name: str) -> Any | None:
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return None if packet is None else getattr(packet, overload or "default", None)
+
+
+def is_composite(overload: Any) -> bool:
+    """Return whether an op is made of others, which autocast sees one by one."""
+    return bool(overload._can_decompose())
 
 
 def switch(on: bool) -> None:
@@ -53,12 +73,23 @@ def is_on() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_included(_KEY))
 
 
+@contextmanager
+def first() -> Iterator[None]:
+    """Call the kernels before the function transforms, too."""
+    before = torch._C._dispatch_tls_is_dispatch_key_included(_FIRST_KEY)
+    torch._C._dispatch_tls_set_dispatch_key_included(_FIRST_KEY, True)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(_FIRST_KEY, before)
+
+
 def exclude() -> AbstractContextManager[None]:
-    """Return a context in which the key is excluded: what runs inside is not autocast again."""
+    """Return a context in which the keys are excluded: what runs inside is not autocast again."""
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_KEYSET)
     return guard
 
 
-def after(keyset: Any) -> Any:
-    """Return the keys of a dispatch that come after the reference's, as a fallthrough sees them."""
-    return keyset & _AFTER
+def after(keyset: Any, key: str = OWN) -> Any:
+    """Return the keys of a dispatch that come after one of these, as a fallthrough sees them."""
+    return keyset & _AFTER[key]

@@ -9,12 +9,12 @@ scripted function goes on inside it, whatever the function says.
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def write_casts(graph: Any, ambient: Ambient, current: Mapping[str, torch.dtype]
 
 def _was_called(node: Any) -> bool:
     """Return whether a node comes from a function of torch's, not from the program's text."""
-    return f'File "{os.path.dirname(torch.__file__)}' in node.sourceRange().partition("\n")[0]
+    return f'File "{Path(torch.__file__).parent}' in node.sourceRange().partition("\n")[0]
 
 
 def _nodes(block: Any) -> Iterator[Any]:

@@ -53,6 +53,11 @@ _LAYOUTS: tuple[tuple[Layout, ...], ...] = (
     ("contiguous",),
     ("contiguous", "contiguous", "transposed", "strided", "offset"),
 )
+_ENTRIES = ("decorator", "custom_fwd", "cast_inputs", "setup_context")
+_FUNCTIONS = _ENTRIES[1:]
+# Under function transforms these kernels touch memory that is not theirs, and die of it
+# (docs/findings/README.md).
+_UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer", "_native_multi_head_attention"})
 _SWARM = 8
 _STATEMENTS = 12
 _MAX_DEPTH = 3
@@ -112,14 +117,17 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
         if backward == 8:
             changes["backward_context"] = draw_autocast(source, device)
     # Most cases have no more than one or two of the rest, so that a finding says which matters.
-    for i in digits(source, 20, 20):
+    for i in digits(source, 21, 21):
         changes |= _ingredient(i, source, trains=trains)
     return _consistent(plan, changes)
 
 
 def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
     if i == 10:
-        return {"entry": ("decorator", "custom_fwd")[integer(source, 2)]}
+        return {"entry": _ENTRIES[integer(source, len(_ENTRIES))]}
+    if i == 20:
+        transforms = ("vmap", "grad", "vmap_grad") if trains else ("vmap",)
+        return {"transform": transforms[integer(source, len(transforms))]}
     kinds: dict[int, dict[str, object]] = {
         11: {"first_pass": "no_grad"},
         12: {"first_pass": "inference_mode"},
@@ -164,7 +172,14 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
         plan = msgspec.structs.replace(plan, second="none")
     if plan.scaler and plan.second != "none":
         plan = msgspec.structs.replace(plan, second="none")
-    return plan
+    return plan if plan.transform == "none" else _alone(plan)
+
+
+def _alone(plan: Plan) -> Plan:
+    """Return a plan with its transform, its contexts, and nothing else."""
+    backward = "outside" if plan.backward == "under" else plan.backward
+    transform = "vmap" if backward == "none" else plan.transform
+    return Plan(contexts=plan.contexts, backward=backward, transform=transform)
 
 
 def draw_program(
@@ -183,9 +198,15 @@ def draw_program(
     program has at least one, in its first statements. forms: the form of that statement.
     """
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
+    if plan is not None and plan.transform != "none":
+        pool, focus = _transformable(pool) or pool, _transformable(focus)
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
     return _ProgramDrawing(source, device, pool or focus, focus, forms, statements).draw(plan)
+
+
+def _transformable(ops: Sequence[Op]) -> tuple[Op, ...]:
+    return tuple(op for op in ops if op.name not in _UNTRANSFORMABLE)
 
 
 class _ProgramDrawing:
@@ -211,7 +232,8 @@ class _ProgramDrawing:
 
     def draw(self, plan: Plan | None) -> Program:
         self.build.frame = _frame(plan, self.device)
-        self.trains = plan is None or plan.backward != "none"
+        # Transforms of functions do not support checkpoints.
+        self.checkpoints = plan is None or (plan.backward != "none" and plan.transform == "none")
         body = self.body(0)
         outputs = [n for s in _statements(body) for n in s.outputs if n != "_"]
         return Program(tuple(self.build.inputs), tuple(body), tuple(outputs))
@@ -255,7 +277,7 @@ class _ProgramDrawing:
 
     def context(self) -> Context:
         i = integer(self.source, 10)
-        if i < 6 or (i < 8 and not self.trains):
+        if i < 6 or (i < 8 and not self.checkpoints):
             return draw_autocast(self.source, self.device)
         if i < 8:
             return Checkpoint(use_reentrant=i == 7)
@@ -283,7 +305,13 @@ def _frame(plan: Plan | None, device: str) -> Frame:
         return frame
     for context in plan.contexts:
         frame = _inner(frame, context, device)
-    return replace(frame, checkpoint=plan.checkpoint != "none" or plan.entry == "custom_fwd")
+    return replace(
+        frame,
+        checkpoint=plan.checkpoint != "none"
+        or plan.entry in _FUNCTIONS
+        or plan.transform != "none",
+        autocast=frame.autocast and plan.entry != "cast_inputs",
+    )
 
 
 def _inner(frame: Frame, context: Context, device: str) -> Frame:

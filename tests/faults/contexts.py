@@ -238,9 +238,9 @@ def _inherits() -> AbstractContextManager[None]:
 def _custom(name: str, what: str, change: Callable[[Any], object]) -> None:
     """Make a fault of what custom_fwd leaves for custom_bwd."""
 
-    def custom_fwd(*, device_type: str) -> Any:
+    def custom_fwd(*, device_type: str, **options: Any) -> Any:
         def decorate(forward: Any) -> Any:
-            honest = torch.amp.autocast_mode.custom_fwd(forward, device_type=device_type)
+            honest = torch.amp.autocast_mode.custom_fwd(forward, device_type=device_type, **options)
 
             @functools.wraps(forward)
             def run(ctx: Any, *args: Any) -> Any:
@@ -271,13 +271,13 @@ _custom("custom-fwd-dtype", "custom_fwd remembers the default dtype", _set_dtype
 
 @_fault("custom-fwd-off", "custom_fwd runs the forward pass without autocast", *_ANY)
 def _forward_off() -> AbstractContextManager[None]:
-    def custom_fwd(*, device_type: str) -> Any:
+    def custom_fwd(*, device_type: str, **options: Any) -> Any:
         def decorate(forward: Any) -> Any:
             def run(ctx: Any, *args: Any) -> Any:
                 with _Autocast(device_type, enabled=False):
                     return forward(ctx, *args)
 
-            return torch.amp.autocast_mode.custom_fwd(run, device_type=device_type)
+            return torch.amp.autocast_mode.custom_fwd(run, device_type=device_type, **options)
 
         return decorate
 

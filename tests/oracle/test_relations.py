@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz.case import Case, bare, map_autocast
-from amp_fuzz.harness import Observation
+from amp_fuzz.case import Case, Plan, bare, map_autocast
+from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import RELATIONS, check_relation, within
@@ -21,6 +21,7 @@ Run = Callable[[Case], Observation]
 
 W = [x("x0", 4, 4), x("w1", 4, 4)]
 CASE = case(W, call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1"))
+TRANSFORMED = msgspec.structs.replace(CASE, plan=Plan(transform="vmap_grad"))
 
 
 def honest(case: Case) -> Observation:
@@ -32,7 +33,7 @@ def test_both_variants_of_a_pair_mean_the_same_in_honest_torch(name: str) -> Non
     relation, judge = RELATIONS[name], Judge(eager(), shipped(), "none")
     tried = 0
     with quiet():
-        for case_ in drawn(1500, statements=5, seed=name):
+        for case_ in drawn(4000, statements=5, seed=name):
             if relation.pair(case_) is None or honest(case_).raised is not None:
                 continue
             found = check_relation(relation, case_, honest)
@@ -60,7 +61,15 @@ def _decorator_does_nothing(case: Case) -> Observation:
     return honest(bare(case) if case.plan.entry == "decorator" else case)
 
 
+def _transform_raises(case: Case) -> Observation:
+    seen = honest(case)
+    if case.plan.transform != "none" and case.plan.contexts:
+        seen.raised = Raised("RuntimeError", "seeded", 0, "grads, outputs = entered(x0, w1)")
+    return seen
+
+
 VIOLATIONS: dict[str, Run] = {
+    "transform": _transform_raises,
     "cache": _cache_off_is_float16,
     "disabled": _enabled_false_is_ignored,
     "entry": _decorator_does_nothing,
@@ -70,8 +79,9 @@ VIOLATIONS: dict[str, Run] = {
 
 @pytest.mark.parametrize("name", RELATIONS)
 def test_a_violation_is_found_and_named(name: str) -> None:
-    assert check_relation(RELATIONS[name], CASE, honest) is None
-    found = check_relation(RELATIONS[name], CASE, VIOLATIONS[name])
+    of = TRANSFORMED if name == "transform" else CASE
+    assert check_relation(RELATIONS[name], of, honest) is None
+    found = check_relation(RELATIONS[name], of, VIOLATIONS[name])
     assert found is not None
     assert found.kind == "relation"
     assert found.where.startswith(f"{name}: ")
@@ -139,6 +149,12 @@ def test_checkpoint_pairs_differ_in_the_checkpoint_alone() -> None:
         ("disabled", case(W, call("mm", "x0", "w1"), entry="decorator")),
         ("entry", case(W, call("mm", "x0", "w1"), contexts=())),
         ("entry", case(W, call("mm", "x0", "w1"), thread="inside")),
+        ("entry", case(W, call("mm", "x0", "w1"), backward="inside")),
+        ("entry", case(W, call("mm", "x0", "w1"), entry="cast_inputs")),
+        ("entry", TRANSFORMED),
+        ("checkpoint", TRANSFORMED),
+        ("transform", CASE),
+        ("transform", case(W, call("mm", "x0", "w1"), contexts=(), transform="grad")),
         ("checkpoint", case(W, call("mm", "x0", "w1"), backward="none")),
         ("checkpoint", case([x("b0", 2)], call("neg", "b0", form="inplace"))),
     ],

@@ -142,6 +142,8 @@ def test_the_smallest_plan_is_the_default() -> None:
     [
         ("entry", "decorator"),
         ("entry", "custom_fwd"),
+        ("entry", "cast_inputs"),
+        ("entry", "setup_context"),
         ("backward", "inside"),
         ("second", "retain"),
         ("second", "double"),
@@ -155,6 +157,9 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("thread", "whole"),
         ("interrupted", True),
         ("scaler", True),
+        ("transform", "grad"),
+        ("transform", "vmap"),
+        ("transform", "vmap_grad"),
     ],
 )
 def test_a_plan_with_one_wish_has_one_context_and_at_most_one_other_change(

@@ -39,6 +39,7 @@ class Side:
     checkpoint: Callable[..., Any]
     custom_fwd: Callable[[Any], Any]
     custom_bwd: Callable[[Any], Any]
+    casting_fwd: Callable[[Any], Any]
 
     def bf16(self, **kwargs: Any) -> Any:
         return self.autocast("cpu", BF16, **kwargs)
@@ -49,12 +50,14 @@ TORCH = Side(
     torch.utils.checkpoint.checkpoint,
     torch.amp.custom_fwd(device_type="cpu"),
     torch.amp.custom_bwd(device_type="cpu"),
+    torch.amp.custom_fwd(device_type="cpu", cast_inputs=F32),
 )
 REFERENCE = Side(
     reference.autocast,
     reference.checkpoint("cpu"),
     reference.custom_fwd(device_type="cpu"),
     reference.custom_bwd(device_type="cpu"),
+    reference.custom_fwd(device_type="cpu", cast_inputs=F32),
 )
 SIDES = pytest.mark.parametrize("side", [TORCH, REFERENCE], ids=["torch", "reference"])
 
@@ -776,6 +779,120 @@ def test_a_custom_backward_runs_under_the_state_of_its_forward(
         return y, a.grad, b.grad
 
     assert same(program)[0].dtype is (BF16 if forward_inside else F32)
+
+
+@pytest.mark.parametrize("forward_inside", [True, False])
+@pytest.mark.parametrize("backward_inside", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64])
+def test_inputs_that_are_cast_meet_no_autocast(
+    forward_inside: bool, backward_inside: bool, dtype: torch.dtype
+) -> None:
+    def program(side: Side) -> Any:
+        seen: list[torch.dtype] = []
+
+        class Product(torch.autograd.Function):
+            @staticmethod
+            @side.casting_fwd
+            def forward(ctx: Any, a: torch.Tensor, b: list[torch.Tensor], n: Any) -> torch.Tensor:
+                ctx.save_for_backward(a, b[0])
+                seen.extend((a.dtype, b[0].dtype, n.dtype))
+                return torch.mm(a, b[0])
+
+            @staticmethod
+            @side.custom_bwd
+            def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+                _, b = ctx.saved_tensors
+                return torch.mm(gradient, b.t()), None, None
+
+        a = weight().to(dtype).detach().requires_grad_()
+        with side.bf16() if forward_inside else nullcontext():
+            y = Product.apply(a, [X.to(dtype)], torch.ones(2, dtype=torch.int64))
+        with side.autocast("cpu", F16) if backward_inside else nullcontext():
+            backward(y)
+        return y, a.grad, seen
+
+    cast = forward_inside and dtype is not F64
+    assert same(program)[0].dtype is (F32 if cast else dtype)
+
+
+@SIDES
+def test_a_function_with_a_setup_context_has_the_state_of_its_forward(side: Side) -> None:
+    seen: list[torch.dtype] = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        @side.custom_fwd
+        def forward(a: torch.Tensor) -> torch.Tensor:
+            return torch.mm(a, a)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        @side.custom_bwd
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (a,) = ctx.saved_tensors
+            seen.append(torch.mm(a, a).dtype)
+            return gradient.float()
+
+    imitated = reference.quirks(["custom-fwd-setup-context"])
+    with side.bf16():
+        y = Square.apply(weight())
+    assert y.dtype is BF16
+    with imitated, pytest.raises(AttributeError):  # what torch does, and the reference on request
+        backward(y)
+    if side is REFERENCE:
+        with side.bf16():
+            y = Square.apply(weight())
+        backward(y)
+        assert seen == [BF16]
+
+
+# --- function transforms
+
+
+def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
+    w, b = weight().detach(), weight().detach()[0]
+
+    def outputs() -> torch.Tensor:
+        mapped = reference.vmap(lambda x: nn.functional.linear(x, w, b))
+        with reference.autocast("cpu", BF16):
+            return mapped(torch.stack([X, X]))  # type: ignore[no-any-return]
+
+    assert outputs().dtype is BF16
+    with reference.quirks(["transform-before-autocast"]):
+        assert outputs().dtype is F32  # as in torch
+
+
+def test_under_vmap_an_op_without_a_policy_keeps_its_dtype() -> None:
+    mapped = reference.vmap(lambda x: torch.mv(x, X[0]))
+    with reference.autocast("cpu", BF16):
+        assert mapped(torch.stack([X, X])).dtype is F32
+        with reference.quirks(["transform-before-autocast"]):
+            assert mapped(torch.stack([X, X])).dtype is BF16  # as in torch
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_func_grad_gives_what_it_gives_with_the_context_inside(maps: bool) -> None:
+    """The context around the transform is for the function, not for its backward ops."""
+
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        with reference.autocast("cpu", enabled=False):
+            return torch.mm(X, w).square().sum()
+
+    def gradient() -> torch.Tensor:
+        derivative = reference.grad("cpu")(loss)
+        if maps:
+            derivative = reference.vmap(derivative)
+        w = weight().detach()
+        return derivative(torch.stack([w, w]) if maps else w)  # type: ignore[no-any-return]
+
+    outside = gradient()
+    with reference.autocast("cpu", BF16):
+        assert torch.equal(gradient(), outside)
+        with reference.quirks(["func-grad-ambient-backward"]):
+            assert not torch.equal(gradient(), outside)  # as in torch
 
 
 def products_in_float32() -> Any:

@@ -186,6 +186,28 @@ def test_a_kernel_gets_the_keys_of_its_dispatch_and_can_go_on_after_its_own(call
     assert [after.has(key) for key in (getattr(keys, KEY), keys.CPU)] == [False, True]
 
 
+def test_the_first_key_comes_before_function_transforms_and_is_left_again() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    batched = []
+
+    def kernel(keyset: Any, x: torch.Tensor) -> torch.Tensor:
+        batched.append(torch._C._functorch.is_batchedtensor(x))
+        after = dispatch.after(keyset, dispatch.FIRST)
+        return torch.ops.aten.lgamma.default.redispatch(after, x)
+
+    library.impl("lgamma", kernel, dispatch.FIRST, with_keyset=True)
+    try:
+        with dispatch.first():
+            y = torch.func.vmap(torch.lgamma)(torch.ones(2, 3))
+        assert batched[0]
+        assert torch.equal(y, torch.zeros(2, 3))
+        batched.clear()
+        torch.lgamma(torch.ones(2))
+        assert batched == []
+    finally:
+        library._destroy()
+
+
 def test_a_redispatch_goes_on_through_autograd() -> None:
     library = torch.library.Library("aten", "IMPL")
 

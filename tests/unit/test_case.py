@@ -76,6 +76,16 @@ def test_the_id_never_changes() -> None:
     assert LITERAL.id == "d3759964a907e2cb"
 
 
+def test_a_field_that_came_later_is_written_where_it_says_something() -> None:
+    later = msgspec.structs.replace(LITERAL, plan=Plan(transform="vmap"))
+    assert b'"transform":"vmap"' in later.json()
+    assert loads(later.json()) == later
+    text = msgspec.structs.replace(LITERAL.program.inputs[0], name='x,"transform":"none"')
+    program = msgspec.structs.replace(LITERAL.program, inputs=(text,))
+    odd = msgspec.structs.replace(LITERAL, program=program)
+    assert msgspec.json.decode(odd.json(), type=Case) == odd
+
+
 def test_the_id_depends_on_every_part() -> None:
     others = [
         msgspec.structs.replace(LITERAL, seed=8),
@@ -306,6 +316,12 @@ def test_a_damaged_file_is_an_error_of_one_line_or_source_that_compiles() -> Non
             "$.backward_context.device='tpu'",
         ),
         (Plan(contexts=(BF16,) * 17), "$.contexts has 17"),
+        (Plan(transform="vmap", steps=2, calls=2), "stands alone: leave out steps, calls"),
+        (Plan(transform="grad", backward="none"), "'grad' needs backward outside or inside"),
+        (
+            Plan(transform="vmap_grad", backward="under", backward_context=BF16),
+            "'vmap_grad' needs backward outside or inside",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_driven_is_refused(plan: Plan, said: str) -> None:

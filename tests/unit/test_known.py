@@ -20,7 +20,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.program import statements
+from amp_fuzz.program import Autocast, statements
 from amp_fuzz.reference import QUIRKS
 from amp_fuzz.session import known_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, one_line, under, x
@@ -60,6 +60,20 @@ EXAMPLES: Mapping[str, Example] = {
             under(F16, call("mm", "w1", "w1", to="v1")),
         ),
     ),
+    "custom-fwd-setup-context": Example(
+        "eager-cpu",
+        case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="setup_context"),
+    ),
+    "func-grad-ambient-backward": Example(
+        "eager-cpu",
+        case(
+            [x("x0", 2, 2), x("w1", 2, 2)],
+            NEG,
+            under(Autocast(enabled=False), call("mm", "x0", "w1")),
+            backward="inside",
+            transform="grad",
+        ),
+    ),
     "promote-foreign-half": Example(
         "eager-cpu",
         case([x("x0", 5, dtype="float16")], NEG, call("cat", ["x0"], 0)),
@@ -76,6 +90,16 @@ EXAMPLES: Mapping[str, Example] = {
             NEG,
             call("bilinear", "x0", "x1", "x2", "x3"),
             backward="none",
+        ),
+    ),
+    "transform-before-autocast": Example(
+        "eager-cpu",
+        case(
+            [x("x0", 3, 4), x("x1", 2, 4), x("x2", 2)],
+            NEG,
+            call("linear", "x0", "x1", "x2"),
+            backward="none",
+            transform="vmap",
         ),
     ),
     "query-asks-cuda": Example(
@@ -255,7 +279,36 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
 def test_each_shipped_entry_has_an_example_here() -> None:
     # An entry without a quirk is about a result that changes from run to run.
     assert {k.id for k in shipped() if k.quirk} == set(EXAMPLES)
-    assert {k.kinds[0] for k in shipped() if not k.quirk} <= {"nondeterminism"}
+    others = {k.id: k.kinds[0] for k in shipped() if not k.quirk}
+    assert others.pop("vmap-batching-rules") == "relation"
+    assert set(others.values()) <= {"nondeterminism"}
+
+
+NORMS = case(
+    [x("x0", 3, 4), x("w1", 4, 5), x("w2", 5)],
+    call("mm", "x0", "w1"),
+    call("layer_norm", "v0", [5], "w2", None, to="v1"),
+    call("neg", "v1", to="v2"),
+    transform="vmap_grad",
+)
+
+
+def test_a_batching_rule_that_fails_under_autocast_only_is_known() -> None:
+    verdict = judged(Example("eager-cpu", NORMS), shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.where) == ("relation", "transform: v1")
+    assert verdict.known == "vmap-batching-rules"
+
+
+def test_a_relation_that_the_reference_breaks_too_is_explained_by_no_quirk() -> None:
+    listed = tuple(k for k in shipped() if k.quirk)
+    assert judged(Example("eager-cpu", NORMS), listed).outcome == "diverged"
+
+
+def test_an_entry_may_say_where() -> None:
+    listed = Known("a", "b", "c", kinds=("relation",), ops=("mm",), where="transform: *")
+    assert listed.explains("relation", ["mm"], "transform: v0")
+    assert not listed.explains("relation", ["mm"], "entry: v0")
 
 
 def test_a_list_reads_as_written(tmp_path: Path) -> None:

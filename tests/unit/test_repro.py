@@ -147,6 +147,15 @@ MM = Case(
     Plan(contexts=(BFLOAT16,)),
 )
 
+LINEAR = Case(
+    Program(
+        (tensor("x0", (2, 3)), tensor("x1", (4, 3)), tensor("x2", (4,))),
+        (call("v0", "linear", Ref("x0"), Ref("x1"), Ref("x2")),),
+        ("v0",),
+    ),
+    msgspec.structs.replace(FORWARD, transform="vmap"),
+)
+
 
 def planned(**changes: Any) -> Case:
     return msgspec.structs.replace(MM, plan=msgspec.structs.replace(MM.plan, **changes))
@@ -166,6 +175,8 @@ def backend(name: str) -> Backend:
     [
         ("promote-foreign-half", CAT, "eager-cpu"),
         ("cache-ignores-dtype", NESTED, "eager-cpu"),
+        ("custom-fwd-setup-context", planned(entry="setup_context"), "eager-cpu"),
+        ("transform-before-autocast", LINEAR, "eager-cpu"),
         ("promote-skips-optional", BILINEAR, "fake-cuda"),
     ],
 )
@@ -296,6 +307,8 @@ library.impl("mm", wrong, "AutocastCPU")
         ("relation", "entry: v0", "y = y + len(calls)", planned(backward="none")),
         ("relation", "disabled: v0", "", planned()),
         ("relation", "checkpoint: w1.grad", "y = y * len(calls)", planned()),
+        ("relation", "transform: v0", "raise ValueError('seeded')", planned(transform="vmap_grad")),
+        ("grad-bitwise", "w1.grad", "y = y * 2", planned(transform="grad")),
         ("crash", "", "import os; os.abort()", MM),
     ],
 )

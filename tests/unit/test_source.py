@@ -208,6 +208,36 @@ def drive(x0, w1, b2):
 """,
     ),
     (
+        {"entry": "cast_inputs"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        entered = as_function(program, device, custom_fwd, custom_bwd, torch.float32)
+        outputs = entered(x0, w1, b2.clone())
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("w1.grad", w1.grad)
+""",
+    ),
+    (
+        {"entry": "setup_context"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        entered = as_function_apart(program, device, custom_fwd, custom_bwd)
+        outputs = entered(x0, w1, b2.clone())
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("w1.grad", w1.grad)
+""",
+    ),
+    (
         {"backward": "none"},
         """\
 def drive(x0, w1, b2):
@@ -477,6 +507,52 @@ def drive(x0, w1, b2):
     w1.grad = None
 """,
     ),
+    (
+        {"transform": "vmap"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        entered = vmap(program, in_dims=(0, None, 0), randomness="same")
+        outputs = entered(twice(x0), w1, twice(b2))
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("w1.grad", w1.grad)
+""",
+    ),
+    (
+        {"transform": "grad"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    def loss(*inputs):
+        with autocast(device, dtype=torch.bfloat16):
+            outputs = program(*inputs)
+            return total(outputs), outputs
+    entered = grad(loss, argnums=(1,), has_aux=True)
+    grads, outputs = entered(x0, w1, b2.clone())
+    observe("v0", outputs[0])
+    observe("w1.grad", grads[0])
+""",
+    ),
+    (
+        {"transform": "vmap_grad", "backward": "inside"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        def loss(*inputs):
+            outputs = program(*inputs)
+            return total(outputs), outputs
+        entered = grad(loss, argnums=(1,), has_aux=True)
+        entered = vmap(entered, in_dims=(0, None, 0), randomness="same")
+        grads, outputs = entered(twice(x0), w1, twice(b2))
+        observe("v0", outputs[0])
+        observe("w1.grad", grads[0])
+""",
+    ),
 ]
 
 
@@ -494,6 +570,17 @@ def test_a_case_without_weights_has_no_backward() -> None:
     text = driver_source(case([x("x0", 2, 2)], call("relu", "x0"), steps=2, second="retain"))
     assert "backward" not in text
     assert "nudge" not in text
+
+
+def test_without_weights_nothing_is_differentiated() -> None:
+    text = driver_source(case([x("x0", 2, 2)], call("relu", "x0"), transform="vmap_grad"))
+    assert "vmap(program, in_dims=(0,)" in text
+    assert "loss" not in text
+
+
+def test_of_weights_alone_each_copy_has_its_own() -> None:
+    text = driver_source(case([x("w0", 2, 2)], call("relu", "w0"), transform="vmap_grad"))
+    assert "vmap(entered, in_dims=(0,)" in text
 
 
 # -- nothing of a file is executed ---------------------------------------------------------------
