@@ -13,6 +13,7 @@ import torch
 from amp_fuzz import inputs
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle import Divergence
@@ -119,11 +120,17 @@ class Script:
             entered = r"entered = (autocast\(.*\))\(program\)"
             inside = "entered = " + self.backend.expression(r"\\1(plain)").replace("\\\\", "\\")
             driver = re.sub(entered, inside, driver)
+        elif isinstance(self.backend, ScriptBackend):
+            # The decorator's context is a region of the program already.
+            driver = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", driver)
         return [self.program(), _observing(driver, labels)]
 
     def program(self) -> str:
         """Return the program, with its explicit form above it as a comment."""
-        program = program_source(self.case.program).rstrip()
+        if isinstance(self.backend, ScriptBackend):
+            program = self.backend.source(self.case).rstrip()
+        else:
+            program = program_source(self.case.program).rstrip()
         explicit = self.finding.explicit if isinstance(self.finding, DivergenceRecord) else ""
         if explicit:
             note = f"What autocast should do, its casts written out:\n{explicit}"

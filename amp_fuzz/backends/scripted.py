@@ -27,9 +27,18 @@ from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case, map_autocast
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region, Role
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    Context,
+    InferenceMode,
+    Node,
+    NoGrad,
+    Region,
+    Role,
+)
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
-from amp_fuzz.reference.torchscript import Ambient, write_casts
+from amp_fuzz.reference.torchscript import FIRST_LINE, Ambient, write_casts
 from amp_fuzz.source import program_source
 
 __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
@@ -137,9 +146,7 @@ class ScriptBackend:
                 thread="whole" if case.plan.thread == "whole" else "none",
             )
             # Its weights are constants: no gradient is asked for anywhere.
-            body = (Region(NoGrad(), case.program.body),)
-            program = msgspec.structs.replace(case.program, body=body)
-            case = msgspec.structs.replace(case, plan=plan, program=program)
+            case = _under(msgspec.structs.replace(case, plan=plan), NoGrad())
         return case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -158,6 +165,22 @@ class ScriptBackend:
             driver=lambda names: _driver(case, names, _Scripted(self, case, names)),
         )
         return harness.run(case, runtime)
+
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of how it is scripted, for a repro."""
+        if case.plan.entry == "decorator":
+            case = _under(case, case.plan.contexts[-1])
+        weights, buffers = _numbers(case, "weight"), _numbers(case, "buffer")
+        text = script_source(case) if self.mode == "script" else program_source(case.program)
+        made = "torch.jit.script(plain)"
+        if self.mode == "trace":
+            made = "torch.jit.trace(plain, tuple(inputs), check_trace=False)"
+        if self.check:
+            made = f"traced(plain, inputs, {weights})"
+        elif self.freeze:
+            made = f"frozen({made}, inputs, {weights})"
+        call = f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
+        return f"{text}\n\nplain = program\nprogram = {call}\n"
 
     def ladder(self) -> Sequence[Backend]:
         """Return the graph before it is optimised: what the first call runs, and profiles."""
@@ -221,10 +244,7 @@ class _Scripted:
 
     def decorated(self, context: Autocast) -> _Scripted:
         """Return the program with all of its body under a context."""
-        body = (Region(context, self.case.program.body),)
-        program = msgspec.structs.replace(self.case.program, body=body)
-        case = msgspec.structs.replace(self.case, program=program)
-        return type(self)(self.backend, case, self.names)
+        return type(self)(self.backend, _under(self.case, context), self.names)
 
     def make(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the scripted program."""
@@ -241,7 +261,8 @@ class _Scripted:
             if self.backend.mode == "trace":
                 return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
             with torch_answers():
-                unit.define(script_source(self.case), {"torch": torch}.get)
+                source = "\n" * FIRST_LINE + script_source(self.case)
+                unit.define(source, {"torch": torch}.get)
             return unit.find_function("program")
 
     def plain(self) -> Any:
@@ -249,6 +270,13 @@ class _Scripted:
         names = {**self.names, "__name__": "program"}  # the tracer asks for a module
         exec(program_source(self.case.program), names)
         return names["program"]
+
+
+def _under(case: Case, context: Context) -> Case:
+    """Return a case with all of its program's body under a context."""
+    body = (Region(context, case.program.body),)
+    program = msgspec.structs.replace(case.program, body=body)
+    return msgspec.structs.replace(case, program=program)
 
 
 def _numbers(case: Case, role: Role) -> list[int]:

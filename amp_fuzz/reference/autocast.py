@@ -666,7 +666,8 @@ def custom_bwd(*, device_type: str) -> Callable[[F], F]:
         def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             kept: _ForwardState | None = getattr(ctx, "_reference_state", None)
             if kept is None and "custom-fwd-setup-context" in _quirks:
-                raise AttributeError("the context has no state of the forward")
+                name = type(ctx).__name__
+                raise AttributeError(f"'{name}' object has no attribute '_fwd_used_autocast'")
             state = kept or ctx._forward_cls.forward._reference_state
             with autocast(device_type, state.dtype, state.enabled, table=state.table):
                 return backward(ctx, *args, **kwargs)

@@ -9,20 +9,22 @@ scripted function goes on inside it, whatever the function says.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Ambient", "ScriptPolicies", "load_policies", "write_casts"]
+__all__ = ["FIRST_LINE", "Ambient", "ScriptPolicies", "load_policies", "write_casts"]
 
 REDUCED = "aten::_autocast_to_reduced_precision"
 FULL = "aten::_autocast_to_full_precision"
+# Programs begin after this line of their source, so that what is TorchScript's own is told apart.
+FIRST_LINE = 2000
 _DEVICES = ("cuda", "cpu")  # in the order of the casts' arguments
 _DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # c10
 _BY_NUMBER = {number: dtype for dtype, number in _DTYPES.items()}
@@ -76,8 +78,13 @@ def write_casts(graph: Any, ambient: Ambient, current: Mapping[str, torch.dtype]
 
 
 def _was_called(node: Any) -> bool:
-    """Return whether a node comes from a function of torch's, not from the program's text."""
-    return f'File "{Path(torch.__file__).parent}' in node.sourceRange().partition("\n")[0]
+    """Return whether a node comes from a function that the program calls.
+
+    Those are Python of torch's, or TorchScript's own (``1 - x`` is one), said to be ``<string>``.
+    What was traced says otherwise where it comes from, and calls nothing.
+    """
+    place = re.search(r'File "(.+)", line (\d+)', node.sourceRange().partition("\n")[0])
+    return place is not None and (place[1] != "<string>" or int(place[2]) <= FIRST_LINE)
 
 
 def _nodes(block: Any) -> Iterator[Any]:

@@ -1,0 +1,253 @@
+"""TorchScript: programs are really scripted and optimised, and its own list explains the rest."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends.scripted import ScriptBackend, script_source
+from amp_fuzz.backends.scriptunit import fresh_unit, usable
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.engine import Settings, Task, _stage, draw, runnable
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
+from amp_fuzz.repro import repro
+from amp_fuzz.strategies.drawing import draw_program
+from tests.helpers import BF16, F16, call, case, under, x
+
+SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
+ALL = [b for b in backends().values() if isinstance(b, ScriptBackend)]
+INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
+BODY = (call("mm", "x0", "w1"), call("mm", "v0", "v0", to="v1"))
+OFF = Autocast(enabled=False)
+
+
+def judge(backend: ScriptBackend, example: Case, *, known: bool = True) -> Verdict:
+    with quiet():
+        return Judge(backend, shipped() if known else ()).judge(example)
+
+
+def test_they_are_found() -> None:
+    names = [b.name for b in ALL]
+    assert names == ["script", "script[freeze]", "trace", "trace[freeze]", "trace[check]"]
+    assert all(b.availability().status == "ready" for b in ALL)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"contexts": ()},
+        {"contexts": (F16,)},
+        {"entry": "decorator"},
+        {"entry": "custom_fwd"},
+        {"backward": "inside"},
+        {"backward": "under", "backward_context": F16},
+        {"second": "retain"},
+        {"second": "double"},
+        {"steps": 2},
+        {"thread": "inside"},
+        {"thread": "whole"},
+        {"calls": 2},
+        {"scaler": True},
+        {"checkpoint": "reentrant"},
+        {"checkpoint": "non_reentrant"},
+        {"first_pass": "no_grad"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", [SCRIPT, TRACE], ids=lambda b: b.name)
+def test_plans_mean_what_they_mean_in_eager(backend: ScriptBackend, plan: dict[str, Any]) -> None:
+    verdict = judge(backend, case(INPUTS, *BODY, **plan))
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
+@pytest.mark.parametrize("backend", ALL, ids=lambda b: b.name)
+def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
+    """What is left of 150 draws is at most one: freezing folds before the casts are written."""
+    settings = Settings(backends=(backend.name,))
+    found: list[Verdict] = []
+    outcomes: Counter[str] = Counter()
+    for example in draw(Task(backend.name, "all", (), 150, 77), settings):
+        verdict = judge(backend, example)
+        outcomes[verdict.outcome] += 1
+        found += [verdict] if verdict.outcome == "diverged" else []
+    assert len(found) <= backend.freeze, [(v.divergence, str(v.case)) for v in found]
+    assert outcomes["agreed"] > 75
+    assert outcomes["known"] > 10
+
+
+def test_its_own_list_is_a_known_finding_and_nothing_else_is() -> None:
+    example = case([x("x0", 4, dtype="bfloat16")], call("exp", "x0"))
+    verdict = judge(SCRIPT, example)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("dtype", "torchscript-pass")
+    verdict = judge(SCRIPT, example, known=False)
+    assert verdict.outcome == "diverged"
+    with quiet():
+        assert _stage(Judge(SCRIPT, ()), verdict, lambda _: None) == "script[first-call]"
+
+
+def test_a_pass_that_is_wrong_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imitation casts exp; if torch's pass did not, or did otherwise, that would be new."""
+    example = case([x("x0", 4, dtype="bfloat16")], call("exp", "x0"))
+    monkeypatch.setattr("amp_fuzz.backends.scripted.write_casts", lambda *_: None)
+    assert judge(SCRIPT, example).outcome == "diverged"
+
+
+def test_the_optimised_graph_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the third call is found, and is no fault of the first."""
+    calls: list[int] = []
+
+    def faulty(make: Any, buffers: Any, count: int) -> Any:
+        def run(*inputs: torch.Tensor) -> Any:
+            calls.append(count)
+            outputs = make(list(inputs))(*inputs)
+            return tuple(o * 1.5 for o in outputs) if count == 3 else outputs
+
+        return run
+
+    monkeypatch.setattr("amp_fuzz.prelude.optimised", faulty)
+    with quiet():
+        verdict = Judge(SCRIPT, ()).judge(case(INPUTS, *BODY, backward="none"))
+        assert verdict.divergence is not None
+        assert verdict.divergence.kind == "value"
+        assert _stage(Judge(SCRIPT, ()), verdict, lambda _: None) == "script"
+    assert set(calls) == {1, 3}
+
+
+def test_a_trace_is_checked_with_the_weights_as_parameters() -> None:
+    checked = ScriptBackend("trace", check=True)
+    example = case(INPUTS, *BODY)
+    verdict = judge(checked, example)
+    assert (verdict.outcome, verdict.known) == ("known", "trace-weight-cache")
+    uncached = (Autocast(dtype="bfloat16", cache_enabled=False),)
+    assert judge(checked, case(INPUTS, *BODY, contexts=uncached)).outcome == "agreed"
+
+
+def test_plans_and_regions_are_fitted() -> None:
+    for context in (InferenceMode(), Checkpoint(), NoGrad()):
+        example = case(INPUTS, under(context, under(OFF, BODY[0])), BODY[1])
+        kept = {type(c) for c in regions(SCRIPT.fit(example).program.body)}
+        assert kept == {Autocast, *([NoGrad] if context == NoGrad() else [])}
+        assert {type(c) for c in regions(TRACE.fit(example).program.body)} == {Autocast}
+    frozen = ScriptBackend("script", freeze=True).fit(case(INPUTS, *BODY, steps=2, scaler=True))
+    assert (frozen.plan.backward, frozen.plan.steps, frozen.plan.scaler) == ("none", 1, False)
+    frozen.plan.check()
+
+
+def test_what_it_cannot_say_is_what_it_refuses() -> None:
+    """Each form of each op, drawn bare: TorchScript takes it if and only if `supports` says so."""
+    wrong = []
+    for op in CATALOGUE.values():
+        if op.devices is not None and "cpu" not in op.devices:
+            continue
+        for form in op.forms:
+            source = random.Random(f"{op.name}/{form}").randbytes
+            program = draw_program(
+                source, "cpu", plan=Plan(contexts=()), ops=[op], focus=[op], forms=form,
+                statements=1,
+            )  # fmt: skip
+            text = script_source(SCRIPT.fit(Case(program)))
+            with quiet(), fresh_unit() as unit:
+                try:
+                    unit.define(text, {"torch": torch}.get)
+                    takes = True
+                except Exception:
+                    takes = False
+            if takes != SCRIPT.supports(op.name, form):
+                wrong.append(f"{op.name}[{form}]: {'taken' if takes else 'refused'}")
+    assert not wrong
+
+
+def test_only_what_it_can_say_is_drawn() -> None:
+    for backend in (SCRIPT, TRACE):
+        ops = runnable(CATALOGUE.values(), backend)
+        assert 500 < len(ops) <= len(CATALOGUE)
+        assert all(backend.supports(op.name, form) for op in ops for form in op.forms)
+        kept = {op.name: op.forms for op in ops}
+        for example in draw(Task(backend.name, "all", (), 50, 1), Settings((backend.name,))):
+            body = example.program.body
+            assert all(s.form in kept[s.op] for s in _calls(body))
+
+
+def _calls(body: Any) -> Any:
+    from amp_fuzz.program import statements
+
+    return statements(body)
+
+
+def test_a_case_that_it_cannot_say_is_an_error_that_says_so() -> None:
+    example = case([x("x0", 4)], call("relu", "x0", form="module"))
+    with pytest.raises(BackendError, match="script has no words for relu as module"):
+        judge(SCRIPT, example)
+
+
+def test_units_know_nothing_of_each_other() -> None:
+    """A function of torch's that one case scripted is not the function of the next."""
+    assert usable() == ""
+    known = torch.jit._state._python_cu
+    found = []
+    for _ in range(2):
+        with quiet(), fresh_unit() as unit:
+            source = "def program(x):\n    return torch.nn.functional.softsign(x)\n"
+            unit.define(source, {"torch": torch}.get)
+            found.append(torch.jit._state._try_get_jit_cached_function(
+                torch.nn.functional.softsign
+            ))  # fmt: skip
+            assert torch.jit._state._python_cu is unit
+    assert torch.jit._state._python_cu is known
+    assert None not in found
+    assert found[0].graph is not found[1].graph
+
+
+def test_memory_does_not_grow() -> None:
+    example = case(INPUTS, *BODY, call("softsign", "v1", to="v2"))
+    for _ in range(30):
+        SCRIPT.run([example])
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(200):
+        SCRIPT.run([example])
+    gc.collect()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 20_000  # KiB: a tenth of a process with torch
+
+
+@pytest.mark.parametrize(
+    ("backend", "plan"),
+    [
+        (SCRIPT, {}),
+        (SCRIPT, {"entry": "decorator"}),
+        (TRACE, {}),
+        (ScriptBackend("script", freeze=True), {"backward": "none"}),
+        (ScriptBackend("trace", check=True), {"contexts": (BF16,)}),
+    ],
+    ids=lambda v: v.name if isinstance(v, ScriptBackend) else str(v),
+)
+def test_a_repro_shows_it(backend: ScriptBackend, plan: dict[str, Any], tmp_path: Path) -> None:
+    inputs = [x("x0", 4, 4, dtype="bfloat16"), x("w1", 4, 4)]
+    example = case(inputs, call("exp", "x0"), call("mm", "v0", "w1", to="v1"), **plan)
+    verdict = judge(backend, example, known=False)
+    assert verdict.outcome == "diverged"
+    with quiet():
+        text = repro(verdict.case, backend, verdict.finding("all"))
+    path = tmp_path / "repro.py"
+    path.write_text(text)
+    assert "amp_fuzz" not in text
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
