@@ -146,7 +146,7 @@ class Shadow(TorchDispatchMode):
         exact = self._rounds_nothing(call) if call.pointwise else None
         out = func(*args, **kwargs)
         results = _tensors(out)
-        if call.views(results) or any(t._is_zerotensor() for t in results):
+        if call.views(results) or any(t._is_zerotensor() or t.is_meta for t in results):
             return out  # the same memory, or none
         if call.random:
             # The copies take what was drawn; what came into it inexact is lost.
