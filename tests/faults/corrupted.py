@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends import Backend
@@ -56,7 +57,11 @@ class WrongKernels(TorchDispatchMode):
 
 
 class Noting(TorchDispatchMode):
-    """Notes which ops run: ``aten.mm.default``, and ``backward:aten.mm.default`` as well."""
+    """Notes which ops run: ``aten.mm.default``, and ``backward:aten.mm.default`` as well.
+
+    Where all tensors that an op is given are float32, also ``float32:aten.mm.default`` and
+    ``backward:float32:aten.mm.default``.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,9 +71,12 @@ class Noting(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Note an op, and run it."""
-        self.reached.add(str(func))
+        names = [str(func)]
+        if all(t.dtype is torch.float32 for t in tree_leaves(args) if isinstance(t, torch.Tensor)):
+            names.append(f"float32:{func}")
+        self.reached.update(names)
         if in_backward():
-            self.reached.add(f"backward:{func}")
+            self.reached.update(f"backward:{name}" for name in names)
         return func(*args, **(kwargs or {}))
 
 
