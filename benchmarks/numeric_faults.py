@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from amp_fuzz.catalogue import CATALOGUE  # noqa: E402
 from amp_fuzz.judge import Judge, quiet  # noqa: E402
 from amp_fuzz.known import shipped  # noqa: E402
-from tests.faults.corrupted import Corrupted, WrongKernels  # noqa: E402
+from tests.faults.corrupted import Corrupted, Kernel, wrong_kernels  # noqa: E402
 from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault  # noqa: E402
 from tests.faults.numeric_hunt import Step, hunt, way  # noqa: E402
 
@@ -99,7 +99,7 @@ def search(
     """Hunt for each fault along one way, and once more, with a focus, for those not found."""
     limit = LIMITS[section]
     steps = list(way(limit, seed=options.seed))
-    backend = "eager-cpu under a dispatch mode" if section == "eager" else "compile[inductor]"
+    backend = "eager-cpu with other kernels" if section == "eager" else "compile[inductor]"
     yield {"backend": backend, "cases_limit": limit, "focus": "none: the whole catalogue"}
     for number, fault in enumerate(faults, 1):
         row = one(fault, steps, options.seconds)
@@ -138,8 +138,14 @@ def usual(fault: NumericFault, steps: Sequence[Step]) -> str:
 
 
 def control(steps: Sequence[Step]) -> Row:
-    """Judge cases on the same backend with no wrong kernel."""
-    judge = Judge(Corrupted(mode=lambda: WrongKernels({})), shipped(), "none")
+    """Judge cases on the same backend, with kernels in Python that only call torch's own."""
+
+    def same(op: Kernel, *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    names = {n.removeprefix("backward:") for fault in EAGER for n in fault.reached}
+    honest = dict.fromkeys(names, same)
+    judge = Judge(Corrupted(patches=lambda: wrong_kernels(honest)), shipped(), "none")
     with quiet():
         outcomes = Counter(judge.judge(step.case).outcome for step in steps)
     return {"cases": len(steps), "outcomes": dict(outcomes)}
@@ -185,7 +191,7 @@ def _about(result: Row) -> list[str]:
     versions = ", ".join(f"{name} {v}" for name, v in run["versions"].items())
     return [
         "",
-        "Eager: a dispatch mode calls a wrong kernel; at most 5,000 cases. Compilers: seeded",
+        "Eager: a wrong kernel is registered over torch's; at most 5,000 cases. Compilers: seeded",
         "where the stage column says, looked for on `compile[inductor]`; at most 500 cases.",
         "Cases that do not reach the op of a fault cannot show it: they are drawn and counted, but",
         "not judged.",

@@ -37,7 +37,7 @@ from amp_fuzz.oracle.compare import same as bitwise  # noqa: E402
 from amp_fuzz.reference import Band  # noqa: E402
 from benchmarks.numeric_faults import JSON, TOLERANCES, about, write_page  # noqa: E402
 from tests.faults.corrupted import Corrupted  # noqa: E402
-from tests.faults.honest import Accurate, Reordered  # noqa: E402
+from tests.faults.honest import Accurate, reordered  # noqa: E402
 from tests.faults.numeric import COMPILED, EAGER, NumericFault  # noqa: E402
 from tests.faults.numeric_hunt import KINDS, Step, backend_of, way  # noqa: E402
 
@@ -96,10 +96,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     steps = list(way(max(args.honest, args.faulty), seed=args.seed))
     groups = []
+    names = {n for step in steps for n in step.reached if n.startswith("aten.")}
     rung = CompileBackend("aot_eager_decomp_partition")
     for name, backend, count in (
-        ("float64 kernels", Corrupted(mode=Accurate), args.honest),
-        ("sums in another order", Corrupted(mode=Reordered), args.honest),
+        ("float64 kernels", Corrupted(patches=Accurate(names)), args.honest),
+        ("sums in another order", Corrupted(patches=reordered), args.honest),
         ("aot_eager_decomp_partition", rung, args.compiled),
     ):
         groups.append(honest(name, backend, steps[:count]))

@@ -2,49 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from tests.faults.corrupted import WrongKernels
+from tests.faults.corrupted import Kernel, own, wrong_kernels
 
-__all__ = ["Accurate", "Reordered"]
+__all__ = ["Accurate", "reordered"]
 
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Accurate(TorchDispatchMode):
-    """Computes every op in float64 and rounds its results once, to the dtypes that torch has.
+class Accurate:
+    """Kernels that compute in float64 and round their results once, to the dtypes that torch has.
 
     Torch's own kernel runs first: what writes in place, returns a view, is random, gives no
-    floating result or does not run in float64 is left to it.
+    floating result or does not run in float64 is left to it. Calling the instance gives a context
+    in which the kernels are these; they stay registered after it, as torch's own again.
+
+    names: the ops, as in ``aten.mm.default``.
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run an op twice."""
-        kwargs = dict(kwargs or {})
-        out = func(*args, **kwargs)
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
-        if seeded or any(a.alias_info is not None for a in func._schema.arguments):
-            return out
-        leaves, tree = tree_flatten((args, kwargs))
-        if not any(isinstance(v, torch.Tensor) and v.dtype in _NARROW for v in leaves):
-            return out
-        wide_args, wide_kwargs = tree_unflatten([_wide(v) for v in leaves], tree)
-        results, shape = tree_flatten(out)
-        if any(_shares(r, leaves) for r in results):
-            return out
+    def __init__(self, names: Iterable[str]) -> None:
+        self.active = False
+        self.refused: dict[str, str] = {}
+        self.library = torch.library.Library("aten", "IMPL")
+        for name in sorted(filter(_computes, names)):
+            self.library.impl(name[5:].removesuffix(".default"), self._entry(own(name)), "CPU")
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Compute in float64 for a block."""
+        self.active = True
         try:
-            with torch._C._DisableAutocast():
-                wide = tree_leaves(func(*wide_args, **wide_kwargs))
-        except Exception:  # no float64 kernel for this op
-            return out
-        return tree_unflatten([_rounded(w, r) for w, r in zip(wide, results, strict=True)], shape)
+            yield
+        finally:
+            self.active = False
+
+    def close(self) -> None:
+        """Put torch's kernels back."""
+        self.library._destroy()
+
+    def _entry(self, op: Kernel) -> Callable[..., Any]:
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            return self._run(op, args, kwargs) if self.active else op(*args, **kwargs)
+
+        return entry
+
+    def _run(self, op: Kernel, args: Any, kwargs: Any) -> Any:
+        leaves, tree = tree_flatten((args, kwargs))
+        self.active = False  # what the kernel calls inside is torch's own
+        try:
+            out = op(*args, **kwargs)
+            results, shape = tree_flatten(out)
+            narrow = any(isinstance(v, torch.Tensor) and v.dtype in _NARROW for v in leaves)
+            if not narrow or any(_shares(r, leaves) for r in results):
+                return out
+            wide_args, wide_kwargs = tree_unflatten([_wide(v) for v in leaves], tree)
+            try:
+                wide = tree_leaves(op(*wide_args, **wide_kwargs))
+            except Exception as error:  # no float64 kernel for these arguments
+                self.refused[op.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                return out
+        finally:
+            self.active = True
+        rounded = [_rounded(w, r) for w, r in zip(wide, results, strict=True)]
+        return tree_unflatten(rounded, shape)
+
+
+def _computes(name: str) -> bool:
+    """Return whether an op has a kernel here, makes its results anew and draws no numbers."""
+    _, packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    if any(a.alias_info is not None for a in op._schema.arguments):
+        return False
+    qualified = f"aten::{name[5:].removesuffix('.default')}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU"))
 
 
 def _wide(value: Any) -> Any:
@@ -87,12 +125,11 @@ def _reduced(x: torch.Tensor, args: Any) -> Iterator[int]:
     return iter(dims)
 
 
-class Reordered(WrongKernels):
-    """Adds up backwards, in products of matrices, sums and means."""
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_TOTALS = ("sum.dim_IntList", "sum.default", "mean.dim", "mean.default")
 
-    def __init__(self) -> None:
-        products = dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product)
-        totals = dict.fromkeys(("sum.dim_IntList", "mean.dim"), _total)
-        kernels = {f"aten.{n}.default": k for n, k in products.items()}
-        kernels |= {"aten.sum.default": _total, "aten.mean.default": _total}
-        super().__init__(kernels | {f"aten.{n}": k for n, k in totals.items()})
+
+def reordered() -> AbstractContextManager[None]:
+    """Return a context in which products of matrices, sums and means add up backwards."""
+    kernels = {f"aten.{name}.default": _product for name in _PRODUCTS}
+    return wrong_kernels(kernels | {f"aten.{name}": _total for name in _TOTALS})

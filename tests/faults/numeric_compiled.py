@@ -297,13 +297,6 @@ def _layer_norm_no_eps(honest: Any, x: Tensor, shape: Any, w: Any, b: Any, eps: 
 
 
 @_decomposition(
-    "decomposed-var-no-correction", "dropped term", "var divides by n", _aten.var.correction
-)
-def _var_no_correction(honest: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return honest(x, *args, **{**kwargs, "correction": 0})
-
-
-@_decomposition(
     "decomposed-tanh-backward",
     "wrong saved tensor",
     "tanh's backward has its input for its output",
@@ -459,6 +452,11 @@ def _inductor_sum_last(honest: Any, x: Any, axis: Any = None, *args: Any, **kwar
         return honest(x, axis, *args, **kwargs)
     part = _lowered(_aten.slice, x, axis[-1], 0, int(sizes[axis[-1]]) - 1)
     return honest(part, axis, *args, **kwargs)
+
+
+@_lowering("inductor-var-no-correction", "dropped term", "var divides by n", _aten.var.correction)
+def _inductor_var(honest: Any, x: Any, axis: Any = None, **kwargs: Any) -> Any:
+    return honest(x, axis, **{**kwargs, "correction": 0})
 
 
 @_lowering("inductor-neg-nothing", "sign", "neg does nothing", _aten.neg.default)

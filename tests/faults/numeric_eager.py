@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.corrupted import Wrong, WrongKernels, in_backward
+from tests.faults.corrupted import Wrong, in_backward, wrong_kernels
 from tests.faults.fault import NumericFault
 
 __all__ = ["EAGER"]
@@ -32,7 +32,7 @@ def _kernel(
                 name,
                 what,
                 (),
-                lambda: WrongKernels(kernels),
+                lambda: wrong_kernels(kernels),
                 mechanism=mechanism,
                 stage="eager-cpu",
                 reached=tuple(f"backward:{n}" for n in names) if backward else names,
@@ -117,7 +117,7 @@ _narrow("sigmoid-bfloat16", "sigmoid of float32 runs in bfloat16", "sigmoid.defa
     "sum.default",
 )
 def _sum_bfloat16(op: Any, x: Tensor, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
-    out = op(x, dims, *args, **kwargs) if "dim" in str(op) else op(x, **kwargs)
+    out = op(x, dims, *args, **kwargs) if "dim" in op.name else op(x, **kwargs)
     if not out.is_floating_point() or not x.is_floating_point() or not x.numel():
         return out
     which = [d % max(x.dim(), 1) for d in dims] if dims else range(x.dim())

@@ -23,7 +23,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, _stage, draw, plan_tasks, seed_of
 from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
 from amp_fuzz.known import shipped
-from tests.faults.corrupted import Corrupted, Noting, Seeded
+from tests.faults.corrupted import Corrupted, Seeded, reached
 from tests.faults.fault import NumericFault
 
 __all__ = ["KINDS", "Hunt", "Step", "backend_of", "hunt", "way"]
@@ -49,7 +49,8 @@ class Hunt:
 
     reached: those of them that reach the fault's ops, and were judged. seconds: CPU seconds of
     judging them. kind, where, op, observed: of the divergence. stage: the rung that the engine
-    names. alarms: divergences that honest torch shows too; they do not count.
+    names. alarms: divergences that honest torch shows too; they do not count. failed: cases that
+    the shadows could not run.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Hunt:
     observed: str = ""
     stage: str = ""
     alarms: int = 0
+    failed: int = 0
     case: Case | None = None
 
     def json(self) -> dict[str, Any]:
@@ -94,35 +96,41 @@ def way(cases: int, *, seed: int = 0, focus: tuple[str, ...] = ()) -> Iterator[S
     torch.set_num_threads(1)
     for task in tasks(cases, seed, focus):
         for case in draw(task, Settings(backends=("eager-cpu",), cases=cases)):
-            noting = Noting()
             with quiet():
-                Corrupted(mode=lambda noting=noting: noting).run([case])  # type: ignore[misc]
-            yield Step(case, task.family, frozenset(noting.reached))
+                yield Step(case, task.family, reached(case))
 
 
 def backend_of(fault: NumericFault, *, honest: bool = False) -> Corrupted | CompileBackend:
     """Return the backend in which a fault is looked for, with the fault or without."""
     if fault.stage == "eager-cpu":
-        return Corrupted() if honest else Corrupted(mode=fault.corrupt)
+        return Corrupted() if honest else Corrupted(patches=fault.corrupt)
     return CompileBackend("inductor") if honest else Seeded("inductor", patches=fault.corrupt)
 
 
 def hunt(fault: NumericFault, steps: Sequence[Step], *, seconds: float = 0.0) -> Hunt:
     """Judge the cases that reach a fault until it is found, or for so many seconds; 0: all."""
     torch.set_num_threads(1)
-    alarms = judged = 0
+    alarms = failed = judged = 0
     wanted = set(fault.reached)
     start = _seconds()
     judge = Judge(backend_of(fault), shipped(), "none")
     for number, step in enumerate(steps, 1):
         spent = _seconds() - start
         if seconds and spent > seconds:
-            return Hunt(fault.name, False, number - 1, judged, round(spent, 2), alarms=alarms)
+            return Hunt(
+                fault.name, False, number - 1, judged, round(spent, 2), alarms=alarms, failed=failed
+            )
         if not wanted & step.reached:
             continue
         judged += 1
         with quiet():
-            verdict = judge.judge(step.case)
+            try:
+                verdict = judge.judge(step.case)
+            except RuntimeError as error:
+                if "the shadows did not come" not in str(error):
+                    raise
+                failed += 1
+                continue
             if not counts(verdict):
                 continue
             if not agrees(fault, verdict.case):
@@ -144,10 +152,13 @@ def hunt(fault: NumericFault, steps: Sequence[Step], *, seconds: float = 0.0) ->
             found.observed,
             stage,
             alarms,
+            failed,
             verdict.case,
         )
     spent = _seconds() - start
-    return Hunt(fault.name, False, len(steps), judged, round(spent, 2), alarms=alarms)
+    return Hunt(
+        fault.name, False, len(steps), judged, round(spent, 2), alarms=alarms, failed=failed
+    )
 
 
 def counts(verdict: Verdict) -> bool:
