@@ -8,20 +8,17 @@ change of any name used here.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-__all__ = ["after", "as_called", "exclude", "overload_of", "register", "switch"]
+__all__ = ["after", "exclude", "overload_of", "register", "switch"]
 
 _KEY: Any = getattr(torch._C.DispatchKey, "AutocastIPU")  # noqa: B009 - not in torch's stubs
 _KEYSET = torch._C.DispatchKeySet(_KEY)
 _AFTER = torch._C._dispatch_keyset_full_after(_KEY)
-
-_thread = threading.local()
 
 # Libraries keep their registrations alive; dropping them would unregister.
 _fallback: torch.library.Library | None = None
@@ -56,25 +53,10 @@ def is_on() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_included(_KEY))
 
 
-@contextmanager
-def exclude() -> Iterator[None]:
-    """Exclude the key for a block: what runs inside is not autocast again."""
-    before = getattr(_thread, "excluded", False)
-    _thread.excluded = True
-    try:
-        with torch._C._ExcludeDispatchKeyGuard(_KEYSET):
-            yield
-    finally:
-        _thread.excluded = before
-
-
-def as_called() -> AbstractContextManager[None]:
-    """Return the context of a dispatch mode's call of an op: the key is excluded if it was.
-
-    Before it calls a mode, torch puts the keys of the thread back to what they were when the
-    outermost op was called: ops inside a composite op would be autocast again.
-    """
-    return exclude() if getattr(_thread, "excluded", False) else nullcontext()
+def exclude() -> AbstractContextManager[None]:
+    """Return a context in which the key is excluded: what runs inside is not autocast again."""
+    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_KEYSET)
+    return guard
 
 
 def after(keyset: Any) -> Any:

@@ -25,8 +25,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.reference import dispatch
-
 __all__ = ["UNIT_ROUNDOFF", "Band", "Distance", "Shadow", "Shadowed", "distance", "shadow", "unit"]
 
 UNIT_ROUNDOFF: dict[torch.dtype, float] = {
@@ -139,10 +137,7 @@ class Shadow(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an op, then run it on every copy."""
-        with dispatch.as_called():
-            return self._run_and_follow(func, args, kwargs or {})
-
-    def _run_and_follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = kwargs or {}
         call = _Call(func, args, kwargs)
         if not call.follows:
             return func(*args, **kwargs)
@@ -190,7 +185,7 @@ class Shadow(TorchDispatchMode):
             if state is not None:
                 torch.set_rng_state(state)
         written = call.written(results)
-        if len(made) != len(written):  # kernels may give gradients that nobody asked for, or not
+        if len(made) != len(written):  # a kernel may give gradients that nobody asked for
             made = []
         for t, copies in zip(written, made or [None] * len(written), strict=True):
             if copies is None or copies.shape[1:] != t.shape:

@@ -191,9 +191,14 @@ def _saved(name: str, what: str, op: str) -> None:
 
     @_graph(name, "wrong saved tensor", what, op)
     def rewrite(graph: Any, node: Node) -> None:
-        for user in list(node.users):
-            if _is_backward(user):
-                user.replace_input_with(node, node.args[0])
+        saved = [node]
+        while saved:
+            kept = saved.pop()
+            for user in list(kept.users):
+                if _is_backward(user):
+                    user.replace_input_with(kept, node.args[0])
+                elif str(user.target) in ("aten.detach.default", "aten.alias.default"):
+                    saved.append(user)
 
 
 _saved("graph-exp-saved", "exp's backward has its input for its output", "exp.default")
