@@ -516,7 +516,7 @@ def _rounded(honest: Any, *args: Any, **kwargs: Any) -> Any:
 
     def inner(index: Any, load: Any) -> Any:
         low = ops.to_dtype(load(index), torch.bfloat16, use_compute_types=False)
-        return ops.to_dtype(low, torch.float32, torch.bfloat16, use_compute_types=False)
+        return ops.to_dtype(low, torch.float32, use_compute_types=False)
 
     return _pointwise(right, inner)
 
