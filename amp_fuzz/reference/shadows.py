@@ -313,9 +313,10 @@ class _Call:
 
     def views(self, results: Sequence[torch.Tensor]) -> bool:
         """Return whether the results are the arguments' own memory, unwritten."""
-        if self.view or self.targets or not results:
+        if self.targets or not results:
             return self.view
-        # Some views do not say so: _unsafe_view.
+        # Some views do not say so (_unsafe_view), and some that say so copy: inference_mode brings
+        # composite ops here whole, `to` and `reshape` among them.
         own = {t.untyped_storage()._cdata for t in self.tensors if not t._is_zerotensor()}
         return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
 

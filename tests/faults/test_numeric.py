@@ -121,6 +121,18 @@ def test_torch_is_put_back(fault: NumericFault) -> None:
     assert [torch._C._dispatch_dump(n) for n in dumps] == before
 
 
+def test_shadows_follow_a_cast_under_inference_mode() -> None:
+    """`to` comes whole there, and its schema says that it is a view."""
+    from amp_fuzz.reference import shadow
+
+    a, b = torch.ones(3, 4) / 3, torch.ones(4, 5) / 7
+    with torch.inference_mode():
+        found = shadow(lambda: torch.mm(a, b).to(torch.float64))
+    band = found.band(found.result)
+    assert band.known
+    assert float((band.samples - band.clean).abs().max()) > 1e-9
+
+
 def test_shadows_pass_by_tensors_without_values() -> None:
     """Modules that are made on the meta device met the shadows there."""
     from amp_fuzz.reference import shadow
