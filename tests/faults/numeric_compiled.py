@@ -543,9 +543,9 @@ def _inductor_mean(honest: Any, x: Any, axis: Any = None, *args: Any, **kwargs: 
 
 
 @_lowering(
-    "inductor-amax-first",
+    "inductor-amax-zero",
     "no max-subtraction",
-    "softmax subtracts nothing: amax of what goes on into a subtraction is 0",
+    "amax is 0, so that softmax subtracts nothing",
     _aten.amax.default,
     "aten._softmax.default",
     "aten._log_softmax.default",
