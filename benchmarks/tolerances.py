@@ -58,9 +58,9 @@ ABOUT = [
     "those whose shadows failed; all judges see the rest. On honest pairs each flag is a false",
     "alarm; on faulty pairs, of which some are no more wrong than another rounding, each pair",
     "that is not flagged is a miss. Faulty pairs are, for each fault in eager kernels, the first",
-    "five in 2,000 cases that differ in a bit, whoever flags them; for each fault in a compiler the",
-    "one case that ours found, so that there ours misses none by construction. Never noticed are",
-    "faults of which no pair here is flagged.",
+    "five in 2,000 cases that differ in a bit, whoever flags them; for each fault in a compiler",
+    "the one case that ours found, so that there ours misses none by construction. Never noticed",
+    "are faults of which no pair here is flagged.",
 ]
 
 Row = dict[str, Any]
