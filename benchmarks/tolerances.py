@@ -112,7 +112,7 @@ def main() -> None:
     groups: list[Group] = []
     faults: list[NumericFault] = []
     parts: list[tuple[Sequence[NumericFault], Callable[[], Group]]] = [
-        ((), lambda: honest("float64 kernels", Corrupted(patches=Accurate(names)), some)),
+        ((), lambda: accurate(names, some)),
         ((), lambda: honest("sums in another order", Corrupted(patches=reordered), some)),
         (EAGER, lambda: faulty_eager(steps[: args.faulty], args.each, noticed)),
         ((), lambda: honest("aot_eager_decomp_partition", rung, steps[: args.compiled])),
@@ -153,6 +153,15 @@ def write(
     }
     TOLERANCES.write_text(json.dumps(result, indent=1) + "\n")
     write_page()
+
+
+def accurate(names: set[str], steps: Sequence[Step]) -> Group:
+    """Judge the pairs of kernels that compute in float64."""
+    kernels = Accurate(names)
+    try:
+        return honest("float64 kernels", Corrupted(patches=kernels), steps)
+    finally:
+        kernels.close()
 
 
 def honest(name: str, backend: Backend, steps: Sequence[Step]) -> Group:

@@ -101,8 +101,11 @@ def _shares(result: Any, given: list[Any]) -> bool:
 
 
 def _rounded(wide: Any, plain: Any) -> Any:
-    alike = isinstance(plain, torch.Tensor) and plain.dtype in _NARROW
-    if not alike or wide.shape != plain.shape or wide.dtype is not torch.float64:
+    if not isinstance(plain, torch.Tensor) or wide.shape != plain.shape:
+        return plain
+    if plain.dtype not in _NARROW:  # pivots and indices go with the values of the same kernel
+        return wide if wide.dtype is plain.dtype else plain
+    if wide.dtype is not torch.float64:
         return plain
     made = torch.empty_like(plain)
     made.copy_(wide)
