@@ -149,7 +149,7 @@ class Shadow(TorchDispatchMode):
         exact = self._rounds_nothing(call) if call.pointwise else None
         out = func(*args, **kwargs)
         results = _tensors(out)
-        if call.views(results) or any(t._is_zerotensor() for t in results):
+        if call.views(results) or any(t._is_zerotensor() or t.is_meta for t in results):
             return out  # the same memory, or none
         if call.random:
             # The copies take what was drawn; what came into it inexact is lost.
@@ -188,6 +188,8 @@ class Shadow(TorchDispatchMode):
             if state is not None:
                 torch.set_rng_state(state)
         written = call.written(results)
+        if len(made) != len(written):  # a kernel may give gradients that nobody asked for
+            made = []
         for t, copies in zip(written, made or [None] * len(written), strict=True):
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
@@ -314,9 +316,10 @@ class _Call:
 
     def views(self, results: Sequence[torch.Tensor]) -> bool:
         """Return whether the results are the arguments' own memory, unwritten."""
-        if self.view or self.targets or not results:
+        if self.targets or not results:
             return self.view
-        # Some views do not say so: _unsafe_view.
+        # Some views do not say so (_unsafe_view), and some that say so copy: inference_mode brings
+        # composite ops here whole, `to` and `reshape` among them.
         own = {t.untyped_storage()._cdata for t in self.tensors if not t._is_zerotensor()}
         return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
 

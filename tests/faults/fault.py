@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Fault", "patched"]
+__all__ = ["Fault", "NumericFault", "patched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,20 @@ class Fault:
     corrupt: Callable[[], AbstractContextManager[Any]]
     op: str = ""
     equivalent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericFault(Fault):
+    """One way in which a kernel, or what a compiler makes of it, could compute wrong values.
+
+    mechanism: what kind of mistake it is. stage: where it is seeded, the first rung at which it
+    acts. reached: the ops, as the dispatcher names them, of which a case must reach one for the
+    fault to act; ``backward:`` before a name asks for it in a backward pass.
+    """
+
+    mechanism: str = ""
+    stage: str = ""
+    reached: tuple[str, ...] = ()
 
 
 @contextmanager
