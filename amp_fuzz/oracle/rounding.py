@@ -83,6 +83,7 @@ class Rounding:
             return Divergence("range", label, f"{said[0]}: {left} left the range", said[1])
         unsure = ~torch.isfinite(samples).all(0) & torch.isfinite(clean)
         unsure |= torch.isfinite(samples).any(0) & ~torch.isfinite(clean)
+        unsure |= torch.isfinite(a) != torch.isfinite(clean)  # the reference itself is a chance
         if not bool((differs & ~unsure).any()):
             return None
         kind = "grad-nonfinite" if label.endswith(".grad") else "nonfinite"

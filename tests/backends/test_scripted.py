@@ -76,7 +76,7 @@ def test_plans_mean_what_they_mean_in_eager(backend: ScriptBackend, plan: dict[s
 
 @pytest.mark.parametrize("backend", ALL, ids=lambda b: b.name)
 def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
-    """What is left of 150 draws is at most one: freezing folds before the casts are written."""
+    """At most one of 150 is left: what is frozen, or a module, knows other types than we do."""
     settings = Settings(backends=(backend.name,))
     found: list[Verdict] = []
     outcomes: Counter[str] = Counter()
@@ -84,7 +84,9 @@ def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
         verdict = judge(backend, example)
         outcomes[verdict.outcome] += 1
         found += [verdict] if verdict.outcome == "diverged" else []
-    assert len(found) <= backend.freeze, [(v.divergence, str(v.case)) for v in found]
+    assert len(found) <= (backend.freeze or backend.check), [
+        (v.divergence, str(v.case)) for v in found
+    ]
     assert outcomes["agreed"] > 75
     assert outcomes["known"] > 10
 

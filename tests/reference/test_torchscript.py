@@ -167,7 +167,7 @@ def test_an_explicit_dtype_is_left_alone() -> None:
 
 def test_a_called_function_is_cast_by_what_is_on_around_the_program() -> None:
     off = 'with torch.autocast("cpu", enabled=False):\n    a = {}\nreturn a'
-    assert count(lowered(off.format("torch.nn.functional.softsign(x)"), BF16), FULL) == 2
+    assert count(lowered(off.format("torch.nn.functional.softsign(x)"), BF16), FULL) == 3
     assert count(lowered(off.format("x / y"), BF16), FULL) == 0
 
 

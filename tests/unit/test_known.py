@@ -102,6 +102,22 @@ EXAMPLES: Mapping[str, Example] = {
             transform="vmap",
         ),
     ),
+    "torchscript-autodiff": Example(
+        "script",
+        case(
+            [x("x0", 2, 2, domain="integers"), x("w1", 2, 2)],
+            NEG,
+            under(F16, call("mm", "x0", "w1")),
+            contexts=(BF16,),
+        ),
+    ),
+    "torchscript-pass": Example(
+        "script",
+        case([x("x0", 2, dtype="bfloat16", domain="integers")], NEG, call("exp", "x0")),
+    ),
+    "trace-weight-cache": Example(
+        "trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"))
+    ),
     "query-asks-cuda": Example(
         "eager-cpu",
         case(
@@ -145,7 +161,8 @@ def entry(name: str) -> Known:
 @pytest.mark.parametrize("name", [k.id for k in shipped() if k.quirk])
 def test_an_entry_explains_its_bug(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped())
-    assert (verdict.outcome, verdict.known) == ("known", name)
+    assert verdict.outcome == "known"
+    assert name in verdict.known.split("+")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
