@@ -145,9 +145,9 @@ def one_line(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class WrongKernel:
-    """A backend that gets one op wrong: the lowest bit of each output's first element, or more of it
-    where results may round otherwise.
+    """A backend that gets one op wrong: the lowest bit of each output's first element.
 
+    Where results may round otherwise it doubles that element.
     Where results have no values it gets the dtype wrong, and in a case that raises it raises there.
     """
 
