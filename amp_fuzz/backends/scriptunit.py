@@ -11,15 +11,17 @@ would notice a change.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch._jit_internal
-from torch.jit import _state
+from torch.jit import _state, frontend
 
 __all__ = ["fresh_unit", "usable"]
 
@@ -30,12 +32,28 @@ _STATE = (
     "_script_classes",
     "_name_to_pyclass",
 )
+_PARSE: Any = vars(frontend)["parse_def"]
 _WITNESS = "__torch__.torch.nn.functional.interpolate"
 
 
 def _overloads() -> dict[str, list[Any]]:
     known: dict[str, list[Any]] = getattr(torch._jit_internal, "_overloaded_fns", {})
     return {name: list(functions) for name, functions in known.items()}
+
+
+@lru_cache(maxsize=512)
+def _kept(read: Any, thing: Any) -> Any:
+    return read(thing)
+
+
+def _reader(read: Any) -> Any:
+    """Return a function that reads source and does so once for what is torch's own."""
+
+    def reads(thing: Any) -> Any:
+        ours = str(getattr(thing, "__module__", "")).startswith("torch.")
+        return _kept(read, thing) if ours else read(thing)
+
+    return reads
 
 
 # Torch forgets the overloads of a function when it has compiled them: they are noted before that.
@@ -68,4 +86,7 @@ def fresh_unit() -> Iterator[Any]:
         for name, value in fresh.items():
             stack.enter_context(patch.object(_state, name, value))
         stack.enter_context(patch.object(torch._jit_internal, "_overloaded_fns", overloads))
+        stack.enter_context(patch.object(frontend, "parse_def", _reader(_PARSE)))
+        lines = _reader(inspect.getsourcelines)
+        stack.enter_context(patch.object(inspect, "getsourcelines", lines))
         yield unit
