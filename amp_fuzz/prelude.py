@@ -16,6 +16,7 @@ __all__ = [
     "as_function",
     "as_function_apart",
     "cotangent",
+    "exported",
     "frozen",
     "in_thread",
     "nudge",
@@ -125,14 +126,14 @@ def optimised(make: Any, buffers: Any, calls: int) -> Any:
 
     def call(*inputs: torch.Tensor) -> Any:
         random = torch.get_rng_state()
-        if not made:
-            made.append(make(copies(inputs)))
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         state = *modes, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        while seen.setdefault(state, 0) < calls - 1:
-            seen[state] += 1
-            # A checkpoint around the call would count what these save.
-            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        # A checkpoint around the call would count what all this saves.
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            if not made:
+                made.append(make(copies(inputs)))
+            while seen.setdefault(state, 0) < calls - 1:
+                seen[state] += 1
                 made[0](*copies(inputs))
         torch.set_rng_state(random)
         return made[0](*inputs)
@@ -193,3 +194,19 @@ def as_function_apart(program, device, custom_fwd, custom_bwd):  # type: ignore[
             return recompute(program, ctx.inputs, ctx.needs_input_grad, cotangents)
 
     return Apart.apply
+
+
+def exported(program: Any, inputs: Any, decomposed: bool) -> Any:
+    """Return a program as `torch.export` has it, for inputs of these shapes and dtypes.
+
+    Decomposed, its casts are in the graph and its regions are not: it runs with autocast off.
+    """
+
+    class Module(torch.nn.Module):
+        def forward(self, *given: torch.Tensor) -> Any:
+            return program(*given)
+
+    found = torch.export.export(Module(), tuple(inputs))
+    if not decomposed:
+        return found.module()
+    return torch.autocast("cpu", enabled=False)(found.run_decompositions().module())

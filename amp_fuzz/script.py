@@ -13,6 +13,7 @@ import torch
 from amp_fuzz import inputs
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
@@ -127,7 +128,7 @@ class Script:
 
     def program(self) -> str:
         """Return the program, with its explicit form above it as a comment."""
-        if isinstance(self.backend, ScriptBackend):
+        if isinstance(self.backend, ScriptBackend | ExportBackend):
             program = self.backend.source(self.case).rstrip()
         else:
             program = program_source(self.case.program).rstrip()

@@ -1,0 +1,134 @@
+"""``torch.export``: the program is exported at its first call, and runs unlifted.
+
+What surrounds the program at that call is in the graph already; the same surrounds the exported
+module when it runs. With ``decomposed``, composite ops that stood in the graph whole are decomposed
+after the export, by when torch has to remember which autocast they stood under; the result has
+casts and no regions, and runs with autocast off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch.utils.checkpoint
+
+from amp_fuzz import harness, prelude
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.prelude import in_thread
+from amp_fuzz.source import program_source
+
+__all__ = ["ExportBackend", "backends"]
+
+
+# They look at their inputs' values to decide on shapes or branches, or need memory to look at.
+_DATA_DEPENDENT = (
+    "_grid_sampler_2d_cpu_fallback",
+    "corrcoef",
+    "cov",
+    "ctc_loss",
+    "ctc_loss.lists",
+    "gaussian_nll_loss",
+    "linalg.lstsq",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportBackend:
+    """``torch.export.export(program, inputs).module()`` on the CPU.
+
+    decomposed: ``run_decompositions`` comes between the two.
+    """
+
+    decomposed: bool = False
+    device: str = "cpu"
+    trains: bool = True
+    values: bool = True
+    exact: bool = False
+
+    @property
+    def name(self) -> str:
+        """``export`` or ``export[decomposed]``."""
+        return "export[decomposed]" if self.decomposed else "export"
+
+    def availability(self) -> Availability:
+        """Say that this torch exports, as all do."""
+        return Availability("ready", f"torch {torch.__version__}")
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether a call can be exported: what it does must not hang on values."""
+        return op not in _DATA_DEPENDENT
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what an exported program cannot be asked for.
+
+        It holds one graph, of the thread and the grad mode of its first call: no first pass under
+        another mode, no other thread, no function transforms. Decomposed, it only infers.
+        """
+        changes: dict[str, Any] = {"first_pass": "none", "transform": "none", "thread": "none"}
+        if self.decomposed:
+            changes |= {
+                "backward": "none", "backward_context": None, "second": "none", "steps": 1,
+                "loop": "outside", "scaler": False, "interrupted": False,
+            }  # fmt: skip
+        return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, **changes))
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases one by one, each in its own thread: a failed export leaves modes behind."""
+        return [in_thread(self._run, case) for case in cases]
+
+    def _run(self, case: Case) -> Observation:
+        def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+            def make(inputs: Sequence[torch.Tensor]) -> Any:
+                return prelude.exported(names["program"], inputs, self.decomposed)
+
+            return {"program": prelude.optimised(make, _buffers(case), 1)}
+
+        runtime = Runtime(
+            device=self.device,
+            autocast=torch.autocast,
+            checkpoint=torch.utils.checkpoint.checkpoint,
+            custom_fwd=torch.amp.custom_fwd,
+            custom_bwd=torch.amp.custom_bwd,
+            state=lambda: torch_state(self.device),
+            reset=lambda: reset_state(self.device),
+            driver=driver,
+        )
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
+        try:
+            return harness.run(case, runtime)
+        finally:
+            logging.disable(disabled)
+
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of its export, for a repro."""
+        made = f"exported(plain, inputs, {self.decomposed})"
+        call = f"optimised(lambda inputs: {made}, {_buffers(case)}, 1)"
+        return f"{program_source(case.program)}\n\nplain = program\nprogram = {call}\n"
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return the export without decompositions, for that with them."""
+        return [ExportBackend()] if self.decomposed else []
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the same device."""
+        return reference_runtime(self.device)
+
+
+def _buffers(case: Case) -> list[int]:
+    """Return which inputs are written in place."""
+    return [i for i, spec in enumerate(case.program.inputs) if spec.role == "buffer"]
+
+
+def backends() -> list[Backend]:
+    """Return the export, as it is and decomposed."""
+    return [ExportBackend(), ExportBackend(decomposed=True)]

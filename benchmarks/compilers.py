@@ -1,0 +1,98 @@
+"""What judging a compiled program costs beside only compiling and running it.
+
+    python benchmarks/compilers.py [--backends=script,trace,...] [--output=FILE]
+
+For each backend the same cases, drawn by the engine with at most 8 statements, are run bare
+(compiled and run, nothing compared) and then judged (reference, oracle, shadows where a bit
+differs, confirmation of what diverges). The ratio of the two is of one process and one core, in CPU
+seconds, warm. Memory is the resident size of the process after a fifth of the cases and after all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import statements
+
+CASES = {"compile[inductor]": 16, "compile[aot_eager]": 60, "compile[eager]": 60, "export": 60}
+WARM = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = "script,script[freeze],trace,trace[check],export,compile[eager],compile[aot_eager],"
+    parser.add_argument("--backends", default=f"{names}compile[inductor]")
+    parser.add_argument("--cases", type=int, default=600, help="where a compilation is cheap")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "seed": args.seed,
+        "backends": {
+            name: measure(backends()[name], CASES.get(name, args.cases), args.seed)
+            for name in args.backends.split(",")
+        },
+        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
+        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+    }
+    print(json.dumps(result, indent=2))
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure(backend: Backend, count: int, seed: int) -> dict[str, Any]:
+    """Return the cost of a case bare and judged, in CPU seconds, and what came of the cases."""
+    settings = Settings((backend.name,), max_statements=8)
+    task = Task(backend.name, "benchmark", (), count + WARM, seed)
+    cases = [backend.fit(case) for case in draw(task, settings)]
+    judge = Judge(backend, shipped())
+    bare = judged = 0.0
+    outcomes: dict[str, int] = {}
+    sizes = []
+    with quiet():
+        for i, case in enumerate(cases):
+            start = time.process_time()
+            backend.run([case])
+            middle = time.process_time()
+            verdict = judge.judge(case)
+            end = time.process_time()
+            if i < WARM:
+                continue
+            bare, judged = bare + middle - start, judged + end - middle
+            outcomes[verdict.outcome] = outcomes.get(verdict.outcome, 0) + 1
+            if i - WARM in (count // 5, count - 1):
+                gc.collect()
+                sizes.append(_resident())
+    size = sum(len(list(statements(c.program.body))) for c in cases) / len(cases)
+    return {
+        "cases": count,
+        "statements": round(size, 1),
+        "bare, cases/s": round(count / bare, 1),
+        "judged, cases/s": round(count / judged, 1),
+        "ratio": round(judged / bare, 2),
+        "outcomes": outcomes,
+        "MiB after a fifth, after all": sizes,
+    }
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 // 2**20
+
+
+if __name__ == "__main__":
+    main()

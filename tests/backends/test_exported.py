@@ -1,0 +1,129 @@
+"""torch.export: programs are really exported, and what decomposes later is judged too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amp_fuzz import prelude
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.exported import ExportBackend
+from amp_fuzz.case import Case
+from amp_fuzz.engine import Settings, Task, _stage, draw
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import Autocast
+from amp_fuzz.repro import repro
+from tests.helpers import F16, call, case, under, x
+
+INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
+BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
+PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)
+
+
+def judge(backend: ExportBackend, example: Case) -> Verdict:
+    with quiet():
+        return Judge(backend, shipped()).judge(example)
+
+
+def test_they_are_found() -> None:
+    assert [b.name for b in backends().values() if isinstance(b, ExportBackend)] == [
+        "export",
+        "export[decomposed]",
+    ]
+
+
+@pytest.mark.parametrize("backend", [PLAIN, DECOMPOSED], ids=lambda b: b.name)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"contexts": ()},
+        {"contexts": (F16,)},
+        {"entry": "decorator"},
+        {"entry": "custom_fwd"},
+        {"backward": "inside"},
+        {"second": "double"},
+        {"steps": 2},
+        {"checkpoint": "reentrant"},
+        {"checkpoint": "non_reentrant"},
+        {"first_pass": "no_grad"},
+        {"thread": "inside"},
+        {"transform": "grad"},
+    ],
+    ids=str,
+)
+def test_plans_mean_what_they_mean_in_eager(backend: ExportBackend, plan: dict[str, Any]) -> None:
+    verdict = judge(backend, case(INPUTS, *BODY, **plan))
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
+def test_regions_are_in_the_graph() -> None:
+    island = under(Autocast(enabled=False), call("mm", "x0", "w1"))
+    for backend in (PLAIN, DECOMPOSED):
+        assert judge(backend, case(INPUTS, island)).outcome == "agreed"
+
+
+def test_the_program_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    export = prelude.exported
+
+    def spy(program: Any, inputs: Any, decomposed: bool) -> Any:
+        made.append(decomposed)
+        found = export(program, inputs, decomposed)
+        assert decomposed or isinstance(found, torch.fx.GraphModule)
+        return found
+
+    monkeypatch.setattr("amp_fuzz.prelude.exported", spy)
+    PLAIN.run([case(INPUTS, *BODY, steps=2)])
+    DECOMPOSED.run([case(INPUTS, *BODY, backward="none")])
+    assert made == [False, True]
+
+
+def test_what_an_export_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decomposition that is a third too small, which only the decomposed export calls."""
+    run = torch.export.ExportedProgram.run_decompositions
+    wrong = {torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x) / 1.5}
+    monkeypatch.setattr(
+        torch.export.ExportedProgram, "run_decompositions", lambda self: run(self, wrong)
+    )
+    example = case([x("x0", 6, 8)], call("silu", "x0"), backward="none")
+    judge_ = Judge(DECOMPOSED, ())
+    with quiet():
+        verdict = judge_.judge(example)
+        assert verdict.divergence is not None
+        assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v0")
+        assert _stage(judge_, verdict, lambda _: None) == "export[decomposed]"
+        assert Judge(PLAIN, ()).judge(example).outcome == "agreed"
+
+
+def test_programs_of_the_generator_run() -> None:
+    outcomes = []
+    for example in draw(Task("export", "all", (), 20, 5), Settings(("export",))):
+        outcomes.append(judge(PLAIN, example).outcome)
+    assert outcomes.count("agreed") > 10
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_composite_op_loses_its_region_when_it_is_decomposed(tmp_path: Path) -> None:
+    """docs/findings/export.md; pytorch#137274. If torch mends it, the page is to be changed."""
+    inputs = [x("x0", 3, 2, 2), x("x1", 1, 2, 3), *(x(f"w{i}", 3, 2 + (i == 3)) for i in (2, 3))]
+    rnn = call("rnn_tanh", "x0", "x1", ["w2", "w3"], False, 1, 0.0, False, False, False, to="v0 v1")
+    region = under(Autocast(dtype="bfloat16"), rnn)
+    example = case(inputs, region, contexts=(), backward="none")
+    verdict = judge(DECOMPOSED, example)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "dtype")
+    assert judge(PLAIN, example).outcome == "agreed"
+    path = tmp_path / "repro.py"
+    with quiet():
+        path.write_text(repro(verdict.case, DECOMPOSED, verdict.finding("all")))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
