@@ -27,9 +27,11 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast
+from amp_fuzz.reference.autocast import active_quirks
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
 
+QUIRK = "compile-backward-autocast"
 # Each does more than the one before it: the first that diverges is where a bug is.
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
@@ -39,12 +41,15 @@ class CompileBackend:
     """``torch.compile(program, backend=rung)`` on the CPU.
 
     label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
+    told: torch is told, in ``backward_pass_autocast``, which autocast will surround the plan's backward
+    pass; otherwise it has its default, and takes the forward's.
     """
 
     rung: str
     label: str = ""
     dynamic: bool | None = False
     options: tuple[tuple[str, bool], ...] = ()
+    told: bool = True
     device: str = "cpu"
     trains: bool = True
     values: bool = True
@@ -93,7 +98,7 @@ class CompileBackend:
         import torch._dynamo
 
         torch._dynamo.reset()
-        plan, device = case.plan, self.device
+        plan, device = self._configuring(case.plan), self.device
         runtime = Runtime(
             device=self.device,
             autocast=torch.autocast,
@@ -111,6 +116,10 @@ class CompileBackend:
             return seen
         finally:
             torch._dynamo.reset()
+
+    def _configuring(self, plan: Plan) -> Plan:
+        """Return the plan that torch is configured for."""
+        return plan if self.told else msgspec.structs.replace(plan, backward="inside")
 
     def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the driver calls by these names: the compiled program."""
@@ -158,7 +167,7 @@ class CompileBackend:
             return ""
         lines = ["import torch._functorch.config"]
         if hasattr(torch._functorch.config, "backward_pass_autocast"):
-            context = _backward_context(case.plan, self.device)
+            context = _backward_context(self._configuring(case.plan), self.device)
             lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
         if case.plan.second != "none":
             lines.append("torch._functorch.config.donated_buffer = False")
@@ -170,8 +179,20 @@ class CompileBackend:
         return [CompileBackend(rung) for rung in rungs]
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device."""
-        return reference_runtime(self.device)
+        """Return the reference on the same device; untold, it can imitate what torch takes."""
+        plain = reference_runtime(self.device)
+        return plain if self.told else _UntoldReference(plain.runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class _UntoldReference(ReferenceRuntime):
+    """The reference; under the quirk, every backward pass stands where the forward stood."""
+
+    def meant(self, case: Case) -> Case:
+        if QUIRK not in active_quirks() or case.plan.backward == "none":
+            return case
+        plan = msgspec.structs.replace(case.plan, backward="inside", backward_context=None)
+        return msgspec.structs.replace(case, plan=plan)
 
 
 def _state(device: str) -> tuple[object, ...]:
@@ -241,5 +262,7 @@ def backends() -> list[Backend]:
     return [
         *(CompileBackend(rung) for rung in LADDER),
         CompileBackend("inductor", "dynamic", dynamic=True),
+        CompileBackend("aot_eager", "default", told=False),
+        CompileBackend("inductor", "default", told=False),
         CompileBackend("inductor", "casts", options=(("emulate_precision_casts", True),)),
     ]

@@ -161,6 +161,7 @@ def clear_cache() -> None:
 QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
+    "compile-backward-autocast",
     "custom-fwd-setup-context",
     "func-grad-ambient-backward",
     "promote-foreign-half",
@@ -185,6 +186,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         before they compare dtypes, leaves out mps and maia.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
+    compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
+        its forward, wherever it stands.
     custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
         which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
     func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops

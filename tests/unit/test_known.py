@@ -60,6 +60,14 @@ EXAMPLES: Mapping[str, Example] = {
             under(F16, call("mm", "w1", "w1", to="v1")),
         ),
     ),
+    "compile-backward-autocast": Example(
+        "compile[aot_eager+default]",
+        case(
+            [x("x0", 8, 8, domain="uniform"), x("w1", 8, 8)],
+            NEG,
+            under(Autocast(enabled=False), call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1")),
+        ),
+    ),
     "custom-fwd-setup-context": Example(
         "eager-cpu",
         case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="setup_context"),
