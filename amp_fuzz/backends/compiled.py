@@ -41,7 +41,7 @@ class CompileBackend:
     """``torch.compile(program, backend=rung)`` on the CPU.
 
     label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
-    told: torch is told, in ``backward_pass_autocast``, which autocast will surround the plan's backward
+    told: torch is told, in ``backward_pass_autocast``, which autocast will surround the backward
     pass; otherwise it has its default, and takes the forward's.
     """
 
