@@ -38,7 +38,7 @@ from amp_fuzz.conformance import (
 )
 from amp_fuzz.harness import Observation
 from amp_fuzz.interrupts import no_interrupts
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
@@ -144,7 +144,13 @@ def _table(device: str) -> PolicyTable:
 def count(chosen: Iterable[Backend], ops: Iterable[Op]) -> int:
     """Return how many pairs of op and backend an audit goes through: the lists it yields."""
     ops = tuple(ops)
-    return sum(len(usable(ops, backend.device)) for backend in chosen)
+    return sum(len(_able(backend, ops)) for backend in chosen)
+
+
+def _able(backend: Backend, ops: Iterable[Op]) -> list[Op]:
+    """Return the ops whose template a backend can run."""
+    able = usable(ops, backend.device)
+    return [op for op in able if unsupported(Case(template(op.name)), backend) is None]
 
 
 # -- judging --------------------------------------------------------------------------------------
@@ -164,6 +170,7 @@ def _cases(backend: Backend, op: Op) -> list[Case]:
 
 
 def _judged(backend: Backend, op: Op, known: Sequence[Known], case: Case) -> Cell:
+    case = backend.fit(case)
     expected = backend.reference().run(case)
     observed = backend.run([case])[0]
     record: DivergenceRecord | None = None
@@ -226,7 +233,7 @@ def audit(
     Closing the iterator (an interrupt) ends the workers.
     """
     known = tuple(known)
-    waiting = deque((b.name, op.name) for b in chosen for op in usable(ops, b.device))
+    waiting = deque((b.name, op.name) for b in chosen for op in _able(b, ops))
     while waiting:
         running: dict[Future[list[Cell]], tuple[str, str]] = {}
         lost: list[tuple[str, str]] = []

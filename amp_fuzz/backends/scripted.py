@@ -24,7 +24,7 @@ from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.backends.torchstate import reset_state, torch_state
-from amp_fuzz.case import Case, map_autocast
+from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.program import (
@@ -130,6 +130,8 @@ class ScriptBackend:
         program = msgspec.structs.replace(case.program, body=body)
         case = msgspec.structs.replace(case, program=program)
         plan = msgspec.structs.replace(case.plan, transform="none")
+        if (self.freeze or self.check) and plan.entry == "cast_inputs":
+            plan = msgspec.structs.replace(plan, entry="context")  # its weights are copies
         if plan.checkpoint == "non_reentrant":
             plan = msgspec.structs.replace(plan, checkpoint="reentrant")
         case = msgspec.structs.replace(case, plan=plan)
@@ -145,8 +147,10 @@ class ScriptBackend:
                 interrupted=False,
                 thread="whole" if case.plan.thread == "whole" else "none",
             )
+            case = msgspec.structs.replace(case, plan=plan)
             # Its weights are constants: no gradient is asked for anywhere.
-            case = _under(msgspec.structs.replace(case, plan=plan), NoGrad())
+            if not (len(body) == 1 and isinstance(body[0], Region) and body[0].context == NoGrad()):
+                case = _under(case, NoGrad())
         return case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -249,10 +253,14 @@ class _Scripted:
     def make(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the scripted program."""
         weights = _numbers(self.case, "weight")
-        if self.backend.check:
-            return prelude.traced(self.plain(), inputs, weights)
-        made = self.compiled(inputs)
-        return prelude.frozen(made, inputs, weights) if self.backend.freeze else made
+        made = None if self.backend.check else self.compiled(inputs)
+        if not (self.backend.check or self.backend.freeze):
+            return made
+        with fresh_unit() as unit:
+            self.units.append(unit)
+            if self.backend.check:
+                return prelude.traced(self.plain(), inputs, weights)
+            return prelude.frozen(made, inputs, weights)
 
     def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program as a `torch.jit.ScriptFunction`."""
@@ -286,7 +294,7 @@ def _numbers(case: Case, role: Role) -> list[int]:
 
 def script_source(case: Case) -> str:
     """Return the program in TorchScript's language: devices written out, overloads by name."""
-    text = program_source(map_autocast(case, device="cpu").program)
+    text = program_source(case.program).replace("autocast(device", 'autocast("cpu"')
     text = text.replace("autocast(", "torch.autocast(")
     return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 import torch._jit_internal
-from torch.jit import _state, frontend
+from torch.jit import _recursive, _state, _trace, frontend
 
 __all__ = ["fresh_unit", "usable"]
 
@@ -32,6 +32,7 @@ _STATE = (
     "_script_classes",
     "_name_to_pyclass",
 )
+_TRACERS: tuple[Any, ...] = (_trace._trace_impl, _trace.trace, _trace.trace_module)
 _PARSE: Any = vars(frontend)["parse_def"]
 _WITNESS = "__torch__.torch.nn.functional.interpolate"
 
@@ -71,6 +72,18 @@ def usable() -> str:
 
 
 @contextmanager
+def _defaults(function: Any, unit: Any) -> Iterator[None]:
+    """Let a function's ``_compilation_unit`` be another one by default."""
+    before = function.__defaults__
+    kind = torch._C.CompilationUnit
+    function.__defaults__ = tuple(unit if isinstance(v, kind) else v for v in before)
+    try:
+        yield
+    finally:
+        function.__defaults__ = before
+
+
+@contextmanager
 def fresh_unit() -> Iterator[Any]:
     """Compile what is scripted in this block into a new unit, and yield that."""
     unit = torch._C.CompilationUnit()
@@ -85,6 +98,10 @@ def fresh_unit() -> Iterator[Any]:
     with ExitStack() as stack:
         for name, value in fresh.items():
             stack.enter_context(patch.object(_state, name, value))
+        for module in (_recursive, _trace):  # which took it by name, and as a default
+            stack.enter_context(patch.object(module, "_python_cu", unit))
+        for function in _TRACERS:
+            stack.enter_context(_defaults(function, unit))
         stack.enter_context(patch.object(torch._jit_internal, "_overloaded_fns", overloads))
         stack.enter_context(patch.object(frontend, "parse_def", _reader(_PARSE)))
         lines = _reader(inspect.getsourcelines)

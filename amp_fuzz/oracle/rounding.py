@@ -30,17 +30,19 @@ Shadowed = Callable[[int, int], tuple[Observation, Mapping[str, Band]]]
 class Rounding:
     """Judges the values of one case. The shadows are run when the first value differs.
 
-    run: runs the case with shadows.
+    run: runs the case with shadows. unjudged: labels of values of which nothing could be said.
     """
 
     run: Shadowed
+    unjudged: set[str] = field(default_factory=set)
     _bands: dict[int, Mapping[str, Band]] = field(default_factory=dict)
 
     def __call__(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
         """Return a divergence of two tensors of one dtype and shape that differ in a bit."""
         band = self._band(label, SCREEN)
         if band is None or not band.known:
-            return None  # an op that cannot be followed: nothing can be said
+            self.unjudged.add(label)  # an op that cannot be followed: nothing can be said
+            return None
         if nonfinite_differs(want, got):
             found_ = self._nonfinite(label, band, want, got)
             if found_ is not None:

@@ -31,7 +31,7 @@ _BY_NUMBER = {number: dtype for dtype, number in _DTYPES.items()}
 
 
 class ScriptPolicyError(RuntimeError):
-    """What the pass refuses: an op that is unsafe, or a context that it cannot read."""
+    """What the pass refuses: an op that is unsafe under autocast. The text is torch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,8 @@ class _Writer:
             if use.user.kind() == "prim::SetAttr":
                 given[use.user.s("name")] = use.user.inputsAt(1).toIValue()
         device, dtype = given["device"], given.get("fast_dtype")
+        if device not in _DEVICES:
+            return outer
         chosen = self.current[device] if dtype is None else _BY_NUMBER[dtype]
         return replace(outer, **{device: chosen if given["_enabled"] else None})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,7 +45,8 @@ class RunData:
     that of its divergence; its other kernels were not compared and are ``elsewhere``.
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
-    damage: one line for each record that could not be read.
+    damage: one line for each record that could not be read. unjudged: by backend, how many values
+    differ in a bit and could not be judged, and of how many cases.
     """
 
     run: RunRecord
@@ -58,6 +59,7 @@ class RunData:
     ends: pd.DataFrame
     records: tuple[DivergenceRecord, ...]
     damage: tuple[str, ...] = ()
+    unjudged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def backends(self) -> list[str]:
@@ -110,6 +112,7 @@ class _Tally:
     records: list[DivergenceRecord] = field(default_factory=list)
     ends: list[EndRecord] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    unjudged: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         match record:
@@ -121,6 +124,9 @@ class _Tally:
                 self.ends.append(record)
 
     def _case(self, record: CaseRecord) -> None:
+        if record.unjudged:
+            values, cases = self.unjudged.get(record.backend, (0, 0))
+            self.unjudged[record.backend] = values + record.unjudged, cases + 1
         self.ops.update((record.backend, op) for op in set(record.ops))
         for part, spent in record.seconds.items():
             self.parts[record.backend, part] += spent
@@ -177,6 +183,7 @@ class _Tally:
             ends=_frame(ends, _ENDS, cases=int, seconds=float),
             records=tuple(self.records),
             damage=tuple(self.damage),
+            unjudged=self.unjudged,
         )
 
 

@@ -387,6 +387,11 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             f"{plural(lost, 'new diverging case')} left no record to replay: run again with "
             f"--seed={data.run.seed}"
         )
+    for on, (values, cases) in data.unjudged.items():
+        yield (
+            f"{on}: nothing is said of {plural(values, 'value')} in {plural(cases, 'case')}, which "
+            "differ in a bit where no shadow could follow"
+        )
     if data.damage:
         yield (
             f"left out: {plural(len(data.damage), 'record')} that could not be read; the first: "

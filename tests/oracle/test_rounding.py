@@ -105,6 +105,7 @@ def test_nothing_is_said_where_the_shadows_do_not_come() -> None:
     """Under a dispatch mode torch.gru takes another path, and may raise there."""
     rounding = Rounding(lambda n, seed: (Observation(), {}))
     assert rounding("v0", torch.zeros(2), torch.ones(2)) is None
+    assert rounding.unjudged == {"v0"}
 
 
 def test_a_reference_that_is_finite_by_chance_says_nothing_of_nan() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -276,6 +277,13 @@ def test_a_reached_kernel_that_is_listed_as_unreachable_is_said(tmp_path: Path) 
     head = (BackendRecord("eager-cpu", "cpu", "torch", (), ("mm: because",)),)
     shown = view_of(store_of(tmp_path, [ran()], backends=head))
     assert shown.notes == ("eager-cpu: listed as unreachable, but reached: mm: because",)
+
+
+def test_values_that_could_not_be_judged_are_said(tmp_path: Path) -> None:
+    one, other = msgspec.structs.replace(ran(), unjudged=2), ran(case=case(COS))
+    store = store_of(tmp_path, [one, other, msgspec.structs.replace(one, id="1" * 16)])
+    (note,) = [n for n in view_of(store).notes if "nothing is said" in n]
+    assert note.startswith("eager-cpu: nothing is said of 4 values in 2 cases")
 
 
 def test_two_bugs_in_one_case_count_for_both(tmp_path: Path) -> None:
