@@ -18,6 +18,7 @@ same value as what they were made from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -431,14 +432,23 @@ def _equals(wide: torch.Tensor, nominal: torch.Tensor) -> bool:
     return bool(((wide == value) | (wide != wide) & (value != value)).all())
 
 
-def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any) -> float:
+def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any, few: float) -> float:
     """Return the mean of the distances, each times a sign, in units of what the samples come to.
 
     Distances that have the sign of what they are added to are a gain.
     """
     lean = (theirs * sign).mean(1).abs().amax()
-    # A mean over few elements is about as large as one of them.
-    return float((own * sign).mean().abs() / (lean + own.numel() ** -0.5))
+    return float((own * sign).mean().abs() / (lean + few))
+
+
+def fewness(clean: torch.Tensor) -> float:
+    """Return how large a mean over such elements is of itself, beside one of them.
+
+    One over the square root of their number, where they differ; a kernel rounds equal elements
+    alike, so these are as one (Kish's effective sample size).
+    """
+    _, counts = torch.unique(clean, return_counts=True)
+    return float((counts / clean.numel()).square().sum().sqrt())
 
 
 def _off() -> Any:
@@ -460,7 +470,9 @@ def unit(band: Band, *, own: bool = True) -> torch.Tensor:
     spread = (samples - clean).abs().amax(0)
     finite = torch.isfinite(clean) & torch.isfinite(spread)
     floor = 0.1 * float(spread[finite].mean()) if finite.any() else 0.0
-    scale = spread.clamp(min=floor) + u * clean.abs().clamp(min=limits.tiny)
+    # Among float64's subnormal numbers u of one is nothing: the smallest number is their unit.
+    least = (u * clean.abs().clamp(min=limits.tiny)).clamp(min=math.ulp(0.0))
+    scale = spread.clamp(min=floor) + least
     if own:
         off = (nominal - clean).abs()
         scale = scale + torch.where(torch.isfinite(off), off, 0.0)
@@ -531,7 +543,8 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
     worst = int(away.abs().argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), away.shape))
     theirs = torch.where(finite & (off != 0), off / scale, 0.0).reshape(len(off), -1)
-    bias = max(_bias(away.flatten(), theirs, sign) for sign in (1.0, clean.sign().flatten()))
+    few, signs = fewness(clean), (1.0, clean.sign().flatten())
+    bias = max(_bias(away.flatten(), theirs, sign, few) for sign in signs)
     return Distance(
         float(away.abs().max()),
         bias,

@@ -282,6 +282,23 @@ def test_samples_depend_on_the_seed_alone() -> None:
     assert not torch.equal(samples(1), samples(2))
 
 
+def test_equal_elements_count_as_one() -> None:
+    """A kernel rounds them alike: a hundred that are off by as much are no hundred witnesses."""
+
+    def bias(x: torch.Tensor) -> float:
+        result = shadow(torch.erf, x, samples=8)
+        band = result.band(result.result)
+        return distance(band, band.nominal * (1 + 2.0**-22)).bias
+
+    assert bias(torch.ones(100)) < 4 < bias(torch.linspace(0.5, 1.5, 100))
+
+
+def test_subnormal_numbers_of_float64_have_a_unit() -> None:
+    result = shadow(lambda x: x * 0.5, torch.tensor([3e-311], dtype=torch.float64))
+    band = result.band(result.result)
+    assert distance(band, band.nominal + math.ulp(0.0)).excess <= 1
+
+
 def test_units_are_positive_and_of_the_bands_shape() -> None:
     mode = Shadow()
     with mode:
