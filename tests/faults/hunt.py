@@ -112,7 +112,7 @@ def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) 
 
 
 def _counts(case: Case) -> bool:
-    """Return whether a find counts: torch.func refuses the Python kernels that faults are made of."""
+    """Return whether a find counts: torch.func refuses Python kernels, of which faults are made."""
     return case.plan.transform == "none"
 
 
@@ -154,7 +154,8 @@ def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
             for event in explore(task, settings, seen=last.append):
                 spent = time.process_time() - start
                 if isinstance(event, Finding):
-                    alarms += event.new and event.record.kind != "nondeterminism"
+                    steady = event.record.kind != "nondeterminism"
+                    alarms += event.new and steady and _counts(event.record.case)
                 if not isinstance(event, CaseRecord):
                     continue
                 steps.append(Step(last.pop(), task.family, frozenset(wrapper.reached), spent))
