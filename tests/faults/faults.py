@@ -67,7 +67,8 @@ _PARTS = (
 _TWICE = (
     "the fp32 policy computes in float32 what this one asks the kernel to compute in float32, from "
     "the same values: only where the caller gives dtype=float64 is a gradient rounded twice, to "
-    "float32 and then to 16 bits, instead of once; that shows in one element of 2^13 at best"
+    "float32 and then to 16 bits, instead of once; that shows in one element of 2^13, or where a "
+    "double backward sums in another order: seldom at best"
 )
 
 _REPAIRED = (
