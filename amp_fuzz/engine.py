@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.explicit import explicit_form
@@ -326,6 +327,8 @@ def shrink(
 
 def _explicit(judge: Judge, case: Case) -> str:
     try:
-        return explicit_form(case, judge.backend.reference())
+        text = explicit_form(case, judge.backend.reference())
+        theirs = judge.backend.explicit(case) if isinstance(judge.backend, ScriptBackend) else ""
+        return f"{text}\n{theirs}" if theirs else text
     except Exception as error:  # the explicit form explains; it must not cost the finding
         return f"# no explicit form: {type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -38,7 +38,7 @@ from amp_fuzz.program import (
     Role,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
-from amp_fuzz.reference.torchscript import FIRST_LINE, Ambient, write_casts
+from amp_fuzz.reference.torchscript import FIRST_LINE, Ambient, shown_casts, write_casts
 from amp_fuzz.source import program_source
 
 __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
@@ -185,6 +185,22 @@ class ScriptBackend:
             made = f"frozen({made}, inputs, {weights})"
         call = f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
         return f"{text}\n\nplain = program\nprogram = {call}\n"
+
+    def explicit(self, case: Case) -> str:
+        """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""
+        if self.mode != "script":
+            return ""
+        program = _Scripted(self, case, {})
+        with ExitStack() as stack:
+            function = program.compiled(())
+            for context in case.plan.contexts:
+                dtype = None if context.dtype is None else getattr(torch, context.dtype)
+                device = context.device or self.device
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=context.enabled))
+            graph = function.graph.copy()
+            torch._C._jit_pass_inline(graph)
+            torch._C._jit_pass_autocast(graph)  # type: ignore[attr-defined]
+            return "\n".join(["# what TorchScript's pass makes of it:", *shown_casts(graph)])
 
     def ladder(self) -> Sequence[Backend]:
         """Return the graph before it is optimised: what the first call runs, and profiles."""

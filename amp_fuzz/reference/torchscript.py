@@ -19,7 +19,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["FIRST_LINE", "Ambient", "ScriptPolicies", "load_policies", "write_casts"]
+__all__ = [
+    "FIRST_LINE",
+    "Ambient",
+    "ScriptPolicies",
+    "load_policies",
+    "shown_casts",
+    "write_casts",
+]
 
 REDUCED = "aten::_autocast_to_reduced_precision"
 FULL = "aten::_autocast_to_full_precision"
@@ -75,6 +82,26 @@ def write_casts(graph: Any, ambient: Ambient, current: Mapping[str, torch.dtype]
             writer.node(node, ambient)
     if ambient or any(_is_context(node) for node in _nodes(graph)):
         writer.block(graph, ambient)
+
+
+def shown_casts(graph: Any) -> Iterator[str]:
+    """Yield the calls of a graph that have casts among their arguments, one a line."""
+    casts: dict[int, str] = {}
+
+    def name(value: Any) -> str:
+        return casts.get(value.unique(), str(value.debugName()).partition(".")[0])
+
+    for node in _nodes(graph):
+        if node.kind() in (REDUCED, FULL):
+            given = list(node.inputs())
+            low = given[4].toIValue() if node.kind() == REDUCED else _DTYPES[torch.float32]
+            dtype = str(_BY_NUMBER[low]).removeprefix("torch.")
+            casts[node.output().unique()] = f"cast[{dtype}]({name(given[0])})"
+            continue
+        tensors = [v for v in node.inputs() if isinstance(v.type(), torch._C.TensorType)]
+        if any(v.unique() in casts for v in tensors):
+            made = ", ".join(map(name, node.outputs()))
+            yield f"{made} = {node.kind()}({', '.join(map(name, tensors))})"
 
 
 def _was_called(node: Any) -> bool:

@@ -278,6 +278,17 @@ def test_two_errors_of_a_trace_s_check_are_two() -> None:
     assert found == [{"Graphs differed across invocations!"}, {"one"}, {"two"}]
 
 
+def test_the_explicit_form_shows_both_sides() -> None:
+    example = case([x("x0", 4, 4, dtype="bfloat16"), x("x1", 4, 4)], call("exp", "x0"),
+                   call("mm", "v0", "x1", to="v1"))  # fmt: skip
+    text = SCRIPT.explicit(example).splitlines()
+    assert text == [
+        "# what TorchScript's pass makes of it:",
+        "v0 = aten::exp(cast[float32](x0))",
+        "v1 = aten::mm(cast[bfloat16](v0), cast[bfloat16](x1))",
+    ]
+
+
 def test_an_audit_leaves_out_what_it_cannot_say() -> None:
     ops = [CATALOGUE["mm"], CATALOGUE["Conv2d"]]
     assert count([SCRIPT], ops) == 1
