@@ -100,6 +100,8 @@ def fresh_unit() -> Iterator[Any]:
             stack.enter_context(patch.object(_state, name, value))
         for module in (_recursive, _trace):  # which took it by name, and as a default
             stack.enter_context(patch.object(module, "_python_cu", unit))
+        store = _recursive.ConcreteTypeStore()
+        stack.enter_context(patch.object(_recursive, "concrete_type_store", store))
         for function in _TRACERS:
             stack.enter_context(_defaults(function, unit))
         stack.enter_context(patch.object(torch._jit_internal, "_overloaded_fns", overloads))

@@ -229,7 +229,7 @@ def test_memory_does_not_grow(backend: ScriptBackend) -> None:
         for _ in range(200):
             backend.run([example])
     gc.collect()
-    assert resident() - before < 200 * 0.15  # MiB
+    assert resident() - before < 12  # MiB, in 200 runs
     assert len(torch.jit._state._python_cu.get_functions()) == functions
 
 
