@@ -12,19 +12,19 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import torch
-import torch.utils.checkpoint
 
 from amp_fuzz import harness
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
-from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast
 from amp_fuzz.reference.autocast import active_quirks
@@ -37,7 +37,7 @@ LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
 
 @dataclass(frozen=True, slots=True)
-class CompileBackend:
+class CompileBackend(TorchBackend):
     """``torch.compile(program, backend=rung)`` on the CPU.
 
     label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
@@ -50,10 +50,7 @@ class CompileBackend:
     dynamic: bool | None = False
     options: tuple[tuple[str, bool], ...] = ()
     told: bool = True
-    device: str = "cpu"
-    trains: bool = True
-    values: bool = True
-    exact: bool = False
+    exact: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -64,11 +61,7 @@ class CompileBackend:
         """Say whether this torch can compile here."""
         if self.rung == "inductor" and _compiler() is None:
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
-        return Availability("ready", f"torch {torch.__version__}")
-
-    def supports(self, op: str, form: str) -> bool:
-        """Return that every call can be compiled."""
-        return True
+        return TorchBackend.availability(self)
 
     def fit(self, case: Case) -> Case:
         """Return the case without what AOTAutograd says that it does not support.
@@ -92,21 +85,16 @@ class CompileBackend:
         Each in a thread of its own: a compilation that fails can leave fake tensor modes and
         dispatch keys behind in its thread, which breaks whatever torch does there next.
         """
-        return [in_thread(self._run, case) for case in cases]
+        return [in_thread(self.observe, case) for case in cases]
 
-    def _run(self, case: Case) -> Observation:
+    def observe(self, case: Case) -> Observation:
+        """Compile and run one case."""
         import torch._dynamo
 
         torch._dynamo.reset()
         plan, device = self._configuring(case.plan), self.device
-        runtime = Runtime(
-            device=self.device,
-            autocast=torch.autocast,
-            checkpoint=torch.utils.checkpoint.checkpoint,
-            custom_fwd=torch.amp.custom_fwd,
-            custom_bwd=torch.amp.custom_bwd,
-            state=lambda: _state(self.device),
-            reset=lambda: reset_state(self.device),
+        runtime = self.runtime(
+            state=lambda: _state(device),
             driver=self._driver,
             # The configuration of torch.compile is of a thread.
             thread=lambda function, *args: in_thread(_configured, plan, device, function, *args),
@@ -180,7 +168,7 @@ class CompileBackend:
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device; untold, it can imitate what torch takes."""
-        plain = reference_runtime(self.device)
+        plain = TorchBackend.reference(self)
         return plain if self.told else _UntoldReference(plain.runtime)
 
 

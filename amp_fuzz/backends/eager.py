@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.utils.checkpoint
 
-from amp_fuzz import harness
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
-from amp_fuzz.backends.torchstate import reset_state, torch_state
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.backends.torchbackend import TorchBackend
 
 __all__ = ["EagerBackend", "backends"]
 
 
 @dataclass(frozen=True, slots=True)
-class EagerBackend:
+class EagerBackend(TorchBackend):
     """``torch.autocast(device)`` on real tensors of that device."""
 
     device: str
-    trains: bool = True
-    values: bool = True
-    exact: bool = True
 
     @property
     def name(self) -> str:
@@ -35,37 +26,8 @@ class EagerBackend:
     def availability(self) -> Availability:
         """Say whether torch has the device here."""
         if self.device == "cpu" or _is_available(self.device):
-            return Availability("ready", f"torch {torch.__version__}")
+            return TorchBackend.availability(self)
         return Availability("missing", f"no {self.device} device is visible to torch here")
-
-    def supports(self, op: str, form: str) -> bool:
-        """Return that every call can be made."""
-        return True
-
-    def fit(self, case: Case) -> Case:
-        """Return the case as it is."""
-        return case
-
-    def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases one by one."""
-        runtime = Runtime(
-            device=self.device,
-            autocast=torch.autocast,
-            checkpoint=torch.utils.checkpoint.checkpoint,
-            custom_fwd=torch.amp.custom_fwd,
-            custom_bwd=torch.amp.custom_bwd,
-            state=lambda: torch_state(self.device),
-            reset=lambda: reset_state(self.device),
-        )
-        return [harness.run(case, runtime) for case in cases]
-
-    def ladder(self) -> Sequence[Backend]:
-        """Return nothing: there are no stages."""
-        return ()
-
-    def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device."""
-        return reference_runtime(self.device)
 
 
 def _is_available(device: str) -> bool:

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import torch
-import torch.utils.checkpoint
 
 from amp_fuzz import harness, prelude
-from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
-from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.backends.base import Backend
+from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.source import program_source
 
@@ -42,26 +40,19 @@ _DATA_DEPENDENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class ExportBackend:
+class ExportBackend(TorchBackend):
     """``torch.export.export(program, inputs).module()`` on the CPU.
 
     decomposed: ``run_decompositions`` comes between the two.
     """
 
     decomposed: bool = False
-    device: str = "cpu"
-    trains: bool = True
-    values: bool = True
-    exact: bool = False
+    exact: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
         """``export`` or ``export[decomposed]``."""
         return "export[decomposed]" if self.decomposed else "export"
-
-    def availability(self) -> Availability:
-        """Say that this torch exports, as all do."""
-        return Availability("ready", f"torch {torch.__version__}")
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be exported: what it does must not hang on values."""
@@ -83,29 +74,21 @@ class ExportBackend:
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in its own thread: a failed export leaves modes behind."""
-        return [in_thread(self._run, case) for case in cases]
+        return [in_thread(self.observe, case) for case in cases]
 
-    def _run(self, case: Case) -> Observation:
+    def observe(self, case: Case) -> Observation:
+        """Run one case."""
+
         def driver(names: Mapping[str, Any]) -> dict[str, Any]:
             def make(inputs: Sequence[torch.Tensor]) -> Any:
                 return prelude.exported(names["program"], inputs, self.decomposed)
 
             return {"program": prelude.optimised(make, _buffers(case), 1)}
 
-        runtime = Runtime(
-            device=self.device,
-            autocast=torch.autocast,
-            checkpoint=torch.utils.checkpoint.checkpoint,
-            custom_fwd=torch.amp.custom_fwd,
-            custom_bwd=torch.amp.custom_bwd,
-            state=lambda: torch_state(self.device),
-            reset=lambda: reset_state(self.device),
-            driver=driver,
-        )
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
         try:
-            return harness.run(case, runtime)
+            return harness.run(case, self.runtime(driver=driver))
         finally:
             logging.disable(disabled)
 
@@ -118,10 +101,6 @@ class ExportBackend:
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
         return [ExportBackend()] if self.decomposed else []
-
-    def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device."""
-        return reference_runtime(self.device)
 
 
 def _buffers(case: Case) -> list[int]:

@@ -9,22 +9,21 @@ through the same public setters that it uses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
-import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amp_fuzz import harness
 from amp_fuzz.backends import guards
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
-from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.harness import Observation
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
@@ -96,13 +95,15 @@ def fake_tensors(device: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeBackend:
-    """The real autocast kernels of a device type, on fake tensors."""
+class FakeBackend(TorchBackend):
+    """The real autocast kernels of a device type, on fake tensors.
+
+    Fake devices raise for what they lack, on both sides.
+    """
 
     device: str
-    trains: bool = False
-    values: bool = False
-    exact: bool = True
+    trains: bool = field(default=False, kw_only=True)
+    values: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -117,36 +118,17 @@ class FakeBackend:
             return Availability("broken", "libc10 has no registry of device guards that we know")
         return Availability("ready", f"torch {torch.__version__}, no values")
 
-    def supports(self, op: str, form: str) -> bool:
-        """Return that every call can be made."""
-        return True
+    def observe(self, case: Case) -> Observation:
+        """Run one case under the fake mode."""
+        return harness.run(case, self.runtime(autocast=FakeAutocast, scope=self.scope, fake=True))
 
-    def fit(self, case: Case) -> Case:
-        """Return the case as it is: fake devices raise for what they lack, on both sides."""
-        return case
-
-    def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases one by one under a fake mode each."""
-        runtime = Runtime(
-            device=self.device,
-            autocast=FakeAutocast,
-            checkpoint=torch.utils.checkpoint.checkpoint,
-            custom_fwd=torch.amp.custom_fwd,
-            custom_bwd=torch.amp.custom_bwd,
-            state=lambda: torch_state(self.device),
-            reset=lambda: reset_state(self.device),
-            scope=lambda: fake_tensors(self.device),
-            fake=True,
-        )
-        return [harness.run(case, runtime) for case in cases]
-
-    def ladder(self) -> Sequence[Backend]:
-        """Return nothing: there are no stages."""
-        return ()
+    def scope(self) -> AbstractContextManager[None]:
+        """Return the context in which tensors of the device are fake."""
+        return fake_tensors(self.device)
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on fake tensors of the device."""
-        return reference_runtime(self.device, scope=lambda: fake_tensors(self.device), fake=True)
+        return reference_runtime(self.device, scope=self.scope, fake=True)
 
 
 def backends() -> list[Backend]:

@@ -12,18 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
-import torch.utils.checkpoint
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
-from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
@@ -79,7 +78,7 @@ _REFUSED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptBackend:
+class ScriptBackend(TorchBackend):
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count. freeze: the program is a module whose weights are its
@@ -91,10 +90,7 @@ class ScriptBackend:
     calls: int = 3
     freeze: bool = False
     check: bool = False
-    device: str = "cpu"
-    trains: bool = True
-    values: bool = True
-    exact: bool = False
+    exact: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -108,7 +104,7 @@ class ScriptBackend:
         problem = usable()
         if problem:
             return Availability("broken", problem)
-        return Availability("ready", f"torch {torch.__version__}")
+        return TorchBackend.availability(self)
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be traced, or TorchScript's language has words for it."""
@@ -153,22 +149,13 @@ class ScriptBackend:
                 case = _under(case, NoGrad())
         return case
 
-    def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases one by one."""
-        return [self._run(case) for case in cases]
+    def observe(self, case: Case) -> Observation:
+        """Script and run one case."""
 
-    def _run(self, case: Case) -> Observation:
-        runtime = Runtime(
-            device=self.device,
-            autocast=torch.autocast,
-            checkpoint=torch.utils.checkpoint.checkpoint,
-            custom_fwd=torch.amp.custom_fwd,
-            custom_bwd=torch.amp.custom_bwd,
-            state=lambda: torch_state(self.device),
-            reset=lambda: reset_state(self.device),
-            driver=lambda names: _driver(case, names, _Scripted(self, case, names)),
-        )
-        return harness.run(case, runtime)
+        def driver(names: Names) -> dict[str, Any]:
+            return _driver(case, names, _Scripted(self, case, names))
+
+        return harness.run(case, self.runtime(driver=driver))
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of how it is scripted, for a repro."""
@@ -208,8 +195,7 @@ class ScriptBackend:
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device; it imitates TorchScript's pass if asked to."""
-        plain = reference_runtime(self.device)
-        return _ImitatingReference(plain.runtime, self)
+        return _ImitatingReference(TorchBackend.reference(self).runtime, self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast
 from amp_fuzz.repro import repro
-from tests.helpers import F16, call, case, under, x
+from tests.helpers import call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -36,31 +36,6 @@ def test_they_are_found() -> None:
         "export",
         "export[decomposed]",
     ]
-
-
-@pytest.mark.parametrize("backend", [PLAIN, DECOMPOSED], ids=lambda b: b.name)
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {},
-        {"contexts": ()},
-        {"contexts": (F16,)},
-        {"entry": "decorator"},
-        {"entry": "custom_fwd"},
-        {"backward": "inside"},
-        {"second": "double"},
-        {"steps": 2},
-        {"checkpoint": "reentrant"},
-        {"checkpoint": "non_reentrant"},
-        {"first_pass": "no_grad"},
-        {"thread": "inside"},
-        {"transform": "grad"},
-    ],
-    ids=str,
-)
-def test_plans_mean_what_they_mean_in_eager(backend: ExportBackend, plan: dict[str, Any]) -> None:
-    verdict = judge(backend, case(INPUTS, *BODY, **plan))
-    assert verdict.outcome == "agreed", verdict.divergence
 
 
 def test_regions_are_in_the_graph() -> None:

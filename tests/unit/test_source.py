@@ -192,13 +192,14 @@ def drive(x0, w1, b2):
     observe("w1.grad", w1.grad)
 """,
     ),
-    (
-        {"entry": "custom_fwd"},
-        """\
+    *(
+        (
+            {"entry": entry},
+            f"""\
 def drive(x0, w1, b2):
     weights = [w1]
     with autocast(device, dtype=torch.bfloat16):
-        entered = as_function(program, device, custom_fwd, custom_bwd)
+        entered = {made}
         outputs = entered(x0, w1, b2.clone())
         observe("v0", outputs[0])
     starts = trains(outputs)
@@ -206,36 +207,12 @@ def drive(x0, w1, b2):
     if starts: torch.autograd.backward(starts, cotangents)
     observe("w1.grad", w1.grad)
 """,
-    ),
-    (
-        {"entry": "cast_inputs"},
-        """\
-def drive(x0, w1, b2):
-    weights = [w1]
-    with autocast(device, dtype=torch.bfloat16):
-        entered = as_function(program, device, custom_fwd, custom_bwd, torch.float32)
-        outputs = entered(x0, w1, b2.clone())
-        observe("v0", outputs[0])
-    starts = trains(outputs)
-    cotangents = [cotangent(o) for o in starts]
-    if starts: torch.autograd.backward(starts, cotangents)
-    observe("w1.grad", w1.grad)
-""",
-    ),
-    (
-        {"entry": "setup_context"},
-        """\
-def drive(x0, w1, b2):
-    weights = [w1]
-    with autocast(device, dtype=torch.bfloat16):
-        entered = as_function_apart(program, device, custom_fwd, custom_bwd)
-        outputs = entered(x0, w1, b2.clone())
-        observe("v0", outputs[0])
-    starts = trains(outputs)
-    cotangents = [cotangent(o) for o in starts]
-    if starts: torch.autograd.backward(starts, cotangents)
-    observe("w1.grad", w1.grad)
-""",
+        )
+        for entry, made in (
+            ("custom_fwd", "as_function(program, device, custom_fwd, custom_bwd)"),
+            ("cast_inputs", "as_function(program, device, custom_fwd, custom_bwd, torch.float32)"),
+            ("setup_context", "as_function_apart(program, device, custom_fwd, custom_bwd)"),
+        )
     ),
     (
         {"backward": "none"},

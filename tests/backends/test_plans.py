@@ -1,0 +1,50 @@
+"""Every plan means on a compiler what it means in eager: one suite over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from amp_fuzz.backends import backends
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import Autocast
+from tests.helpers import F16, call, case, x
+
+BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
+PLANS: tuple[dict[str, Any], ...] = (
+    {},
+    {"contexts": ()},
+    {"contexts": (F16,)},
+    {"entry": "decorator"},
+    {"entry": "custom_fwd"},
+    {"entry": "cast_inputs"},
+    {"backward": "none"},
+    {"backward": "inside"},
+    {"backward": "under", "backward_context": F16},
+    {"backward": "under", "backward_context": Autocast(enabled=False)},
+    {"second": "retain"},
+    {"second": "double"},
+    {"steps": 2},
+    {"calls": 2},
+    {"scaler": True},
+    {"checkpoint": "reentrant"},
+    {"checkpoint": "non_reentrant"},
+    {"first_pass": "no_grad"},
+    {"first_pass": "inference_mode"},
+    {"interrupted": True},
+    {"thread": "inside"},
+    {"thread": "whole"},
+    {"transform": "grad"},
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_plans_mean_what_they_mean_in_eager(backend: str, plan: dict[str, Any]) -> None:
+    body = call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1")
+    example = case([x("x0", 6, 8), x("w1", 8, 6)], *body, **plan)
+    with quiet():
+        verdict = Judge(backends()[backend], shipped()).judge(example)
+    assert verdict.outcome == "agreed", verdict.divergence
