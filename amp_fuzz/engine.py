@@ -17,6 +17,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.bisection import BISECTED, blame
+from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
@@ -246,7 +248,7 @@ def _finding(
     yield Suspected(rough)
     with quiet():
         small, last = verdict.case, verdict
-        stage = ""
+        stage = part = ""
         if verdict.divergence.kind != "nondeterminism":
             try:
                 stage = _stage(judge, verdict, seen)
@@ -254,12 +256,13 @@ def _finding(
                 limit = min(settings.minimize, 2.0) if verdict.known else settings.minimize
                 if settings.minimize > 0:
                     small, last = shrink(judge, verdict, limit, seen)
+                    part = "" if verdict.known else _part(judge, last, stage, seen)
             except KeyboardInterrupt:
                 yield Finding(rough, new=not verdict.known)
                 raise
         record = last.finding(task.family, small)
         record = msgspec.structs.replace(
-            record, case=verdict.case, explicit=_explicit(judge, small), stage=stage
+            record, case=verdict.case, explicit=_explicit(judge, small), stage=stage, part=part
         )
     final = signature_of(record)
     if final != signature and final in signatures:
@@ -291,6 +294,25 @@ def _stage(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> str:
         if found is not None and found.kind == verdict.divergence.kind:
             return rung.name
     return judge.backend.name if rungs else ""
+
+
+def _part(judge: Judge, verdict: Verdict, stage: str, seen: Callable[[Case], None]) -> str:
+    """Return what of a stage is to blame, where torch's bisector can say, or ""."""
+    rung = next((b for b in (*judge.backend.ladder(), judge.backend) if b.name == stage), None)
+    if not isinstance(rung, CompileBackend) or rung.rung not in BISECTED:
+        return ""
+    judge, divergence = replace(judge, backend=rung), verdict.divergence
+    assert divergence is not None
+
+    def agrees() -> bool:
+        seen(verdict.case)
+        found = judge.judge(verdict.case).divergence
+        return found is None or found.kind != divergence.kind
+
+    try:
+        return blame(rung.rung, agrees)
+    except Exception:  # it is private to torch, and it must not cost the finding
+        return ""
 
 
 def shrink(

@@ -93,7 +93,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     op, policy, dtypes: of the statement that diverges first ("" where no statement does: a
     gradient, the state). known: the id of the entry of the known list that explains it, or "".
     minimised: a smaller case with the same divergence. stage: of a compiler, the first rung of its
-    ladder that diverges; "" where there is none.
+    ladder that diverges; "" where there is none. part: what of that rung is to blame, where torch's
+    bisector can say: ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "".
     """
 
     backend: str
@@ -110,6 +111,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     explicit: str = ""
     family: str = ""
     stage: str = ""
+    part: str = ""
 
     @property
     def id(self) -> str:

@@ -114,6 +114,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("expected", r.expected),
         ("observed", r.observed),
         ("stage", r.stage),
+        ("part", r.part),
     )
     rows = [(name, code(words)) for name, words in sides if words]
     yield from _table(("", ""), rows)

@@ -128,6 +128,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("expected", r.expected),
         ("observed", r.observed),
         ("stage", r.stage),
+        ("part", r.part),
     ):
         if words:
             yield from _labelled(label, clean(words), width)

@@ -13,10 +13,11 @@ import torch._dynamo
 from amp_fuzz.backends import backends, choose
 from amp_fuzz.backends.compiled import LADDER, CompileBackend
 from amp_fuzz.case import Case
-from amp_fuzz.engine import _stage
+from amp_fuzz.engine import _part, _stage
 from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast
 from amp_fuzz.repro import repro
 from tests.helpers import BF16, call, case, drawn, under, x
@@ -150,6 +151,51 @@ def test_a_fault_in_a_decomposition_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v0")
 
 
+def test_the_bisector_names_the_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lowering among several is wrong, and so says the finding."""
+    from torch._inductor.lowering import lowerings
+
+    overload = torch.ops.aten.sin.default
+    cosine = lowerings[torch.ops.aten.cos.default]
+    monkeypatch.setitem(lowerings, overload, cosine)
+    example = case([x("x0", 6, 8)], call("exp", "x0"), call("sin", "v0", to="v1"), backward="none")
+    judge_ = Judge(CompileBackend("inductor"))
+    with quiet():
+        verdict = judge_.judge(example)
+        assert verdict.outcome == "diverged"
+        assert _part(judge_, verdict, "compile[inductor]", lambda case: None) == "lowerings: sin"
+        assert _part(judge_, verdict, "compile[aot_eager]", lambda case: None) == ""
+
+
+def test_the_bisector_names_the_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import decomposition
+
+    wrong = {
+        **decomposition.select_decomp_table(),
+        torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x) * 1.5,
+    }
+    monkeypatch.setattr("torch._inductor.compile_fx.select_decomp_table", lambda: wrong)
+    monkeypatch.setattr("torch._inductor.decomposition.select_decomp_table", lambda: wrong)
+    judge_ = Judge(CompileBackend("aot_eager_decomp_partition"))
+    example = case([x("x0", 6, 8)], call("silu", "x0"), backward="none", contexts=())
+    stage = "compile[aot_eager_decomp_partition]"
+    with quiet():
+        verdict = judge_.judge(example)
+        assert verdict.outcome == "diverged"
+        assert _part(judge_, verdict, stage, lambda case: None).startswith("decomposition")
+
+
+def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(rung: str, agrees: Any) -> str:
+        raise RuntimeError("it is private")
+
+    monkeypatch.setattr("amp_fuzz.engine.blame", fail)
+    judge_ = Judge(CompileBackend("inductor"))
+    verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged")
+    verdict.divergence = Divergence("value", "v0", "", "")
+    assert _part(judge_, verdict, "compile[inductor]", lambda case: None) == ""
+
+
 def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:
     """Whatever comes of them: the outcome is one of four, and state does not spread."""
     with quiet():
@@ -167,8 +213,6 @@ def test_a_repro_compiles_as_the_backend_does(plan: dict[str, Any], tmp_path: An
     import subprocess
     import sys
 
-    from amp_fuzz.oracle import Divergence
-
     example = case(INPUTS, *BODY, **plan)
     for kind, where in (("value", "v1"), ("grad-value", "w1.grad"), ("dtype", "v0")):
         text = repro(example, AOT, Divergence(kind, where, "", ""))  # type: ignore[arg-type]
@@ -184,8 +228,6 @@ def test_a_repro_compiles_as_the_backend_does(plan: dict[str, Any], tmp_path: An
 
 
 def test_a_repro_of_integers_compares_them_exactly() -> None:
-    from amp_fuzz.oracle import Divergence
-
     example = case([x("x0", 6, 8)], call("argmax", "x0", -1), backward="none")
     assert "def differs" in repro(example, AOT, Divergence("value", "v0", "", ""))
 
