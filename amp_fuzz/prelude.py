@@ -18,7 +18,9 @@ __all__ = [
     "cotangent",
     "exported",
     "frozen",
+    "holding",
     "in_thread",
+    "module_of",
     "nudge",
     "optimised",
     "recompute",
@@ -157,22 +159,43 @@ def frozen(program: Any, inputs: Any, weights: Any) -> Any:
     return lambda *inputs: module(*(inputs[i] for i in others))
 
 
-def traced(program: Any, inputs: Any, weights: Any) -> Any:
-    """Return a trace, checked, of a module whose weights, by number, are its parameters."""
-    others = [i for i in range(len(inputs)) if i not in weights]
+def module_of(program: Any, weights: Any, count: int) -> Any:
+    """Return a program of so many inputs as a module with some of them, by number, as its own."""
 
     class Module(torch.nn.Module):
         def forward(self, *given: torch.Tensor) -> Any:
             rest = iter(given)
-            values = (getattr(self, f"w{i}") if i in weights else next(rest) for i in numbers)
+            values = (getattr(self, f"w{i}") if i in weights else next(rest) for i in range(count))
             return program(*values)
 
-    module, numbers = Module(), range(len(inputs))
+    module = Module()
+    for i, weight in weights.items():
+        module.register_parameter(f"w{i}", weight)
+    return module
+
+
+def traced(program: Any, inputs: Any, weights: Any) -> Any:
+    """Return a trace, checked, of a module whose weights, by number, are its parameters."""
+    others = [i for i in range(len(inputs)) if i not in weights]
     for i in weights:
         inputs[i]._is_param = True  # the very leaf, whose gradient is looked at
-        module.register_parameter(f"w{i}", inputs[i])
+    module = module_of(program, {i: inputs[i] for i in weights}, len(inputs))
     trace = torch.jit.trace(module, tuple(inputs[i] for i in others))
     return lambda *inputs: trace(*(inputs[i] for i in others))
+
+
+def holding(program: Any, weights: Any, compiled: Any) -> Any:
+    """Return a program compiled as a module that holds its weights, by number, and only infers."""
+    made: list[Any] = []
+
+    def call(*inputs: torch.Tensor) -> Any:
+        with torch.no_grad():  # decides, when it compiles, whether a weight is a constant
+            if not made:
+                held = {i: torch.nn.Parameter(inputs[i].detach(), False) for i in weights}
+                made.append(compiled(module_of(program, held, len(inputs))))
+            return made[0](*(x for i, x in enumerate(inputs) if i not in weights))
+
+    return call
 
 
 def as_function_apart(program, device, custom_fwd, custom_bwd):  # type: ignore[no-untyped-def]

@@ -119,7 +119,8 @@ class Script:
         if isinstance(self.backend, CompileBackend):
             # The decorator's context is compiled with the program, the others stand around it.
             entered = r"entered = (autocast\(.*\))\(program\)"
-            inside = "entered = " + self.backend.expression(r"\\1(plain)").replace("\\\\", "\\")
+            inside = "entered = " + self.backend.expression(r"\\1(plain)", self.case)
+            inside = inside.replace("\\\\", "\\")
             driver = re.sub(entered, inside, driver)
         elif isinstance(self.backend, ScriptBackend):
             # The decorator's context is a region of the program already.
@@ -139,7 +140,7 @@ class Script:
             program = "".join(f"# {line}\n" for line in lines) + program
         if isinstance(self.backend, CompileBackend):
             again = "plain = program\n" if self.case.plan.entry == "decorator" else ""
-            compiled = self.backend.expression("program")
+            compiled = self.backend.expression("program", self.case)
             program += f"\n\n\n{again}program = {compiled}\n"
         return program
 

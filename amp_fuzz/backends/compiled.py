@@ -18,15 +18,15 @@ from typing import Any
 import msgspec
 import torch
 
-from amp_fuzz import harness
+from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
-from amp_fuzz.program import Autocast
+from amp_fuzz.program import Autocast, NoGrad
 from amp_fuzz.reference.autocast import active_quirks
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
@@ -42,7 +42,9 @@ class CompileBackend(TorchBackend):
 
     label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
     told: torch is told, in ``backward_pass_autocast``, which autocast will surround the backward
-    pass; otherwise it has its default, and takes the forward's.
+    pass; otherwise it has its default, and takes the forward's. freezing: the program is a module
+    that holds its weights, and infers only, so that Inductor may take them as constants. (Among the
+    options of `torch.compile` it would freeze nothing: dynamo asks Inductor's configuration.)
     """
 
     rung: str
@@ -50,6 +52,7 @@ class CompileBackend(TorchBackend):
     dynamic: bool | None = False
     options: tuple[tuple[str, bool], ...] = ()
     told: bool = True
+    freezing: bool = False
     exact: bool = field(default=False, kw_only=True)
 
     @property
@@ -67,17 +70,15 @@ class CompileBackend(TorchBackend):
         """Return the case without what AOTAutograd says that it does not support.
 
         Double backward raises there ("does not currently support double backward"): the retained
-        graph takes its place. Function transforms of compiled functions are left out.
+        graph takes its place. Function transforms of compiled functions are left out. What is
+        frozen only infers.
         """
-        if case.plan.transform != "none":
-            case = msgspec.structs.replace(
-                case, plan=msgspec.structs.replace(case.plan, transform="none")
-            )
-        if self.rung != "eager" and case.plan.second == "double":
-            return msgspec.structs.replace(
-                case, plan=msgspec.structs.replace(case.plan, second="retain")
-            )
-        return case
+        if self.freezing:
+            case = under(inferring(case), NoGrad())
+        plan = msgspec.structs.replace(case.plan, transform="none")
+        if self.rung != "eager" and plan.second == "double":
+            plan = msgspec.structs.replace(plan, second="retain")
+        return msgspec.structs.replace(case, plan=plan)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Compile and run cases one by one.
@@ -95,23 +96,57 @@ class CompileBackend(TorchBackend):
         plan, device = self._configuring(case.plan), self.device
         runtime = self.runtime(
             state=lambda: _state(device),
-            driver=self._driver,
+            driver=lambda names: self._driver(case, names),
             # The configuration of torch.compile is of a thread.
-            thread=lambda function, *args: in_thread(_configured, plan, device, function, *args),
+            thread=lambda *call: in_thread(self._configured, plan, *call),
         )
         try:
-            seen: Observation = _configured(plan, device, harness.run, case, runtime)
+            seen: Observation = self._configured(plan, harness.run, case, runtime)
             return seen
         finally:
             torch._dynamo.reset()
+
+    def _configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function as a plan needs torch configured; nothing is cached, nor logged."""
+        import torch._dynamo
+        import torch._functorch.config
+        import torch._inductor.config
+
+        functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
+        if hasattr(torch._functorch.config, "backward_pass_autocast"):
+            functorch["backward_pass_autocast"] = _backward_context(plan, self.device)
+        # Beyond its limit dynamo runs eager instead, and nothing would be tested.
+        dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
+        inductor = {"fx_graph_cache": False, "compile_threads": 1, "freezing": self.freezing}
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        # Where someone listens to it (pytest does), the structured trace raises for a dtype in
+        # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
+        trace = logging.getLogger("torch.__trace")
+        listeners, trace.handlers = trace.handlers, []
+        try:
+            with (
+                torch._functorch.config.patch(functorch),
+                torch._inductor.config.patch(inductor),
+                torch._dynamo.config.patch(dynamo),
+            ):
+                return function(*args)
+        finally:
+            trace.handlers = listeners
+            logging.disable(disabled)
 
     def _configuring(self, plan: Plan) -> Plan:
         """Return the plan that torch is configured for."""
         return plan if self.told else msgspec.structs.replace(plan, backward="inside")
 
-    def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
+    def _driver(self, case: Case, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the driver calls by these names: the compiled program."""
-        program = names["program"]
+        program, weights = names["program"], numbers(case, "weight")
+
+        def made(function: Callable[..., Any]) -> Any:
+            if not self.freezing:
+                return self._compile(function)
+            return prelude.holding(function, weights, self._compile)
 
         class around(torch.autocast):
             """A context; as a decorator of the program it is compiled with it."""
@@ -119,7 +154,7 @@ class CompileBackend(TorchBackend):
             def __call__(decorator, function: Callable[..., Any]) -> Any:
                 if function is compiled:
                     inside: Any = decorator._plain()
-                    return self._compile(inside(program))
+                    return made(inside(program))
                 outside: Any = super()
                 return outside.__call__(function)
 
@@ -131,7 +166,7 @@ class CompileBackend(TorchBackend):
                     cache_enabled=self._cache_enabled,
                 )
 
-        compiled = self._compile(program)
+        compiled = made(program)
         return {"program": compiled, "autocast": around}
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,10 +176,14 @@ class CompileBackend(TorchBackend):
         )
         return compiled
 
-    def expression(self, function: str) -> str:
+    def expression(self, function: str, case: Case) -> str:
         """Return the source that compiles a function, for a repro."""
         options = f", options={dict(self.options)}" if self.options else ""
         how = f'backend="{self.rung}", dynamic={self.dynamic}{options}'
+        if self.freezing:
+            return (
+                f"holding({function}, {numbers(case, 'weight')}, lambda f: torch.compile(f, {how}))"
+            )
         return f"torch.compile({function}, {how})"
 
     def configuration(self, case: Case) -> str:
@@ -159,6 +198,8 @@ class CompileBackend(TorchBackend):
             lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
         if case.plan.second != "none":
             lines.append("torch._functorch.config.donated_buffer = False")
+        if self.freezing:
+            lines += ["import torch._inductor.config", "torch._inductor.config.freezing = True"]
         return "\n".join(lines)
 
     def ladder(self) -> Sequence[Backend]:
@@ -210,36 +251,6 @@ def _backward_context(plan: Plan, device: str) -> Any:
     return "off"
 
 
-def _configured(plan: Plan, device: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function under the configuration that a plan needs; nothing is cached, nor logged."""
-    import torch._dynamo
-    import torch._functorch.config
-    import torch._inductor.config
-
-    functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
-    if hasattr(torch._functorch.config, "backward_pass_autocast"):
-        functorch["backward_pass_autocast"] = _backward_context(plan, device)
-    # Beyond its limit dynamo runs eager instead, and nothing would be tested.
-    dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
-    inductor = {"fx_graph_cache": False, "compile_threads": 1}
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    # Where someone listens to it (pytest does), the structured trace raises for a dtype in
-    # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
-    trace = logging.getLogger("torch.__trace")
-    listeners, trace.handlers = trace.handlers, []
-    try:
-        with (
-            torch._functorch.config.patch(functorch),
-            torch._inductor.config.patch(inductor),
-            torch._dynamo.config.patch(dynamo),
-        ):
-            return function(*args)
-    finally:
-        trace.handlers = listeners
-        logging.disable(disabled)
-
-
 def _compiler() -> str | None:
     # Asking Inductor would import it, which takes longer than importing torch.
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
@@ -253,4 +264,5 @@ def backends() -> list[Backend]:
         CompileBackend("aot_eager", "default", told=False),
         CompileBackend("inductor", "default", told=False),
         CompileBackend("inductor", "casts", options=(("emulate_precision_casts", True),)),
+        CompileBackend("inductor", "freezing", freezing=True),
     ]

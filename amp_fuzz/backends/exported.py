@@ -18,7 +18,7 @@ import torch
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Backend
-from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
@@ -64,13 +64,11 @@ class ExportBackend(TorchBackend):
         It holds one graph, of the thread and the grad mode of its first call: no first pass under
         another mode, no other thread, no function transforms. Decomposed, it only infers.
         """
-        changes: dict[str, Any] = {"first_pass": "none", "transform": "none", "thread": "none"}
-        if self.decomposed:
-            changes |= {
-                "backward": "none", "backward_context": None, "second": "none", "steps": 1,
-                "loop": "outside", "scaler": False, "interrupted": False,
-            }  # fmt: skip
-        return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, **changes))
+        case = inferring(case) if self.decomposed else case
+        plan = msgspec.structs.replace(
+            case.plan, first_pass="none", transform="none", thread="none"
+        )
+        return msgspec.structs.replace(case, plan=plan)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in its own thread: a failed export leaves modes behind."""
@@ -83,7 +81,7 @@ class ExportBackend(TorchBackend):
             def make(inputs: Sequence[torch.Tensor]) -> Any:
                 return prelude.exported(names["program"], inputs, self.decomposed)
 
-            return {"program": prelude.optimised(make, _buffers(case), 1)}
+            return {"program": prelude.optimised(make, numbers(case, "buffer"), 1)}
 
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
@@ -95,17 +93,12 @@ class ExportBackend(TorchBackend):
     def source(self, case: Case) -> str:
         """Return the source of the program and of its export, for a repro."""
         made = f"exported(plain, inputs, {self.decomposed})"
-        call = f"optimised(lambda inputs: {made}, {_buffers(case)}, 1)"
+        call = f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
         return f"{program_source(case.program)}\n\nplain = program\nprogram = {call}\n"
 
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
         return [ExportBackend()] if self.decomposed else []
-
-
-def _buffers(case: Case) -> list[int]:
-    """Return which inputs are written in place."""
-    return [i for i, spec in enumerate(case.program.inputs) if spec.role == "buffer"]
 
 
 def backends() -> list[Backend]:

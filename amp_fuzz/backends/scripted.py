@@ -22,19 +22,17 @@ from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
-from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
-    Context,
     InferenceMode,
     Node,
     NoGrad,
     Region,
-    Role,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
 from amp_fuzz.reference.torchscript import FIRST_LINE, Ambient, shown_casts, write_casts
@@ -132,21 +130,12 @@ class ScriptBackend(TorchBackend):
             plan = msgspec.structs.replace(plan, checkpoint="reentrant")
         case = msgspec.structs.replace(case, plan=plan)
         if self.freeze:
-            plan = msgspec.structs.replace(
-                case.plan,
-                backward="none",
-                backward_context=None,
-                second="none",
-                steps=1,
-                loop="outside",
-                scaler=False,
-                interrupted=False,
-                thread="whole" if case.plan.thread == "whole" else "none",
+            thread = "whole" if plan.thread == "whole" else "none"
+            case = inferring(case)
+            case = msgspec.structs.replace(
+                case, plan=msgspec.structs.replace(case.plan, thread=thread)
             )
-            case = msgspec.structs.replace(case, plan=plan)
-            # Its weights are constants: no gradient is asked for anywhere.
-            if not (len(body) == 1 and isinstance(body[0], Region) and body[0].context == NoGrad()):
-                case = _under(case, NoGrad())
+            case = under(case, NoGrad())  # its weights are constants
         return case
 
     def observe(self, case: Case) -> Observation:
@@ -160,8 +149,8 @@ class ScriptBackend(TorchBackend):
     def source(self, case: Case) -> str:
         """Return the source of the program and of how it is scripted, for a repro."""
         if case.plan.entry == "decorator":
-            case = _under(case, case.plan.contexts[-1])
-        weights, buffers = _numbers(case, "weight"), _numbers(case, "buffer")
+            case = under(case, case.plan.contexts[-1])
+        weights, buffers = numbers(case, "weight"), numbers(case, "buffer")
         text = script_source(case) if self.mode == "script" else program_source(case.program)
         made = "torch.jit.script(plain)"
         if self.mode == "trace":
@@ -243,18 +232,18 @@ class _Scripted:
     def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
         self.backend, self.case, self.names = backend, case, names
         self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
-        self.call = prelude.optimised(self.make, _numbers(case, "buffer"), backend.calls)
+        self.call = prelude.optimised(self.make, numbers(case, "buffer"), backend.calls)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.call(*inputs)
 
     def decorated(self, context: Autocast) -> _Scripted:
         """Return the program with all of its body under a context."""
-        return type(self)(self.backend, _under(self.case, context), self.names)
+        return type(self)(self.backend, under(self.case, context), self.names)
 
     def make(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the scripted program."""
-        weights = _numbers(self.case, "weight")
+        weights = numbers(self.case, "weight")
         made = None if self.backend.check else self.compiled(inputs)
         if not (self.backend.check or self.backend.freeze):
             return made
@@ -280,18 +269,6 @@ class _Scripted:
         names = {**self.names, "__name__": "program"}  # the tracer asks for a module
         exec(program_source(self.case.program), names)
         return names["program"]
-
-
-def _under(case: Case, context: Context) -> Case:
-    """Return a case with all of its program's body under a context."""
-    body = (Region(context, case.program.body),)
-    program = msgspec.structs.replace(case.program, body=body)
-    return msgspec.structs.replace(case, program=program)
-
-
-def _numbers(case: Case, role: Role) -> list[int]:
-    """Return which inputs have a role."""
-    return [i for i, spec in enumerate(case.program.inputs) if spec.role == role]
 
 
 def script_source(case: Case) -> str:
@@ -341,16 +318,16 @@ class _Imitated(_Scripted):
     def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with our casts for the state around it."""
         if self.function is None:  # what is traced keeps the state of its first call
-            written = _numbers(self.case, "buffer")
+            written = numbers(self.case, "buffer")
             given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
             if self.backend.check and CACHE_QUIRK in active_quirks():
-                prelude.traced(self.plain(), given, _numbers(self.case, "weight"))  # it may raise
+                prelude.traced(self.plain(), given, numbers(self.case, "weight"))  # it may raise
             self.function = self.compiled(given)
         graph = self.function.graph.copy()
         if self.backend.freeze:  # which forgets the dtypes that tracing saw
             torch._C._jit_pass_erase_shape_information(graph)
         if self.backend.check:  # nothing is known of a module's parameters
-            for i in _numbers(self.case, "weight"):
+            for i in numbers(self.case, "weight"):
                 list(graph.inputs())[i].setType(torch._C.TensorType.get())
         for prepare in _BEFORE:
             prepare(graph)
@@ -360,7 +337,7 @@ class _Imitated(_Scripted):
         if QUIRK in active_quirks():
             write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
         made = torch._C._create_function_from_graph("forward", graph)
-        return prelude.optimised(lambda _: made, _numbers(self.case, "buffer"), self.calls)
+        return prelude.optimised(lambda _: made, numbers(self.case, "buffer"), self.calls)
 
 
 # What TorchScript does to a graph before its autocast pass.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 import torch.utils.checkpoint
 
@@ -15,8 +16,9 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.program import Context, NoGrad, Region, Role
 
-__all__ = ["TorchBackend"]
+__all__ = ["TorchBackend", "inferring", "numbers", "under"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,32 @@ class TorchBackend:
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device."""
         return reference_runtime(self.device)
+
+
+def inferring(case: Case) -> Case:
+    """Return a case that never asks for a gradient or changes a weight."""
+    plan = msgspec.structs.replace(
+        case.plan,
+        backward="none",
+        backward_context=None,
+        second="none",
+        steps=1,
+        loop="outside",
+        scaler=False,
+        interrupted=False,
+    )
+    return msgspec.structs.replace(case, plan=plan)
+
+
+def under(case: Case, context: Context) -> Case:
+    """Return a case with all of its program's body under a context, once."""
+    body = case.program.body
+    if len(body) == 1 and isinstance(body[0], Region) and body[0].context == context == NoGrad():
+        return case
+    program = msgspec.structs.replace(case.program, body=(Region(context, body),))
+    return msgspec.structs.replace(case, program=program)
+
+
+def numbers(case: Case, role: Role) -> list[int]:
+    """Return which inputs have a role."""
+    return [i for i, spec in enumerate(case.program.inputs) if spec.role == role]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -151,6 +153,33 @@ def test_a_fault_in_a_decomposition_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v0")
 
 
+@pytest.mark.parametrize("plan", [{}, {"entry": "decorator"}], ids=str)
+def test_frozen_weights_are_constants(plan: dict[str, Any], tmp_path: Any) -> None:
+    """Inductor's freezing is reached, with the weight and not the input; a repro does the same."""
+    with quiet():  # torch.utils.mkldnn, which it imports, is deprecated
+        from torch._inductor import freezing
+
+    constants: list[int] = []
+    freeze = freezing.freeze
+
+    def spy(*args: Any) -> Any:
+        graph, preserved = freeze(*args)
+        constants.append(len(args[2]) - len(preserved))
+        return graph, preserved
+
+    backend = backends()["compile[inductor+freezing]"]
+    assert isinstance(backend, CompileBackend)
+    example = case(INPUTS, *BODY, **plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(freezing, "freeze", spy)
+        verdict = judge(backend, example)
+    assert verdict.outcome == "agreed", verdict.divergence
+    assert constants == [1]
+    assert backend.fit(backend.fit(example)) == backend.fit(example)
+    assert str(verdict.case).count("no_grad") == 1
+    _runs(repro(verdict.case, backend, Divergence("value", "v1", "", "")), tmp_path)
+
+
 def test_the_bisector_names_the_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
     """One lowering among several is wrong, and so says the finding."""
     from torch._inductor.lowering import lowerings
@@ -210,21 +239,21 @@ def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("plan", [{}, {"entry": "decorator"}, {"backward": "inside"}], ids=str)
 def test_a_repro_compiles_as_the_backend_does(plan: dict[str, Any], tmp_path: Any) -> None:
-    import subprocess
-    import sys
-
     example = case(INPUTS, *BODY, **plan)
     for kind, where in (("value", "v1"), ("grad-value", "w1.grad"), ("dtype", "v0")):
         text = repro(example, AOT, Divergence(kind, where, "", ""))  # type: ignore[arg-type]
         assert 'backend="aot_eager"' in text
-        path = tmp_path / "repro.py"
-        path.write_text(text)
+        _runs(text, tmp_path, 0 if kind == "dtype" else 1)
+
+
+def _runs(text: str, folder: Any, wrong: int = 1) -> None:
+    """Run a repro: it ends with 0, and with `wrong` if what is compiled were another program."""
+    path = folder / "repro.py"
+    other = text.replace("def program(x0, w1):", "def program(x0, w1):\n    w1 = w1 * 1.5\n")
+    for source, code in ((text, 0), (other, wrong)):
+        path.write_text(source)
         done = subprocess.run([sys.executable, path], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr + text
-        wrong = text.replace("def program(x0, w1):", "def program(x0, w1):\n    w1 = w1 * 1.5\n")
-        path.write_text(wrong)
-        done = subprocess.run([sys.executable, path], capture_output=True, text=True)
-        assert done.returncode == (0 if kind == "dtype" else 1), done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr + source
 
 
 def test_a_repro_of_integers_compares_them_exactly() -> None:
