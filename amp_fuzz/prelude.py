@@ -58,6 +58,7 @@ def in_thread(function: Any, *args: Any) -> Any:
     box: list[Any] = []
 
     def call():  # type: ignore[no-untyped-def]
+        torch.get_num_threads()  # MKL learns it when asked: a first FFT would round otherwise
         try:
             box.append((function(*args), None))
         except BaseException as error:

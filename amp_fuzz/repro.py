@@ -200,6 +200,11 @@ def _rounding(script: Script) -> list[str]:
     return [script.inputs(), constants, *script.source(label), main]
 
 
+def _range(script: Script) -> list[str]:
+    """Compare which values are finite, or where these agree how far the finite ones are off."""
+    return (_rounding if "excess" in script.finding.observed else _bits)(script)
+
+
 def _raise(script: Script) -> list[str]:
     """Compare which error comes, and at which line where both sides raise the same one."""
     error = script.expected().raised
@@ -272,7 +277,7 @@ _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
     **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
     **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
     **dict.fromkeys(("value", "grad-value"), _rounding),
-    "range": _bits,
+    "range": _range,
     **dict.fromkeys(("crash", "timeout"), _death),
     "raise": _raise,
     "state": _state,

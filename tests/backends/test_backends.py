@@ -49,6 +49,14 @@ def test_honest_draws_agree_or_are_known(name: str) -> None:
     assert outcomes["agreed"] > 30
 
 
+def test_calls_in_a_new_thread_round_alike() -> None:
+    """A thread that never asked has MKL's own number of threads until torch tells MKL (2 cores)."""
+    transform = call("fft.ifft", "x0", dim=-2)
+    one = case([x("x0", 5, 5, 17, dtype="int64")], transform, contexts=(), calls=2, thread="whole")
+    with quiet():
+        assert Judge(backends()["eager-cpu"]).judge(one).outcome == "agreed"
+
+
 def test_one_observation_a_case_in_their_order(name: str) -> None:
     sizes = (2, 3, 4)
     cases = [case([x("x0", n, n)], call("mm", "x0", "x0"), backward="none") for n in sizes]

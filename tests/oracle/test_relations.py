@@ -14,7 +14,7 @@ from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import RELATIONS, check_relation, within
-from amp_fuzz.program import Autocast, InferenceMode, regions
+from amp_fuzz.program import Autocast, InferenceMode, NoGrad, regions
 from tests.helpers import BF16, F16, call, case, drawn, eager, under, x
 
 Run = Callable[[Case], Observation]
@@ -87,6 +87,32 @@ def test_a_violation_is_found_and_named(name: str) -> None:
     assert found.where.startswith(f"{name}: ")
 
 
+def test_one_bit_of_what_a_function_returns_is_a_violation() -> None:
+    function = msgspec.structs.replace(CASE, plan=Plan(entry="custom_fwd", scaler=True, steps=2))
+
+    def off(variant: Case) -> Observation:
+        seen = honest(variant)
+        value = seen.values["step1.v1"]
+        if variant.plan.entry == "custom_fwd" and value is not None:
+            seen.values["step1.v1"] = value.nextafter(value + 1)
+        return seen
+
+    assert check_relation(RELATIONS["entry"], function, honest) is None
+    found = check_relation(RELATIONS["entry"], function, off)
+    assert found is not None
+    assert found.where == "entry: step1.v1"
+
+
+@pytest.mark.parametrize("contexts", [(BF16,), ()])
+def test_what_breaks_without_autocast_too_is_no_violation(contexts: tuple[Autocast, ...]) -> None:
+    """The backward of linalg.cond writes what it needs; no checkpoint asks whether that was so."""
+    square = case([x("w0", 3, 3)], call("linalg.cond.p", "w0", p=-1), contexts=contexts)
+    checkpointed, plain = RELATIONS["checkpoint"].pair(square) or (square, square)
+    assert honest(checkpointed).raised is None
+    assert honest(plain).raised is not None
+    assert check_relation(RELATIONS["checkpoint"], square, honest) is None
+
+
 def test_an_error_in_one_variant_alone_is_a_violation() -> None:
     def raises(variant: Case) -> Observation:
         seen = honest(variant)
@@ -131,7 +157,9 @@ def test_entry_pairs_differ_in_the_entry_alone() -> None:
     for one, other in pairs("entry", 50):
         assert one.plan.entry != other.plan.entry
         assert msgspec.structs.replace(one.plan, entry=other.plan.entry) == other.plan
-        assert one.program == other.program
+        ungraded = one.plan.entry in ("custom_fwd", "setup_context")
+        body = (under(NoGrad(), *one.program.body),) if ungraded else one.program.body
+        assert msgspec.structs.replace(one.program, body=body) == other.program
 
 
 def test_checkpoint_pairs_differ_in_the_checkpoint_alone() -> None:

@@ -305,6 +305,7 @@ library.impl("mm", wrong, "AutocastCPU")
             planned(backward="none"),
         ),
         ("relation", "entry: v0", "y = y + len(calls)", planned(backward="none")),
+        ("relation", "entry: v0", "y = y + len(calls)", planned(entry="custom_fwd", scaler=True)),
         ("relation", "disabled: v0", "", planned()),
         ("relation", "checkpoint: w1.grad", "y = y * len(calls)", planned()),
         ("relation", "transform: v0", "raise ValueError('seeded')", planned(transform="vmap_grad")),
@@ -371,6 +372,19 @@ def test_gradients_that_the_reference_has_otherwise(
     altered: Any = Altered(backend("eager-cpu"), "w1.grad", change)
     assert run(repro(MM, altered, finding))[0] == 1
     assert run(repro(MM, backend("eager-cpu"), finding))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("observed", "body"),
+    [("0 not finite", "y = y / 0"), ("2: excess 90, bias 3", "y = y * 2")],
+)
+def test_a_range_is_left_by_infinities_or_by_numbers(run: Run, observed: str, body: str) -> None:
+    """Where both sides are finite, how far they are off is what the script compares."""
+    finding = Divergence("range", "v0", "1 +- 0.1, mm.default left the range", observed)
+    on = backend("compile[eager]")
+    assert run(repro(MM, on, finding)) == (0, ANY), "honest torch"
+    fault = FAULT.format(body=body)
+    assert run(repro(MM, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
 
 
 def test_something_else_in_the_way_is_neither(run: Run) -> None:
