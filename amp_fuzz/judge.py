@@ -286,7 +286,8 @@ class Judge:
 
     def _speaking(self, found: Divergence, ops: Iterable[str]) -> Iterator[Known]:
         for entry in self.known:
-            if entry.on(self.backend.name) and entry.explains(found.kind, ops, found.where):
+            told = found.kind, ops, found.where, found.observed
+            if entry.on(self.backend.name) and entry.explains(*told):
                 yield entry
 
     def _agrees_without(self, library: str, case: Case) -> bool:

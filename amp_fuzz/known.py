@@ -29,7 +29,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: a name for it, the file name of its page in docs/findings/. what, why: one line each.
     link: the upstream issue, if there is one. quirk: the quirk that must make the case agree.
     Without one, `kinds` and `ops` say which divergences it explains: all of a kind, at an op (or a
-    glob over ops); `where` is a glob over what the divergence names. without: the library
+    glob over ops); `where` is a glob over what the divergence names, `says` are globs over what was
+    observed, such as the text of an error. without: the library
     (``mkldnn``) whose fault it is: the entry explains only programs with such an op that agree,
     again and again, when torch runs without that library.
     bare: it explains only programs that agree when autocast stands nowhere in them, since the
@@ -45,6 +46,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     where: str = "*"
+    says: tuple[str, ...] = ("*",)
     without: Literal["", "mkldnn"] = ""
     bare: bool = False
     backends: tuple[str, ...] = ("*",)
@@ -56,11 +58,13 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         patterns = (pattern.replace("[", "[[]") for pattern in self.backends)
         return any(fnmatch.fnmatchcase(backend, pattern) for pattern in patterns)
 
-    def explains(self, kind: str, ops: Iterable[str], where: str = "") -> bool:
+    def explains(self, kind: str, ops: Iterable[str], where: str = "", said: str = "") -> bool:
         """Return whether an entry without a quirk speaks of a divergence of a kind at such ops."""
         if self.quirk or kind not in self.kinds:
             return False
         if not fnmatch.fnmatchcase(where, self.where):
+            return False
+        if not any(fnmatch.fnmatchcase(said, pattern) for pattern in self.says):
             return False
         return any(fnmatch.fnmatchcase(op, pattern) for op in ops for pattern in self.ops)
 

@@ -325,6 +325,25 @@ def test_a_batching_rule_that_fails_under_autocast_only_is_known() -> None:
     assert verdict.known == "vmap-batching-rules"
 
 
+def test_another_error_of_a_batching_rule_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that is wrong at a listed op, in another way than the known one."""
+
+    def wrong(x: torch.Tensor, *_: object) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("seeded")
+        return x
+
+    monkeypatch.setattr(torch.nn.functional, "layer_norm", wrong)
+    entry = next(k for k in shipped() if k.id == "vmap-batching-rules")
+    with quiet():
+        raised = backends()["eager-cpu"].run([NORMS])[0].raised
+    assert raised is not None
+    told = "relation", ["layer_norm"], "transform: v1"
+    assert not entry.explains(*told, f"{raised.kind}: {raised.message}")
+    assert entry.explains(*told, "RuntimeError: expected scalar type BFloat16 but found Float")
+    assert not entry.explains("relation", ["scatter"], "transform: v1", "expected scalar type")
+
+
 def test_a_relation_that_the_reference_breaks_too_is_explained_by_no_quirk() -> None:
     listed = tuple(k for k in shipped() if k.quirk)
     assert judged(Example("eager-cpu", NORMS), listed).outcome == "diverged"
