@@ -339,6 +339,9 @@ def _complaints(seen: Observation) -> set[str]:
         return set()
     lines = [line.strip() for line in seen.raised.message.splitlines()]
     inner = {m[1] for line in lines if (m := re.fullmatch(r"(?:\w*Error: )+(.+)", line))}
+    # dynamo quotes what a fake kernel raised: got RuntimeError('...')
+    quoted = (re.search(r"\bgot \w*Error\((['\"])(.+)\1\)", line) for line in lines)
+    inner |= {m[2] for m in quoted if m}
     if seen.raised.kind == "TracingCheckError":  # it says how graphs differ, or quotes an error
         after = lines.index("Exception:") + 1 if "Exception:" in lines else 1
         inner = inner or set(lines[after : after + 1])

@@ -271,3 +271,10 @@ def test_names() -> None:
     assert set(names) <= backends().keys()
     assert "compile[aot_eager]" in names
     assert "compile[inductor+casts]" in backends()
+
+
+def test_an_error_that_dynamo_quotes_is_the_known_one() -> None:
+    halves = [x("x0", 2, dtype="float16"), x("x1", 2)]
+    example = case(halves, call("concat", ["x0", "x1"], 0), backward="none")
+    verdict = Judge(backends()["compile[aot_eager]"], shipped()).judge(example)
+    assert (verdict.outcome, verdict.known) == ("known", "promote-foreign-half")
