@@ -274,9 +274,14 @@ class Judge:
         return self._compare(plain, self.backend.reference().run(plain), self._run(plain)) is None
 
     def _listed(self, case: Case, found: Divergence) -> str:
-        """Return the id of the entry without a quirk that explains a divergence, or ""."""
+        """Return the id of the entry without a quirk that explains a divergence, or "".
+
+        An error in a backward pass names no statement: its text has to do.
+        """
         op = guilty_op(case, found)
-        return next((k.id for k in self._speaking(found, [op]) if not k.without), "")
+        ops = [op] if op else {s.op for s in statements(case.program.body)}
+        entries = (k for k in self._speaking(found, ops) if not k.without)
+        return next((k.id for k in entries if op or k.says != ("*",)), "")
 
     def _cleared(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry whose library makes the difference, or ""."""

@@ -173,36 +173,12 @@ RELATIONS: Mapping[str, Relation] = {
 def check_relation(
     relation: Relation, case: Case, run: Callable[[Case], Observation], *, values: bool = True
 ) -> Divergence | None:
-    """Run the two variants and compare them, or return None where the relation says nothing.
-
-    Where it breaks without autocast too, torch disagrees with itself about something else: a
-    checkpoint, which recomputes what backward passes need, never asks whether that was written.
-    """
+    """Run the two variants and compare them, or return None where the relation says nothing."""
     pair = relation.pair(case)
     if pair is None:
         return None
     if relation.together:
         return _together(relation.name, *pair, run)
-    found = _apart(relation, pair, run, values=values)
-    plain = relation.pair(bare(case)) if found is not None else None
-    if found is None or plain is None:
-        return found
-    also = _apart(relation, plain, run, values=values)
-    return None if also is not None and _alike(found, also) else found
-
-
-def _alike(one: Divergence, other: Divergence) -> bool:
-    raises = ["no error" in (d.expected, d.observed) for d in (one, other)]
-    return one.where == other.where and raises[0] == raises[1]
-
-
-def _apart(
-    relation: Relation,
-    pair: tuple[Case, Case],
-    run: Callable[[Case], Observation],
-    *,
-    values: bool,
-) -> Divergence | None:
     forward = relation.forward or any(one.plan.entry in _FUNCTIONS for one in pair)
     first, second = run(pair[0]), run(pair[1])
     if forward:
