@@ -24,12 +24,21 @@ from amp_fuzz.program import (
     show_context,
 )
 
-__all__ = ["FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
+__all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
 
 FORMAT = 1
 MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
 
-Entry: TypeAlias = Literal["context", "decorator", "custom_fwd", "cast_inputs", "setup_context"]
+Entry: TypeAlias = Literal[
+    "context",
+    "decorator",
+    "custom_fwd",
+    "cast_inputs",
+    "setup_context",
+    "custom_op",
+    "register_autocast",
+]
+CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
 Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
 
@@ -46,12 +55,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ``autograd.Function`` with ``custom_fwd`` and ``custom_bwd`` (its backward recomputes the
         program under the autocast state of its forward). ``cast_inputs`` is such a one with
         ``cast_inputs=torch.float32``, and ``setup_context`` one whose forward is given no ``ctx``.
+        ``custom_op`` makes the program the body of a `torch.library.custom_op`, whose backward
+        recomputes it under whatever surrounds the backward pass; ``register_autocast`` is such a
+        one that casts its inputs to float32.
     backward: where the backward pass stands; ``under`` is under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps
         share one context or enter it anew.
     first_pass: a forward pass in the same context first, under that mode.
-    calls: how often the program is called in the context; the later calls are observed too.
+    calls: how often the program is called in the context; the later calls are observed too. A
+        custom op is called once, and the program itself after it: weights are used in and outside.
     checkpoint: whether the whole program is one checkpoint.
     thread: ``inside`` calls the program in another thread within the context (autocast state is
         thread-local, so it runs bare); ``whole`` does everything in another thread.
@@ -170,11 +183,21 @@ def loads(text: bytes | str, where: str = "case") -> Case:
         case = msgspec.convert(head, Case)
         case.program.check()
         case.plan.check()
+        _check_writes(case)
         if not 0 <= case.seed < 2**32:
             raise ProgramError(f"$.seed={case.seed}: use 0 to {2**32 - 1}")
     except (msgspec.ValidationError, ProgramError, RecursionError) as error:
         raise CaseError(f"{where}: {error}") from error
     return case
+
+
+def _check_writes(case: Case) -> None:
+    """Raise `ProgramError` for a custom op that writes its inputs: it declares that it does not."""
+    written = [spec.name for spec in case.program.inputs if spec.role == "buffer"]
+    if written and case.plan.entry in CUSTOM_OPS:
+        raise ProgramError(
+            f"$.plan.entry={case.plan.entry!r} takes no inputs that are written: {written[0]}"
+        )
 
 
 def load(path: Path | str) -> Case:

@@ -1,7 +1,8 @@
 """Run a case's source under one implementation of autocast and write down what happened.
 
 The reference and every eager backend go through `run`: the same text, the same inputs, and only the
-names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `grad` and `vmap` mean something else.
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad` and `vmap` mean
+something else.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Runtime:
     driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     grad: Callable[..., Any] = torch.func.grad
     vmap: Callable[..., Any] = torch.func.vmap
+    custom_op: Callable[..., Any] = torch.library.custom_op
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, all but `observe`."""
@@ -92,7 +94,9 @@ class Runtime:
             "custom_bwd": self.custom_bwd,
             "grad": self.grad,
             "vmap": self.vmap,
+            "custom_op": self.custom_op,
             "Interrupted": prelude.Interrupted,
+            "as_custom_op": prelude.as_custom_op,
             "as_function": prelude.as_function,
             "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
@@ -189,8 +193,10 @@ def _observer(
             values[label] = None
         else:
             # A copy: a later in-place op must not change what was seen here. (It changes neither
-            # dtype nor shape, which is all that a fake tensor has.)
-            values[label] = tensor if runtime.fake else tensor.detach().clone()
+            # dtype nor shape, which is all that a fake tensor has.) Without its history, which may
+            # hold this very dictionary through a Python function: no collector sees that cycle.
+            value = tensor.detach()
+            values[label] = value if runtime.fake else value.clone()
             if runtime.noted is not None:
                 runtime.noted(label, tensor)
 

@@ -13,6 +13,7 @@ import torch
 
 __all__ = [
     "Interrupted",
+    "as_custom_op",
     "as_function",
     "as_function_apart",
     "cotangent",
@@ -218,6 +219,43 @@ def as_function_apart(program, device, custom_fwd, custom_bwd):  # type: ignore[
             return recompute(program, ctx.inputs, ctx.needs_input_grad, cotangents)
 
     return Apart.apply
+
+
+def as_custom_op(program: Any, device: Any, custom_op: Any, cast: Any = None) -> Any:
+    """Return a program as a custom op that takes a tensor, an optional one and a list of the rest.
+
+    Its backward recomputes the program. cast: the dtype that autocast casts its inputs to.
+    """
+
+    def body(
+        first: torch.Tensor, second: torch.Tensor | None, rest: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        inputs = [x for x in (first, second, *rest) if x is not None]
+        return [x.clone() for x in program(*inputs)]  # for outputs must not alias inputs
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        first, second, rest = inputs
+        ctx.save_for_backward(*(x for x in (first, second, *rest) if x is not None))
+
+    def backward(ctx: Any, cotangents: Any) -> Any:
+        first, second, rest = ctx.needs_input_grad
+        inputs = ctx.saved_tensors
+        trained = (first, second, *rest)[: len(inputs)]
+        grads = recompute(program, inputs, trained, cotangents)
+        return grads[0], grads[1] if len(grads) > 1 else None, list(grads[2:])
+
+    # A later op of the same name replaces it.
+    op = custom_op("amp_fuzz::program", body, mutates_args=())
+    op.register_fake(body)
+    op.register_autograd(backward, setup_context=setup_context)
+    if cast is not None:
+        op.register_autocast(device, cast)
+
+    def call(first: Any, *others: Any) -> Any:
+        second = others[0] if others else None
+        return tuple(op(first, second, list(others[1:])))
+
+    return call
 
 
 def exported(program: Any, inputs: Any, decomposed: bool) -> Any:

@@ -77,6 +77,7 @@ _TORCH_IMPORTS: Mapping[str, str] = {
     "FakeTensorMode": "from torch._subclasses.fake_tensor import FakeTensorMode",
     "custom_bwd": "from torch.amp import custom_bwd",
     "custom_fwd": "from torch.amp import custom_fwd",
+    "custom_op": "from torch.library import custom_op",
     "grad": "from torch.func import grad",
     "vmap": "from torch.func import vmap",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.backends.scripted import ScriptBackend
-from amp_fuzz.case import Case
+from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import TensorSpec
@@ -122,9 +123,14 @@ class Script:
             inside = "entered = " + self.backend.expression(r"\\1(plain)", self.case)
             inside = inside.replace("\\\\", "\\")
             driver = re.sub(entered, inside, driver)
+        if isinstance(self.backend, CompileBackend | ExportBackend):
+            expression = self.backend.expression
+            driver = _opaque(driver, lambda function: expression(function, self.case))
         elif isinstance(self.backend, ScriptBackend):
             # The decorator's context is a region of the program already.
             driver = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", driver)
+            lines = rf"\1called = \2(plain, \3)\n\1entered = {self.backend.opaque(self.case)}"
+            driver = re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, driver)
         return [self.program(), _observing(driver, labels)]
 
     def program(self) -> str:
@@ -139,7 +145,8 @@ class Script:
             lines = (line.removeprefix("# ") for line in note.splitlines())
             program = "".join(f"# {line}\n" for line in lines) + program
         if isinstance(self.backend, CompileBackend):
-            again = "plain = program\n" if self.case.plan.entry == "decorator" else ""
+            inside = self.case.plan.entry in ("decorator", *CUSTOM_OPS)
+            again = "plain = program\n" if inside else ""
             compiled = self.backend.expression("program", self.case)
             program += f"\n\n\n{again}program = {compiled}\n"
         return program
@@ -151,6 +158,14 @@ class Script:
         if self.case.plan.thread == "whole":
             return f"in_thread(drive, {arguments})"
         return f"drive({arguments})"
+
+
+def _opaque(driver: str, transformed: Callable[[str], str]) -> str:
+    """Return a driver whose custom op, with the plain program as its body, is transformed."""
+    pattern = r"entered = as_custom_op\(program, (.*)\)"
+    return re.sub(
+        pattern, lambda m: f"entered = {transformed(f'as_custom_op(plain, {m[1]})')}", driver
+    )
 
 
 def _observing(driver: str, labels: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from amp_fuzz.case import Case
+from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.program import (
     Arg,
@@ -45,8 +45,10 @@ _FUNCTIONS: Mapping[str, str] = {
     "custom_fwd": "as_function(program, device, custom_fwd, custom_bwd)",
     "cast_inputs": "as_function(program, device, custom_fwd, custom_bwd, torch.float32)",
     "setup_context": "as_function_apart(program, device, custom_fwd, custom_bwd)",
+    "custom_op": "as_custom_op(program, device, custom_op)",
+    "register_autocast": "as_custom_op(program, device, custom_op, torch.float32)",
 }
-"""The source of the ``autograd.Function`` that an entry makes of a program."""
+"""The source of the ``autograd.Function``, or custom op, that an entry makes of a program."""
 
 
 def argument(arg: Arg) -> str:
@@ -314,6 +316,8 @@ class _Driver:
         elif plan.thread == "inside":
             call = f"in_thread({function}, {self.inputs()})"
         for i in range(plan.calls):
+            if i and plan.entry in CUSTOM_OPS:
+                call = call.replace("entered", "program")
             self.put(f"outputs = {call}")
             label = f"{prefix}call{i}." if plan.calls > 1 else prefix
             for j, name in enumerate(self.program.outputs):

@@ -1,8 +1,9 @@
 """``torch.compile`` on every rung of its ladder: dynamo, AOTAutograd, decompositions, Inductor.
 
 The program is compiled, the plan is not: its contexts stand around the compiled callable, but with
-the ``decorator`` entry the innermost one is compiled with it. Nothing is cached between cases, so
-that no artefact of another case can hide a bug.
+the ``decorator`` entry the innermost one is compiled with it. What the entry ``custom_op`` compiles
+is a call of the op: its body is Python that the graph knows by name only. Nothing is cached between
+cases, so that no artefact of another case can hide a bug.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import torch
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.exported import DATA_DEPENDENT
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.backends.torchstate import torch_state
-from amp_fuzz.case import Case, Plan
+from amp_fuzz.case import CUSTOM_OPS, Case, Plan
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
-from amp_fuzz.program import Autocast, NoGrad
+from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region, statements
 from amp_fuzz.reference.autocast import active_quirks
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
@@ -70,11 +72,18 @@ class CompileBackend(TorchBackend):
         """Return the case without what AOTAutograd says that it does not support.
 
         Double backward raises there ("does not currently support double backward"): the retained
-        graph takes its place. Function transforms of compiled functions are left out. What is
-        frozen only infers.
+        graph takes its place. Function transforms of compiled functions are left out. The fake
+        kernel of a custom op must not look at values, and its backward must be traceable, which
+        that of a reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`).
+        What is frozen only infers, and calls no custom op: its weights would be the op's arguments.
         """
+        if self.freezing and case.plan.entry in CUSTOM_OPS:
+            plan = msgspec.structs.replace(case.plan, entry="context")
+            case = msgspec.structs.replace(case, plan=plan)
         if self.freezing:
             case = under(inferring(case), NoGrad())
+        if case.plan.entry in CUSTOM_OPS:
+            case = _opaque(case)
         plan = msgspec.structs.replace(case.plan, transform="none")
         if self.rung != "eager" and plan.second == "double":
             plan = msgspec.structs.replace(plan, second="retain")
@@ -166,8 +175,11 @@ class CompileBackend(TorchBackend):
                     cache_enabled=self._cache_enabled,
                 )
 
+        def opaque(_: Callable[..., Any], *how: Any) -> Any:
+            return made(prelude.as_custom_op(program, *how))
+
         compiled = made(program)
-        return {"program": compiled, "autocast": around}
+        return {"program": compiled, "autocast": around, "as_custom_op": opaque}
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         options: Any = dict(self.options) if self.options else None
@@ -200,6 +212,10 @@ class CompileBackend(TorchBackend):
             lines.append("torch._functorch.config.donated_buffer = False")
         if self.freezing:
             lines += ["import torch._inductor.config", "torch._inductor.config.freezing = True"]
+        if case.plan.entry in CUSTOM_OPS:  # a custom op is cached by its name (pytorch#144344)
+            lines.append("torch._functorch.config.enable_autograd_cache = False")
+            lines.append("import torch._inductor.config")
+            lines.append("torch._inductor.config.fx_graph_cache = False")
         return "\n".join(lines)
 
     def ladder(self) -> Sequence[Backend]:
@@ -222,6 +238,26 @@ class _UntoldReference(ReferenceRuntime):
             return case
         plan = msgspec.structs.replace(case.plan, backward="inside", backward_context=None)
         return msgspec.structs.replace(case, plan=plan)
+
+
+def _opaque(case: Case) -> Case:
+    """Return a case whose program can be the body of a custom op in a graph, or is none."""
+    if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
+        plan = msgspec.structs.replace(case.plan, entry="context")
+        return msgspec.structs.replace(case, plan=plan)
+    body = _unreentrant(case.program.body)
+    return msgspec.structs.replace(case, program=msgspec.structs.replace(case.program, body=body))
+
+
+def _unreentrant(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for node in body:
+        if isinstance(node, Region):
+            reentrant = isinstance(node.context, Checkpoint)
+            context = Checkpoint(use_reentrant=False) if reentrant else node.context
+            node = Region(context, _unreentrant(node.body))
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _state(device: str) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """``torch.export``: the program is exported at its first call, and runs unlifted.
 
+The entry ``custom_op`` exports a call of the op, whose body the graph knows by name only.
 What surrounds the program at that call is in the graph already; the same surrounds the exported
 module when it runs. With ``decomposed``, composite ops that stood in the graph whole are decomposed
 after the export, by when torch has to remember which autocast they stood under; the result has
@@ -9,7 +10,7 @@ casts and no regions, and runs with autocast off.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +25,11 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.source import program_source
 
-__all__ = ["ExportBackend", "backends"]
+__all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
-_DATA_DEPENDENT = (
+DATA_DEPENDENT = (
     "_grid_sampler_2d_cpu_fallback",
     "corrcoef",
     "cov",
@@ -56,7 +57,7 @@ class ExportBackend(TorchBackend):
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be exported: what it does must not hang on values."""
-        return op not in _DATA_DEPENDENT
+        return op not in DATA_DEPENDENT
 
     def fit(self, case: Case) -> Case:
         """Return the case without what an exported program cannot be asked for.
@@ -78,10 +79,17 @@ class ExportBackend(TorchBackend):
         """Run one case."""
 
         def driver(names: Mapping[str, Any]) -> dict[str, Any]:
-            def make(inputs: Sequence[torch.Tensor]) -> Any:
-                return prelude.exported(names["program"], inputs, self.decomposed)
+            def export(program: Callable[..., Any]) -> Any:
+                def make(inputs: Sequence[torch.Tensor]) -> Any:
+                    return prelude.exported(program, inputs, self.decomposed)
 
-            return {"program": prelude.optimised(make, numbers(case, "buffer"), 1)}
+                return prelude.optimised(make, numbers(case, "buffer"), 1)
+
+            program = names["program"]
+            return {
+                "program": export(program),
+                "as_custom_op": lambda _, *how: export(prelude.as_custom_op(program, *how)),
+            }
 
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
@@ -92,9 +100,13 @@ class ExportBackend(TorchBackend):
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of its export, for a repro."""
-        made = f"exported(plain, inputs, {self.decomposed})"
-        call = f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
+        call = self.expression("plain", case)
         return f"{program_source(case.program)}\n\nplain = program\nprogram = {call}\n"
+
+    def expression(self, function: str, case: Case) -> str:
+        """Return the source that exports a function at its first call, for a repro."""
+        made = f"exported({function}, inputs, {self.decomposed})"
+        return f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
 
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""

@@ -78,6 +78,7 @@ def reference_runtime(
             custom_bwd=reference.custom_bwd,
             grad=reference.grad(device),
             vmap=reference.vmap,
+            custom_op=reference.custom_op,
             state=lambda: (*state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
             reset=reset,
             scope=scope,

@@ -23,7 +23,7 @@ from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
-from amp_fuzz.case import Case
+from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.program import (
@@ -150,17 +150,26 @@ class ScriptBackend(TorchBackend):
         """Return the source of the program and of how it is scripted, for a repro."""
         if case.plan.entry == "decorator":
             case = under(case, case.plan.contexts[-1])
-        weights, buffers = numbers(case, "weight"), numbers(case, "buffer")
         text = script_source(case) if self.mode == "script" else program_source(case.program)
-        made = "torch.jit.script(plain)"
+        if case.plan.entry in CUSTOM_OPS and self.mode == "script":
+            text += "\n\n" + opaque_source(case).replace("program(", "opaque(", 1)
+        return f"{text}\n\nplain = program\nprogram = {self.expression('plain', case)}\n"
+
+    def expression(self, function: str, case: Case) -> str:
+        """Return the source that scripts or traces a function at its first call, for a repro."""
+        weights, buffers = numbers(case, "weight"), numbers(case, "buffer")
+        made = f"torch.jit.script({function})"
         if self.mode == "trace":
-            made = "torch.jit.trace(plain, tuple(inputs), check_trace=False)"
+            made = f"torch.jit.trace({function}, tuple(inputs), check_trace=False)"
         if self.check:
-            made = f"traced(plain, inputs, {weights})"
+            made = f"traced({function}, inputs, {weights})"
         elif self.freeze:
             made = f"frozen({made}, inputs, {weights})"
-        call = f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
-        return f"{text}\n\nplain = program\nprogram = {call}\n"
+        return f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
+
+    def opaque(self, case: Case) -> str:
+        """Return the source that does so with a call of the custom op ``called``, for a repro."""
+        return self.expression("opaque" if self.mode == "script" else "called", case)
 
     def explicit(self, case: Case) -> str:
         """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""
@@ -223,14 +232,22 @@ def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
                 return super().__call__(function)
             return program.decorated(case.plan.contexts[-1])
 
-    return {"program": program, "autocast": around}
+    def opaque(_: Any, *how: Any) -> Any:
+        return program.calling(prelude.as_custom_op(program.plain(), *how))
+
+    return {"program": program, "autocast": around, "as_custom_op": opaque}
 
 
 class _Scripted:
-    """The program, scripted or traced at its first call and called often enough to be optimised."""
+    """The program, scripted or traced at its first call and called often enough to be optimised.
 
-    def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
-        self.backend, self.case, self.names = backend, case, names
+    opaque: the custom op that it is the body of: what is scripted or traced is a call of the op.
+    """
+
+    def __init__(
+        self, backend: ScriptBackend, case: Case, names: Names, opaque: Any = None
+    ) -> None:
+        self.backend, self.case, self.names, self.opaque = backend, case, names, opaque
         self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
         self.call = prelude.optimised(self.make, numbers(case, "buffer"), backend.calls)
 
@@ -240,6 +257,10 @@ class _Scripted:
     def decorated(self, context: Autocast) -> _Scripted:
         """Return the program with all of its body under a context."""
         return type(self)(self.backend, under(self.case, context), self.names)
+
+    def calling(self, opaque: Any) -> Any:
+        """Return a scripted call of a custom op whose body is the program."""
+        return _Scripted(self.backend, self.case, self.names, opaque)
 
     def make(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the scripted program."""
@@ -260,12 +281,15 @@ class _Scripted:
             if self.backend.mode == "trace":
                 return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
             with torch_answers():
-                source = "\n" * FIRST_LINE + script_source(self.case)
+                text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
+                source = "\n" * FIRST_LINE + text
                 unit.define(source, {"torch": torch}.get)
             return unit.find_function("program")
 
     def plain(self) -> Any:
         """Return the program as Python, under the implementation of autocast that is tested."""
+        if self.opaque is not None:
+            return self.opaque
         names = {**self.names, "__name__": "program"}  # the tracer asks for a module
         exec(program_source(self.case.program), names)
         return names["program"]
@@ -276,6 +300,15 @@ def script_source(case: Case) -> str:
     text = program_source(case.program).replace("autocast(device", 'autocast("cpu"')
     text = text.replace("autocast(", "torch.autocast(")
     return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
+
+
+def opaque_source(case: Case) -> str:
+    """Return a call of the custom op that `prelude.as_custom_op` makes, in TorchScript's words."""
+    names = [spec.name for spec in case.program.inputs]
+    first, second, rest = names[0], [*names[1:2], "None"][0], ", ".join(names[2:])
+    rest = f"[{rest}]" if rest else f"[{first}][1:]"  # an empty list has to be one of tensors
+    call = f"torch.ops.amp_fuzz.program({first}, {second}, {rest})"
+    return f"def program({', '.join(names)}):\n    return {call}\n"
 
 
 _UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
@@ -314,6 +347,10 @@ class _Imitated(_Scripted):
             if key not in self.functions:
                 self.functions[key] = self.lowered(inputs)
             return self.functions[key](*inputs)
+
+    def calling(self, opaque: Any) -> Any:
+        """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
+        return opaque
 
     def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with our casts for the state around it."""

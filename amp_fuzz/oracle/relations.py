@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from amp_fuzz.case import Case, bare, has_context, map_autocast
+from amp_fuzz.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.oracle.compare import Divergence, compare
 from amp_fuzz.program import Autocast, NoGrad, Region, regions
@@ -37,7 +37,7 @@ class Relation:
 
 def within(case: Case, seen: Observation, *, values: bool = True) -> Divergence | None:
     """Check the relations that hold inside one observation."""
-    if case.plan.calls > 1:
+    if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # of those one call is another
         found = _pairs(seen, "call0.", "call1.", "second call", values)
         if found is not None:
             return found
@@ -109,12 +109,15 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
     """Compare a context object with a decorator, and ``custom_fwd`` with a context object.
 
     The forward of a function runs without grad, where some kernels (eigvalsh) compute otherwise:
-    the context's runs under ``no_grad`` too. ``cast_inputs`` means something else.
+    the context's runs under ``no_grad`` too. ``cast_inputs`` and ``register_autocast`` mean
+    something else.
     """
     plan = case.plan
     if not plan.contexts or plan.loop == "inside" or plan.first_pass != "none":
         return None
-    if plan.checkpoint != "none" or plan.thread == "inside" or plan.entry == "cast_inputs":
+    if plan.checkpoint != "none" or plan.thread == "inside":
+        return None
+    if plan.entry in ("cast_inputs", "register_autocast"):
         return None
     if plan.transform != "none" or plan.backward == "inside":
         return None  # a decorated function is left before the backward pass
@@ -156,7 +159,7 @@ def _writes(case: Case) -> bool:
     return any(spec.role == "buffer" for spec in case.program.inputs)
 
 
-_FUNCTIONS = ("custom_fwd", "setup_context")
+_FUNCTIONS = ("custom_fwd", "setup_context", "custom_op")
 
 RELATIONS: Mapping[str, Relation] = {
     r.name: r

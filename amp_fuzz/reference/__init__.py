@@ -19,6 +19,7 @@ from amp_fuzz.reference.autocast import (
     snapshot,
     vmap,
 )
+from amp_fuzz.reference.customop import CustomOp, custom_op
 from amp_fuzz.reference.shadows import Band, Distance, Shadow, Shadowed, distance, shadow
 from amp_fuzz.reference.tables import (
     DEVICES,
@@ -36,6 +37,7 @@ __all__ = [
     "QUIRKS",
     "Band",
     "Cast",
+    "CustomOp",
     "Distance",
     "KernelCall",
     "Policy",
@@ -50,6 +52,7 @@ __all__ = [
     "clear_cache",
     "custom_bwd",
     "custom_fwd",
+    "custom_op",
     "distance",
     "grad",
     "load_table",

@@ -98,6 +98,7 @@ class _State(threading.local):
         self.cache_enabled = True
         self.nesting = 0
         self.answers = True
+        self.keeps_casts = True
         self.log: list[KernelCall] | None = None
 
     def dtype(self, device: str) -> torch.dtype:
@@ -163,6 +164,8 @@ QUIRKS = (
     "cache-ignores-dtype",
     "compile-backward-autocast",
     "custom-fwd-setup-context",
+    "custom-op-body-off",
+    "custom-op-weight-cache",
     "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
@@ -190,6 +193,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         its forward, wherever it stands.
     custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
         which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
+    custom-op-body-off: the body of a custom op runs with autocast off, as a fake kernel does, and
+        what stands in a graph of AOTAutograd.
+    custom-op-weight-cache: a weight's cast that is made in the body of a custom op, and has no
+        history there, stays in the weight cache.
     func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops
         under that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the
@@ -337,8 +344,9 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     """Return the cached cast of a weight, making it first if need be.
 
     It is made with grad enabled whatever the mode, so that a first pass under ``no_grad`` does not
-    leave a cast behind through which no gradient flows. It is not made anew when the weight was
-    updated in place inside the outermost context.
+    leave a cast behind through which no gradient flows; one that is made below autograd, where none
+    can flow, is not kept. It is not made anew when the weight was updated in place inside the
+    outermost context.
     """
     kind = None if "cache-ignores-dtype" in _quirks else to
     with _cache_lock:
@@ -347,7 +355,8 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
             return entry[1]
         with torch.enable_grad():
             made = tensor.to(to)
-        _cache[id(tensor), kind] = (weakref.ref(tensor), made)
+        if _state.keeps_casts:
+            _cache[id(tensor), kind] = (weakref.ref(tensor), made)
         return made
 
 
@@ -573,6 +582,21 @@ def snapshot(*devices: str) -> Snapshot:
     )
 
 
+def enabled_devices() -> list[str]:
+    """Return the device types whose autocast is on in this thread, accelerators first."""
+    return sorted((d for d, on in _state.enabled.items() if on), key=lambda d: d == "cpu")
+
+
+@contextmanager
+def keeping_no_casts() -> Iterator[None]:
+    """Make casts of weights for a block without keeping them in the cache."""
+    before, _state.keeps_casts = _state.keeps_casts, False
+    try:
+        yield
+    finally:
+        _state.keeps_casts = before
+
+
 @contextmanager
 def _answering(answers: bool) -> Iterator[None]:
     before, _state.answers = _state.answers, answers
@@ -632,8 +656,8 @@ def custom_fwd(*, device_type: str, cast_inputs: torch.dtype | None = None) -> C
             if cast_inputs is None or not enabled:
                 return forward(*args, **kwargs)
             with autocast(device_type, enabled=False):
-                args = tuple(_input(a, device_type, cast_inputs) for a in args)
-                kwargs = {k: _input(v, device_type, cast_inputs) for k, v in kwargs.items()}
+                args = tuple(cast_eligible(a, device_type, cast_inputs) for a in args)
+                kwargs = {k: cast_eligible(v, device_type, cast_inputs) for k, v in kwargs.items()}
                 return forward(*args, **kwargs)
 
         return cast(F, decorated)
@@ -653,11 +677,12 @@ def _is_ctx(args: Sequence[Any]) -> bool:
     return bool(args) and isinstance(args[0], torch.autograd.function.FunctionCtx)
 
 
-def _input(value: Any, device: str, to: torch.dtype) -> Any:
+def cast_eligible(value: Any, device: str, to: torch.dtype) -> Any:
+    """Cast an argument, or what stands in a list, if it is eligible."""
     if isinstance(value, torch.Tensor):
         return value.to(to) if eligible(value, device) else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_input(v, device, to) for v in value)
+        return type(value)(cast_eligible(v, device, to) for v in value)
     return value
 
 

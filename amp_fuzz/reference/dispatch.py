@@ -19,6 +19,7 @@ __all__ = [
     "FIRST",
     "OWN",
     "after",
+    "below_autograd",
     "exclude",
     "first",
     "is_composite",
@@ -87,6 +88,12 @@ def first() -> Iterator[None]:
 def exclude() -> AbstractContextManager[None]:
     """Return a context in which the keys are excluded: what runs inside is not autocast again."""
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_KEYSET)
+    return guard
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Return a context in which autograd records nothing, whatever the grad mode says."""
+    guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
     return guard
 
 

@@ -53,7 +53,14 @@ _LAYOUTS: tuple[tuple[Layout, ...], ...] = (
     ("contiguous",),
     ("contiguous", "contiguous", "transposed", "strided", "offset"),
 )
-_ENTRIES = ("decorator", "custom_fwd", "cast_inputs", "setup_context")
+_ENTRIES = (
+    "decorator",
+    "custom_fwd",
+    "cast_inputs",
+    "setup_context",
+    "custom_op",
+    "register_autocast",
+)
 _FUNCTIONS = _ENTRIES[1:]
 # Under function transforms these kernels touch memory that is not theirs, and die of it
 # (docs/findings/README.md).
@@ -310,7 +317,7 @@ def _frame(plan: Plan | None, device: str) -> Frame:
         checkpoint=plan.checkpoint != "none"
         or plan.entry in _FUNCTIONS
         or plan.transform != "none",
-        autocast=frame.autocast and plan.entry != "cast_inputs",
+        autocast=frame.autocast and plan.entry not in ("cast_inputs", "register_autocast"),
     )
 
 

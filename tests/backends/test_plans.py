@@ -10,7 +10,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast
-from tests.helpers import F16, call, case, x
+from tests.helpers import BF16, F16, call, case, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
 PLANS: tuple[dict[str, Any], ...] = (
@@ -20,6 +20,12 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"entry": "decorator"},
     {"entry": "custom_fwd"},
     {"entry": "cast_inputs"},
+    {"entry": "register_autocast"},
+    {"entry": "register_autocast", "backward": "inside"},
+    {"entry": "register_autocast", "calls": 2},
+    {"entry": "register_autocast", "contexts": (BF16, Autocast(enabled=False))},
+    {"entry": "custom_op", "contexts": (Autocast(enabled=False),)},
+    {"entry": "custom_op", "contexts": (Autocast(enabled=False),), "second": "retain"},
     {"backward": "none"},
     {"backward": "inside"},
     {"backward": "under", "backward_context": F16},

@@ -183,6 +183,7 @@ def test_checkpoint_pairs_differ_in_the_checkpoint_alone() -> None:
         ("entry", case(W, call("mm", "x0", "w1"), thread="inside")),
         ("entry", case(W, call("mm", "x0", "w1"), backward="inside")),
         ("entry", case(W, call("mm", "x0", "w1"), entry="cast_inputs")),
+        ("entry", case(W, call("mm", "x0", "w1"), entry="register_autocast")),
         ("entry", TRANSFORMED),
         ("checkpoint", TRANSFORMED),
         ("transform", CASE),

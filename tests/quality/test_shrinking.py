@@ -144,6 +144,8 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("entry", "custom_fwd"),
         ("entry", "cast_inputs"),
         ("entry", "setup_context"),
+        ("entry", "custom_op"),
+        ("entry", "register_autocast"),
         ("backward", "inside"),
         ("second", "retain"),
         ("second", "double"),

@@ -72,6 +72,22 @@ EXAMPLES: Mapping[str, Example] = {
         "eager-cpu",
         case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="setup_context"),
     ),
+    "custom-op-body-off": Example(
+        "fake-cuda",
+        case(
+            [x("x0", 2, 2), x("w1", 2, 2)],
+            NEG,
+            call("mm", "x0", "w1"),
+            entry="custom_op",
+            backward="none",
+        ),
+    ),
+    "custom-op-weight-cache": Example(
+        "eager-cpu",
+        case(
+            [x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="custom_op", calls=2
+        ),
+    ),
     "func-grad-ambient-backward": Example(
         "eager-cpu",
         case(
@@ -184,7 +200,7 @@ def test_another_fault_in_the_same_case_is_not_explained(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped(), wrong="neg")
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
-    assert verdict.divergence.where.startswith("v9")
+    assert verdict.divergence.where.removeprefix("call0.").startswith("v9")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -22,7 +22,7 @@ from amp_fuzz import inputs
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import Judge
+from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.compare import same
@@ -176,6 +176,9 @@ def backend(name: str) -> Backend:
         ("promote-foreign-half", CAT, "eager-cpu"),
         ("cache-ignores-dtype", NESTED, "eager-cpu"),
         ("custom-fwd-setup-context", planned(entry="setup_context"), "eager-cpu"),
+        ("custom-op-weight-cache", planned(entry="custom_op", calls=2), "eager-cpu"),
+        ("custom-op-body-off", planned(entry="custom_op"), "compile[aot_eager]"),
+        ("custom-op-body-off", planned(entry="custom_op", backward="none"), "fake-cuda"),
         ("transform-before-autocast", LINEAR, "eager-cpu"),
         ("promote-skips-optional", BILINEAR, "fake-cuda"),
     ],
@@ -184,7 +187,8 @@ def test_known_bugs_reproduce_with_only_torch(
     known: str, case: Case, name: str, tmp_path: Path
 ) -> None:
     on = backend(name)
-    verdict = Judge(on, shipped()).judge(case)
+    with quiet():
+        verdict = Judge(on, shipped()).judge(case)
     assert verdict.known == known
     finding = msgspec.structs.replace(
         verdict.finding("test"), explicit=explicit_form(case, on.reference())

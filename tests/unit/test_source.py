@@ -212,7 +212,22 @@ def drive(x0, w1, b2):
             ("custom_fwd", "as_function(program, device, custom_fwd, custom_bwd)"),
             ("cast_inputs", "as_function(program, device, custom_fwd, custom_bwd, torch.float32)"),
             ("setup_context", "as_function_apart(program, device, custom_fwd, custom_bwd)"),
+            ("custom_op", "as_custom_op(program, device, custom_op)"),
+            ("register_autocast", "as_custom_op(program, device, custom_op, torch.float32)"),
         )
+    ),
+    (
+        {"entry": "custom_op", "calls": 2, "backward": "none"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        entered = as_custom_op(program, device, custom_op)
+        outputs = entered(x0, w1, b2.clone())
+        observe("call0.v0", outputs[0])
+        outputs = program(x0, w1, b2.clone())
+        observe("call1.v0", outputs[0])
+""",
     ),
     (
         {"backward": "none"},

@@ -235,6 +235,7 @@ def test_three_levels_of_regions_come_up() -> None:
 PLANS = [
     ("entry", "context"), ("entry", "decorator"), ("entry", "custom_fwd"),
     ("entry", "cast_inputs"), ("entry", "setup_context"),
+    ("entry", "custom_op"), ("entry", "register_autocast"),
     ("backward", "none"), ("backward", "outside"), ("backward", "inside"), ("backward", "under"),
     ("second", "retain"), ("second", "double"), ("steps", 2), ("loop", "inside"),
     ("first_pass", "no_grad"), ("first_pass", "inference_mode"), ("calls", 2),

@@ -1,0 +1,138 @@
+"""`torch.library.custom_op` as it behaves under the reference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.autocast import (
+    active_quirks,
+    autocast,
+    cast_eligible,
+    enabled_devices,
+    keeping_no_casts,
+)
+from amp_fuzz.reference.casts import tensors_of
+
+__all__ = ["CustomOp", "custom_op"]
+
+_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+class CustomOp:
+    """A custom op whose body sees the reference's autocast.
+
+    The body runs below autograd, in the region where the op is called: what it calls is cast as
+    there, and the casts of weights that it makes are its own, for nothing below autograd has a
+    gradient that a later use could share. The backward is ordinary Python of the backward pass.
+    With `register_autocast`, "when custom op runs in an autocast-enabled region, casts incoming
+    floating-point Tensors to the target dtype (non-floating-point Tensors are not affected), then
+    executes custom op with autocast disabled"; float64 is not eligible, as for any op.
+
+    Source: https://docs.pytorch.org/docs/stable/library.html, ``custom_op``, ``register_autograd``
+    and ``register_autocast``.
+    """
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        self._body = body
+        self._backward: Callable[..., Any] | None = None
+        self._setup_context: Callable[..., None] | None = None
+        self._casts: dict[str, torch.dtype] = {}
+
+    def register_fake(self, fake: Callable[..., Any]) -> None:
+        """Ignore the fake kernel: the body itself runs on fake tensors."""
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
+    ) -> None:
+        """Register ``backward(ctx, grads)``, and what saves for it in the forward."""
+        self._backward, self._setup_context = backward, setup_context
+
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype) -> None:
+        """Register the dtype to which autocast for a device type casts the inputs."""
+        self._casts[device_type] = cast_inputs
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the op; its arguments are tensors, lists of tensors, and None."""
+        present = {t.device.type for t in tensors_of(args)}
+        device = next((d for d in enabled_devices() if d in self._casts and d in present), None)
+        if device is None:
+            return self._differentiable(args)
+        with autocast(device, enabled=False):
+            cast = (cast_eligible(a, device, self._casts[device]) for a in args)
+            return self._differentiable(tuple(cast))
+
+    def _differentiable(self, args: Sequence[Any]) -> Any:
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))):
+            return self._below_autograd(args)
+        leaves, spec = pytree.tree_flatten(tuple(args))
+        outputs: Any = _Recorded.apply(self, spec, *leaves)  # type: ignore[no-untyped-call]
+        return list(outputs)
+
+    def _below_autograd(self, args: Iterable[Any]) -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(dispatch.below_autograd())
+            if "custom-op-weight-cache" not in active_quirks():
+                stack.enter_context(keeping_no_casts())
+            if "custom-op-body-off" in active_quirks():
+                for device in enabled_devices():
+                    stack.enter_context(autocast(device, enabled=False))
+                self._traced(args)
+            return self._body(*args)
+
+    def _traced(self, args: Iterable[Any]) -> None:
+        """Run the body as a fake kernel, before anything runs: it may raise, in its own words."""
+        leaves, spec = pytree.tree_flatten(tuple(args))
+        if any(isinstance(x, FakeTensor) for x in leaves):
+            return
+        before, _LOGGER.disabled = _LOGGER.disabled, True  # it logs what a fake kernel raises
+        try:
+            with _disable_current_modes():  # shadows are not to follow
+                mode = FakeTensorMode()
+                fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+                with mode, enable_python_dispatcher():
+                    self._body(*pytree.tree_unflatten(fakes, spec))
+        finally:
+            _LOGGER.disabled = before
+
+
+class _Recorded(torch.autograd.Function):
+    """One call of a custom op, with its arguments in a row."""
+
+    @staticmethod
+    def forward(ctx: Any, op: CustomOp, spec: Any, *leaves: Any) -> Any:
+        args = pytree.tree_unflatten(list(leaves), spec)
+        outputs = op._below_autograd(args)
+        ctx.op, ctx.spec = op, spec
+        if op._setup_context is not None:
+            op._setup_context(ctx, args, outputs)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        needs = ctx.needs_input_grad
+        ctx.needs_input_grad = pytree.tree_unflatten(list(needs[2:]), ctx.spec)
+        try:
+            grads = ctx.op._backward(ctx, list(cotangents))
+        finally:
+            ctx.needs_input_grad = needs
+        return (None, None, *pytree.tree_leaves(grads))
+
+
+def custom_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> CustomOp:
+    """Like `torch.library.custom_op` for a body that returns a list of tensors.
+
+    The name names nothing: each op is its own. Raises `ValueError` for an op that mutates.
+    """
+    if tuple(mutates_args):
+        raise ValueError(f"mutates_args={mutates_args!r}: only () is written again here")
+    return CustomOp(body)

@@ -1,0 +1,251 @@
+"""Faults of custom ops are seen on every backend that calls one, and honest torch has none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch._library import custom_ops
+
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.fake import FakeBackend
+from amp_fuzz.case import Case, CaseError, loads
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import Autocast, Checkpoint, regions
+from amp_fuzz.repro import repro
+from tests.faults.fault import patched
+from tests.helpers import call, case, under, x
+
+Op: Any = custom_ops.CustomOpDef
+_register_autocast, _register_autograd = Op.register_autocast, Op.register_autograd
+
+# The first input is the op's tensor, the second its optional one, and the others are its list.
+INPUTS = [
+    x("x0", 4, 4, dtype="bfloat16"),
+    x("x1", 4, 4),
+    x("x2", 4, 4, dtype="float64"),
+    x("w3", 4, 4, dtype="float16"),
+]
+REGISTERED = case(
+    INPUTS,
+    call("mm", "x0", "w3", to="v0"),
+    call("mm", "x1", "x1", to="v1"),
+    call("neg", "x2", to="v2"),
+    entry="register_autocast",
+)
+INPUTS_2 = [x("x0", 4, 4), x("w1", 4, 4)]
+PLAIN = case(INPUTS_2, call("mm", "x0", "w1"), entry="custom_op")
+
+
+def judged(name: str, example: Case) -> Verdict:
+    with quiet():
+        return Judge(backends()[name], shipped()).judge(example)
+
+
+def _ignored() -> AbstractContextManager[None]:
+    return patched(Op, register_autocast=lambda *args: None)
+
+
+def _wrong_dtype() -> AbstractContextManager[None]:
+    def register(op: Any, device: str, cast_inputs: torch.dtype) -> None:
+        _register_autocast(op, device, torch.bfloat16)
+
+    return patched(Op, register_autocast=register)
+
+
+def _casting(casts: Callable[[torch.Tensor], bool]) -> AbstractContextManager[None]:
+    def cast(value: Any, device: str, dtype: torch.dtype) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(cast(v, device, dtype) for v in value)
+        return value.to(dtype) if isinstance(value, torch.Tensor) and casts(value) else value
+
+    return patched(custom_ops, _cast=cast)
+
+
+def _float64_too() -> AbstractContextManager[None]:
+    return _casting(lambda t: t.is_floating_point())
+
+
+def _not_in_lists() -> AbstractContextManager[None]:
+    honest = custom_ops._cast
+
+    def cast(value: Any, device: str, dtype: torch.dtype) -> Any:
+        return value if isinstance(value, list) else honest(value, device, dtype)
+
+    return patched(custom_ops, _cast=cast)
+
+
+def _body(**state: Any) -> AbstractContextManager[None]:
+    """Make the body of every op run under a state of autocast."""
+
+    def definition(name: str, body: Any, *, mutates_args: Any) -> Any:
+        op = _custom_op(name, body, mutates_args=mutates_args)
+        op._backend_fns[None] = torch.autocast("cpu", **state)(op._backend_fns[None])
+        return op
+
+    return patched(torch.library, custom_op=definition)
+
+
+_custom_op: Any = torch.library.custom_op
+
+
+def _on_inside() -> AbstractContextManager[None]:
+    return _body(dtype=torch.bfloat16)
+
+
+def _off_inside() -> AbstractContextManager[None]:
+    return _body(enabled=False)
+
+
+def _backward_on() -> AbstractContextManager[None]:
+    def register(op: Any, backward: Any, **more: Any) -> None:
+        _register_autograd(op, torch.autocast("cpu", dtype=torch.bfloat16)(backward), **more)
+
+    return patched(Op, register_autograd=register)
+
+
+def _never_off() -> AbstractContextManager[None]:
+    """Cast the inputs wherever the op is called."""
+    casts: dict[Any, tuple[str, torch.dtype]] = {}
+
+    def register(op: Any, device: str, cast_inputs: torch.dtype) -> None:
+        casts[op] = device, cast_inputs
+
+    def called(op: Any, *args: Any) -> Any:
+        return op._opoverload(*custom_ops._cast(args, *casts[op]))
+
+    return patched(Op, register_autocast=register, __call__=called)
+
+
+BACKENDS = ("eager-cpu", "compile[aot_eager]", "script", "trace", "export")
+OFF = msgspec.structs.replace(
+    REGISTERED, plan=msgspec.structs.replace(REGISTERED.plan, contexts=(Autocast(enabled=False),))
+)
+OUTSIDE = msgspec.structs.replace(
+    PLAIN, plan=msgspec.structs.replace(PLAIN.plan, contexts=(Autocast(enabled=False),))
+)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("honest", [REGISTERED, OFF, OUTSIDE])
+def test_honest_custom_ops_agree(name: str, honest: Case) -> None:
+    assert judged(name, honest).outcome == ("raised" if honest is OFF else "agreed")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    ("corrupt", "wrong"),
+    [
+        (_ignored, REGISTERED),
+        (_wrong_dtype, REGISTERED),
+        (_float64_too, REGISTERED),
+        (_not_in_lists, REGISTERED),
+        (_on_inside, REGISTERED),
+        (_never_off, OFF),
+        (_on_inside, OUTSIDE),
+        (_backward_on, OUTSIDE),
+    ],
+)
+def test_every_fault_of_a_custom_op_is_seen(name: str, corrupt: Any, wrong: Case) -> None:
+    if corrupt is _never_off and name == "script":
+        pytest.skip("a scripted program calls the op itself, past the Python that is corrupted")
+    with corrupt():
+        assert judged(name, wrong).outcome == "diverged"
+
+
+@pytest.mark.parametrize("corrupt", [_off_inside, _backward_on])
+def test_what_an_op_without_a_rule_runs_under_is_seen(corrupt: Any) -> None:
+    assert judged("eager-cpu", PLAIN).outcome == "agreed"
+    with corrupt():
+        assert judged("eager-cpu", PLAIN).outcome == "diverged"
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
+def test_fake_devices_see_a_rule_that_is_ignored(device: str) -> None:
+    plan = msgspec.structs.replace(REGISTERED.plan, backward="none")
+    forward = msgspec.structs.replace(REGISTERED, plan=plan)
+    assert judged(f"fake-{device}", forward).outcome == "agreed"
+    with _ignored():
+        assert judged(f"fake-{device}", forward).outcome == "diverged"
+
+
+@pytest.mark.parametrize("device", ["mtia", "maia"])
+def test_a_key_that_torch_lacks_is_a_known_finding(device: str) -> None:
+    plan = msgspec.structs.replace(REGISTERED.plan, backward="none")
+    forward = msgspec.structs.replace(REGISTERED, plan=plan)
+    assert judged(f"fake-{device}", forward).known == "register-autocast-key"
+
+
+# -- what a backend cannot say ---------------------------------------------------------------------
+
+
+def test_a_graph_has_no_op_whose_fake_kernel_would_look_at_values() -> None:
+    looks = case([x("x0", 3, 4)], call("cov", "x0"), entry="custom_op")
+    assert CompileBackend("aot_eager").fit(looks).plan.entry == "context"
+    assert backends()["eager-cpu"].fit(looks) == looks
+
+
+def test_a_graph_has_no_backward_with_reentrant_checkpoints() -> None:
+    region = under(Checkpoint(use_reentrant=True), call("mm", "x0", "w1"))
+    fitted = CompileBackend("aot_eager").fit(case(INPUTS_2, region, entry="custom_op"))
+    assert fitted.plan.entry == "custom_op"
+    assert list(regions(fitted.program.body)) == [Checkpoint(use_reentrant=False)]
+
+
+def test_a_fake_kernel_is_called_in_the_thread_that_has_its_mode() -> None:
+    plan = msgspec.structs.replace(PLAIN.plan, thread="inside")
+    apart = msgspec.structs.replace(PLAIN, plan=plan)
+    assert FakeBackend("cuda").fit(apart).plan.thread == "none"
+
+
+def test_a_custom_op_may_not_write_its_inputs() -> None:
+    writes = case([x("b0", 2)], call("neg", "b0", form="inplace"), entry="custom_op")
+    with pytest.raises(CaseError, match=r"\$.plan.entry='custom_op' .* b0"):
+        loads(writes.json())
+
+
+# -- repros ----------------------------------------------------------------------------------------
+
+IGNORED = "torch._library.custom_ops.CustomOpDef.register_autocast = lambda *args: None\n"
+
+
+@pytest.mark.parametrize("name", [*BACKENDS, "script[freeze]", "trace[check]"])
+def test_a_repro_shows_a_fault_and_only_that(name: str, tmp_path: Path) -> None:
+    with _ignored():
+        verdict = judged(name, REGISTERED)
+    assert verdict.divergence is not None
+    for prefix, code in ((IGNORED, 1), ("", 0)):
+        script = tmp_path / "repro.py"
+        script.write_text(repro(verdict.case, backends()[name], verdict.divergence, prefix=prefix))
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _ALONE.format(str(script))],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+
+
+_ALONE = "import runpy, sys; sys.modules['amp_fuzz'] = None; runpy.run_path({!r})"
+
+
+# -- what an op leaves behind ----------------------------------------------------------------------
+
+
+def test_ops_replace_each_other() -> None:
+    for _ in range(3):
+        judged("eager-cpu", REGISTERED)
+        judged("eager-cpu", PLAIN)
+    assert [name for name in custom_ops.OPDEF_TO_LIB if name.startswith("amp_fuzz::")] == [
+        "amp_fuzz::program"
+    ]
+    assert dir(torch.ops.amp_fuzz).count("program") <= 1
