@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch._dynamo  # it defines custom ops itself, before faults are seeded
 from torch._library import custom_ops
 
 from amp_fuzz.backends import backends
