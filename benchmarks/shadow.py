@@ -1,35 +1,41 @@
-"""How far honest kernels are from their bands, and what the shadows cost.
+"""How far honest kernels are from their bands, why, and what the shadows cost.
 
-    python benchmarks/shadow.py [--samples=8] [--ops=GLOB] [--cases=5000] [--output=FILE]
+    python benchmarks/shadow.py [--samples=8] [--ops=GLOB] [--cases=5000] [--output=STEM]
 
 PyTorch's operator database: every operator runs under the reference's autocast (bfloat16) with
 inputs of float32, bfloat16 and float16, forward and backward. Then random cases of the engine. The
-kernels are torch's own, so each distance is honest rounding: its quantiles say where a threshold
-may stand, and what is over it needs an explanation (docs/shadow.md).
+kernels are torch's own, so each distance is honest rounding. Where one is over the threshold, the
+kernel in which it arises is found and its call is taken apart (shadow_causes.py); the explanations
+stand in shadow_kernels.toml, and both come together in docs/shadow-operators.md (shadow_table.py).
+
+Writes STEM.json and STEM.csv, the quantiles of every operator and dtype.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import fnmatch
 import json
 import platform
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from shadow_causes import Cause, Traced, probe
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from amp_fuzz import reference
+from amp_fuzz import harness, prelude, reference
 from amp_fuzz.backends import backends
+from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.program import statements
-from amp_fuzz.reference.shadows import Shadow, distance
+from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Band, Shadow, distance
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,34 +44,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--ops", default="*")
-    parser.add_argument("--each", type=int, default=2, help="samples of each operator and dtype")
+    parser.add_argument("--each", type=int, default=10, help="samples of each operator and dtype")
     parser.add_argument("--threshold", type=float, default=4.0)
     parser.add_argument("--cases", type=int, default=5000, help="random cases of the engine")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="without its suffix")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    rows: list[Row] = []
     result: dict[str, Any] = {
         "threshold": args.threshold,
         "samples": args.samples,
-        "operator database": database(args),
+        "operator database": database(args, rows),
         "random cases": random_cases(args),
         "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
         "machine": f"{platform.machine()}, {platform.system()}, one thread",
     }
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result, indent=1))
     if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+        args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        by_operator(rows, args.output.with_suffix(".csv"))
+
+
+Row = tuple[str, str, str, str, float, float]  # operator, its dtype, kind, dtype, excess, bias
 
 
 def random_cases(args: argparse.Namespace) -> dict[str, Any]:
     """Judge the reference's own values in random cases, and time the shadows beside plain runs."""
-    backend = backends()["eager-cpu"]
-    reference_ = backend.reference()
+    reference_ = backends()["eager-cpu"].reference()
     settings = Settings(backends=("eager-cpu",), seed=args.seed)
-    rows: list[Any] = []
-    unknown = ranged = 0
+    rows: list[Row] = []
+    causes = Causes()
+    gains = Gains(args.threshold)
+    unknown = ranged = cases_over = 0
     plain = shadowed = 0.0
     for case in draw(Task("eager-cpu", "*", (), args.cases, args.seed), settings):
         start = time.process_time()
@@ -74,65 +86,183 @@ def random_cases(args: argparse.Namespace) -> dict[str, Any]:
         _, bands = reference_.shadowed(case, args.samples, 0)
         plain += middle - start
         shadowed += time.process_time() - middle
-        ops = {n: s.op for s in statements(case.program.body) for n in s.outputs}
+        over = []
         for label, band in bands.items():
             unknown += not band.known
             ranged += bool(band.left)
-            if band.known and not band.left and band.nominal.numel():
-                found = distance(band, band.nominal)
-                kind = "grad" if label.endswith(".grad") else "out"
-                op = ops.get(label.rpartition(".")[2], case.id)
-                rows.append(
-                    (found.excess, found.bias, op, case.id, kind, short(band.nominal.dtype))
-                )
-    report = table(rows, args.threshold)
-    return report | {
+            if not band.known or band.left or not band.nominal.numel():
+                continue
+            found = distance(band, band.nominal)
+            kind = "gradient" if label.endswith(".grad") else "forward"
+            rows.append(("", "", kind, short(band.nominal.dtype), found.excess, found.bias))
+            gains.count(band)
+            if max(found.excess, found.bias) > args.threshold:
+                over.append(max(found.excess, found.bias))
+        if over:
+            cases_over += 1
+            mode = Traced(args.samples, 0, args.threshold)
+            follow(case, mode)
+            causes.add((), case.id, mode.causes[0], len(over), max(over))
+    return {
         "cases": args.cases,
+        "cases with a value over the threshold": cases_over,
         "not followed": unknown,
         "after an op that left its range": ranged,
         "cases a CPU second, shadows alone": round(args.cases / shadowed, 1) if shadowed else 0,
         "times a plain run of the reference": round(shadowed / plain, 1) if plain else 0,
+        **table(rows, args.threshold),
+        "gain of 2 %": gains.found(),
+        "over the threshold": causes.explained(),
     }
 
 
-def database(args: argparse.Namespace) -> dict[str, Any]:
-    start = time.perf_counter()
-    rows, refused, unknown = [], {}, 0
-    for op, dtype, sample in samples(args.ops, args.each):
+def follow(case: Case, mode: Traced) -> None:
+    """Run a case under the reference and a mode, in every thread of it."""
+    reference_ = backends()["eager-cpu"].reference()
+
+    def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+        def followed() -> Any:
+            with mode:
+                return function(*args)
+
+        return prelude.in_thread(followed)
+
+    runtime = replace(
+        reference_.of(case), scope=lambda: mode, noted=lambda label, t: None, thread=in_thread
+    )
+    harness.run(reference_.meant(case), runtime)
+
+
+def database(args: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
+    """Judge every operator of PyTorch's database; fill in the rows."""
+    start = time.process_time()
+    refused: dict[str, str] = {}
+    raised: defaultdict[str, int] = defaultdict(int)
+    causes = Causes()
+    unknown = 0
+    for number, (op, dtype, sample) in enumerate(samples(args.ops, args.each)):
         mode = Shadow(args.samples)
         try:
             values = run(op, sample, mode)
         except Exception:
+            raised[name(op)] += 1
             continue
         refused |= mode.refused
+        over: defaultdict[str, list[float]] = defaultdict(list)
         for kind, value in values:
             band = mode.band(value)
             unknown += not band.known
             if band.known and value.numel():
                 found = distance(band, band.nominal)
-                row = (found.excess, found.bias, name(op), short(dtype), kind, short(value.dtype))
-                rows.append(row)
-    return table(rows, args.threshold) | {
-        "operators": len({r[2] for r in rows}),
+                rows.append(
+                    (name(op), short(dtype), kind, short(value.dtype), found.excess, found.bias)
+                )
+                if (size := max(found.excess, found.bias)) > args.threshold:
+                    over[kind].append(size)
+        if over:
+            traced = Traced(args.samples, 0, args.threshold)
+            run(op, sample, traced)
+            for kind, sizes in over.items():
+                # The first in time, but a gradient's own kernel before the forward pass's.
+                cause = traced.causes[0 if kind == "forward" else -1]
+                of = (name(op), short(dtype), kind)
+                causes.add(of, str(number), cause, len(sizes), max(sizes))
+    return {
+        "operators": len({r[0] for r in rows}),
         "not followed": unknown,
         "refused": refused,
-        "seconds": round(time.perf_counter() - start, 1),
+        "raised": dict(raised),
+        "CPU seconds": round(time.process_time() - start, 1),
+        **table(rows, args.threshold),
+        "over the threshold": causes.explained("operator", "dtype", "direction"),
     }
 
 
-def table(rows: list[Any], threshold: float) -> dict[str, Any]:
-    """Return quantiles of excess and bias, and what is over the threshold."""
-    by_excess = sorted(rows, key=lambda r: -r[0])
-    by_bias = sorted(rows, key=lambda r: -r[1])
+class Causes:
+    """The kernels in which an excess arises, each with its largest and the experiments on that."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def add(self, of: tuple[str, ...], where: str, cause: Cause, values: int, size: float) -> None:
+        """Count a run of an operator (or of none: a random case) under the kernel it arises in."""
+        row = self.found.setdefault(
+            (*of, cause.kernel, cause.dtype),
+            {"runs": 0, "values": 0, "largest": 0.0, "size": 0.0, "cause": cause, "where": where},
+        )
+        row["runs"] += 1
+        row["values"] += values
+        row["largest"] = max(row["largest"], size)
+        if cause.size > row["size"]:
+            row |= {"size": cause.size, "cause": cause, "where": where}
+
+    def explained(self, *names: str) -> list[dict[str, Any]]:
+        """Return a row for each, with the experiments on the largest."""
+        rows = []
+        for key, row in sorted(self.found.items()):
+            expected, observed, scale = row["cause"].worst
+            rows.append(
+                dict(zip((*names, "kernel", "result"), key, strict=True))
+                | {"runs": row["runs"], "values": row["values"], "example": row["where"]}
+                | {"excess": figure(row["largest"]), "excess of the kernel": figure(row["size"])}
+                | {"expected": figure(expected), "observed": figure(observed)}
+                | {"unit": figure(scale), "experiments": probe(row["cause"])}
+            )
+        return rows
+
+
+class Gains:
+    """How often a result that is 2 % too large is found: the cost of what is allowed to others."""
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+        self.counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def count(self, band: Band) -> None:
+        value = band.nominal
+        if value.dtype not in UNIT_ROUNDOFF or not (value != 0).any():
+            return
+        own = distance(band, value)
+        over = max(own.excess, own.bias) > self.threshold
+        found = distance(band, (value.to(band.clean.dtype) * 1.02).to(value.dtype))
+        kind = "torch's own value over the threshold" if over else "torch's own value under it"
+        for key in (kind, f"{kind}, {short(value.dtype)}"):
+            self.counts[key][0] += 1
+            self.counts[key][1] += max(found.excess, found.bias) > self.threshold
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        return {
+            k: {"values": n, "found": hit, "share": round(hit / n, 3)}
+            for k, (n, hit) in sorted(self.counts.items())
+        }
+
+
+def by_operator(rows: list[Row], path: Path) -> None:
+    """Write the quantiles of each operator, dtype of its inputs, and direction."""
+    groups: defaultdict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for operator, dtype, kind, _, excess, bias in rows:
+        groups[operator, dtype, kind].append((excess, bias))
+    with path.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["operator", "dtype", "direction", "comparisons", *QUANTILES, "largest bias"])
+        for key, found in sorted(groups.items()):
+            quantile = quantiles(sorted(e for e, _ in found))
+            out.writerow([*key, len(found), *quantile.values(), figure(max(b for _, b in found))])
+
+
+def table(rows: list[Row], threshold: float) -> dict[str, Any]:
+    """Return quantiles of excess and bias, by dtype of the value too."""
+    over = sum(max(r[4], r[5]) > threshold for r in rows)
     return {
         "comparisons": len(rows),
-        "excess": quantiles(sorted(r[0] for r in rows)),
-        "bias": quantiles(sorted(r[1] for r in rows)),
+        "over the threshold, of them": over,
+        "excess": quantiles(sorted(r[4] for r in rows)),
+        "bias": quantiles(sorted(r[5] for r in rows)),
         "by dtype": {
-            d: quantiles(sorted(r[0] for r in rows if r[5] == d))
-            for d in sorted({r[5] for r in rows})
+            f"{d}, {k}": {"comparisons": len(found)} | quantiles(sorted(found))
+            for d, k in sorted({(r[3], r[2]) for r in rows})
+            if (found := [r[4] for r in rows if (r[3], r[2]) == (d, k)])
         },
-        "over the threshold": worst(by_excess, threshold, 0) | worst(by_bias, threshold, 1),
     }
 
 
@@ -175,7 +305,7 @@ def run(op: Any, sample: Any, mode: Shadow) -> list[tuple[str, torch.Tensor]]:
             ones = [torch.ones_like(t) for t in starts]
             found = torch.autograd.grad(starts, leaves, ones, allow_unused=True)
             grads = [g for g in found if g is not None]
-    judged = [("out", t) for t in results] + [("grad", t) for t in grads]
+    judged = [("forward", t) for t in results] + [("gradient", t) for t in grads]
     return [(k, t) for k, t in judged if t.layout is torch.strided]
 
 
@@ -191,23 +321,17 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "99.9 %": 0.999, "largest": 1.0}
+
+
 def quantiles(ordered: list[float]) -> dict[str, float]:
     if not ordered:
         return {}
-    places = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "99.9 %": 0.999}
-    found = {k: round(ordered[int(q * (len(ordered) - 1))], 2) for k, q in places.items()}
-    return found | {"largest": round(ordered[-1], 2)}
+    return {k: figure(ordered[int(q * (len(ordered) - 1))]) for k, q in QUANTILES.items()}
 
 
-def worst(rows: list[Any], threshold: float, column: int) -> dict[str, float]:
-    """Return the largest of each operator and kind that is over the threshold."""
-    label = ("excess", "bias")[column]
-    found: defaultdict[str, float] = defaultdict(float)
-    for row in rows:
-        if row[column] > threshold:
-            key = f"{row[2]} {row[4]} {row[5]} {label}"
-            found[key] = max(found[key], round(row[column], 1))
-    return dict(found)
+def figure(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 if __name__ == "__main__":

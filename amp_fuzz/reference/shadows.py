@@ -152,6 +152,10 @@ class Shadow(TorchDispatchMode):
         results = _tensors(out)
         if call.views(results) or any(t._is_zerotensor() or t.is_meta for t in results):
             return out  # the same memory, or none
+        if call.uninitialised:
+            for t in call.written(results):
+                self._store(t, None, known=True, left=())
+            return out
         if call.random:
             # The copies take what was drawn; what came into it inexact is lost.
             known = all(m.known and bool((c == c[:1]).all()) for m, c in before)
@@ -309,6 +313,7 @@ class _Call:
         self.view = not writes and any(a.alias_info is not None for a in schema.arguments)
         self.draws = torch.Tag.nondeterministic_seeded in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags and not _keeps_all(args)
+        self.uninitialised = func.__name__.partition(".")[0] in _UNINITIALISED
         pointwise = torch.Tag.pointwise in func.tags
         self.pointwise = pointwise or func in _COPIES
         self.elementwise = pointwise and func not in _COPIES and not writes and bool(self.tensors)
@@ -325,17 +330,20 @@ class _Call:
         return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
 
     def _targets(self, schema: Any) -> list[int]:
-        """Return the numbers, among the tensors, of those that the op writes."""
-        ids = []
-        for position, parameter in enumerate(schema.arguments):
-            if parameter.alias_info is None or not parameter.alias_info.is_write:
-                continue
-            if position < len(self.args) and not parameter.kwarg_only:
-                given = self.args[position]
-            else:
-                given = self.kwargs.get(parameter.name)
-            ids += [id(t) for t in _tensors(given)]
-        return [i for i, t in enumerate(self.tensors) if id(t) in ids]
+        """Return the numbers, among the tensors, of those that the op writes.
+
+        By position: an argument that is also read elsewhere (``x.mul_(x)``) is written here only.
+        """
+        names = [parameter.name for parameter in schema.arguments]
+        writes = {p.name for p in schema.arguments if p.alias_info and p.alias_info.is_write}
+        given = [*zip(names, self.args, strict=False), *self.kwargs.items()]
+        found, number = [], 0
+        for name, argument in given:
+            count = len(_tensors(argument))
+            if name in writes:
+                found += range(number, number + count)
+            number += count
+        return found
 
     def on(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the op on other tensors and return what `written` returns, as new tensors."""
@@ -379,6 +387,11 @@ _COPIES = frozenset(
         ("fill_", "Scalar"),
         ("zero_", "default"),
     )
+)
+
+# What was in the memory before: not a result, and what it holds is no overflow.
+_UNINITIALISED = frozenset(
+    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
 
 

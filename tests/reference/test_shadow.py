@@ -154,6 +154,41 @@ def test_views_and_in_place_ops_are_the_same_value() -> None:
     assert (band.samples[:, :, 1:3] != band.clean[:, 1:3]).any()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.div_(x),
+        lambda x: x.addcmul_(x, x),
+        lambda x: x.hypot_(x),
+        lambda x: torch.mul(x, x, out=x),
+        lambda x: x.atan2_(x),
+    ],
+)
+def test_an_op_may_write_what_it_also_reads(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    found = shadow(lambda: function(torch.mm(X, W)))
+    assert off(found.band(found.result), found.result) < THRESHOLD
+    assert off(found.band(found.result), found.result * 1.1) > THRESHOLD
+
+
+def test_uninitialised_memory_is_no_result() -> None:
+    """What it holds by chance has neither a spread nor an overflow."""
+
+    def fill() -> torch.Tensor:
+        torch.full((64,), float("inf"))  # its memory is what the next one may get
+        y = torch.empty(64)
+        y[:] = 1.0
+        return y + torch.full_like(y, 0.1)
+
+    found = shadow(fill)
+    band = found.band(found.result)
+    assert band.left == ()
+    assert off(band, found.result) < THRESHOLD
+    empty = shadow(lambda: torch.empty_like(torch.mm(X, W)))
+    assert torch.equal(empty.band(empty.result).samples[0], empty.band(empty.result).clean)
+
+
 def test_out_is_written() -> None:
     target = torch.zeros(6, 16)
     found = shadow(lambda: torch.mm(X, W, out=target))

@@ -1,0 +1,194 @@
+"""Where an excess arises, and what kind it is: experiments on one call of a kernel.
+
+`Traced` follows a computation as `Shadow` does and keeps, for each kernel whose own result goes
+over the threshold, the call's inputs. `probe` runs that call alone:
+
+- alone: on its inputs as they are, with many samples. Under the threshold, the kernel is honest
+  and what came in is the cause: several roundings together, or too few samples.
+- in float32: on 16-bit inputs held in float32, the result rounded once. Under the threshold, the
+  kernel computes in its 16-bit dtype.
+- own dtype: with inputs perturbed by the 16-bit dtype's own roundoff instead of float32's. Under
+  the threshold, the kernel is backward stable in its 16-bit dtype.
+- scaled: with floating inputs scaled by a power of 2 to a largest of about 1. Under the threshold,
+  an intermediate left the range of the dtype, or was subnormal.
+- of the largest: how far the worst element is off, in roundoffs of the tensor's largest element.
+  Small, the error is one of a cancellation: as large as the largest element's own rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from amp_fuzz.reference.shadows import (
+    UNIT_ROUNDOFF,
+    Band,
+    Shadow,
+    _Call,
+    _off,
+    _tensors,
+    distance,
+)
+
+THRESHOLD = 4.0
+MANY = 64
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Cause:
+    """A result of a kernel that is over the threshold, though none of its inputs is."""
+
+    kernel: str
+    output: int
+    dtype: str
+    excess: float
+    bias: float
+    call: tuple[Any, Any, Any]
+    worst: tuple[float, float, float]
+
+    @property
+    def size(self) -> float:
+        return max(self.excess, self.bias)
+
+
+class Traced(Shadow):
+    """Shadows that note where an excess arises."""
+
+    def __init__(self, samples: int = 8, seed: int = 0, threshold: float = THRESHOLD) -> None:
+        super().__init__(samples, seed)
+        self.threshold = threshold
+        self.causes: list[Cause] = []
+        self._over: dict[int, Any] = {}
+        self._given: Any = None
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with _off():
+            self._given = _copied((args, kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _follow(
+        self,
+        call: _Call,
+        before: Sequence[Any],
+        out: Any,
+        *,
+        exact: torch.Tensor | None,
+    ) -> None:
+        inherited = any(t.untyped_storage()._cdata in self._over for t in call.tensors)
+        super()._follow(call, before, out, exact=exact)
+        for number, t in enumerate(call.written(_tensors(out))):
+            band = self.band(t)
+            if not band.known or not t.numel():
+                continue
+            found = distance(band, band.nominal)
+            if max(found.excess, found.bias) <= self.threshold:
+                continue
+            storage = t.untyped_storage()
+            self._over[storage._cdata] = storage  # kept, so that its address is not used again
+            if not inherited:
+                cause = Cause(
+                    str(call.func).removeprefix("aten."),
+                    number,
+                    str(t.dtype).removeprefix("torch."),
+                    found.excess,
+                    found.bias,
+                    (call.func, *self._given),
+                    (found.expected, found.observed, found.scale),
+                )
+                self.causes.append(cause)
+
+
+class _Loose(Shadow):
+    """Shadows that perturb 16-bit inputs by their own roundoff."""
+
+    def _perturbed(self, copies: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
+        if nominal.dtype not in NARROW:
+            return super()._perturbed(copies, nominal)
+        u = UNIT_ROUNDOFF[nominal.dtype]
+        return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
+
+
+def probe(cause: Cause) -> dict[str, float]:
+    """Return what the experiments give; an experiment that does not apply is left out."""
+    func, args, kwargs = cause.call
+    floating = [t for t in _tensors((args, kwargs)) if t.is_floating_point() or t.is_complex()]
+    band = _band(Shadow(MANY), func, args, kwargs, cause.output)
+    found = {"alone": _excess(band)}
+    if band.nominal.dtype in UNIT_ROUNDOFF:
+        found["of the largest"] = _of_the_largest(band)
+    if band.nominal.dtype in NARROW or any(t.dtype in NARROW for t in floating):
+        found["own dtype"] = _excess(_band(_Loose(MANY), func, args, kwargs, cause.output))
+        wide = tree_map_only(torch.Tensor, _wide, (args, kwargs))
+        result = _try(func, *wide, cause.output)
+        if result is not None and result.shape == band.nominal.shape:
+            value = result.to(band.nominal.dtype)
+            found["in float32"] = _excess(replace(band, nominal=value))
+    largest = max(
+        (float(t.abs().nan_to_num(0, 0, 0).max()) for t in floating if t.numel()), default=0
+    )
+    if largest:
+        power = 2.0 ** -round(math.log2(largest))
+        scaled = tree_map_only(torch.Tensor, lambda t: _scaled(t, power), (args, kwargs))
+        with contextlib.suppress(Exception):  # some kernels refuse other values
+            found["scaled"] = _excess(_band(Shadow(MANY), func, *scaled, cause.output))
+    return {k: float(f"{v:.3g}") for k, v in found.items()}
+
+
+def _largest(t: torch.Tensor) -> float:
+    return float(t.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _copied(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.detach().clone(), tree)
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    return t.float() if t.dtype in NARROW else t
+
+
+def _scaled(t: torch.Tensor, power: float) -> torch.Tensor:
+    if not (t.is_floating_point() or t.is_complex()):
+        return t
+    return (t.to(torch.complex128 if t.is_complex() else torch.float64) * power).to(t.dtype)
+
+
+def _try(func: Any, args: Any, kwargs: Any, output: int) -> torch.Tensor | None:
+    try:
+        args, kwargs = _copied((args, kwargs))
+        call = _Call(func, args, kwargs)
+        out = func(*args, **kwargs)
+        return call.written(_tensors(out))[output]
+    except Exception:
+        return None
+
+
+def _band(mode: Shadow, func: Any, args: Any, kwargs: Any, output: int) -> Band:
+    args, kwargs = _copied((args, kwargs))
+    call = _Call(func, args, kwargs)
+    with mode:
+        out = func(*args, **kwargs)
+    return mode.band(call.written(_tensors(out))[output])
+
+
+def _excess(band: Band) -> float:
+    found = distance(band, band.nominal)
+    return max(found.excess, found.bias)
+
+
+def _of_the_largest(band: Band) -> float:
+    clean, off = band.clean, (band.nominal.to(band.clean.dtype) - band.clean).abs()
+    largest = _largest(clean)
+    return _largest(off) / (UNIT_ROUNDOFF[band.nominal.dtype] * largest or math.ulp(0.0))
