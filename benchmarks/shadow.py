@@ -8,7 +8,8 @@ kernels are torch's own, so each distance is honest rounding. Where one is over 
 kernel in which it arises is found and its call is taken apart (shadow_causes.py); the explanations
 stand in shadow_kernels.toml, and both come together in docs/shadow-operators.md (shadow_table.py).
 
-Writes STEM.json and STEM.csv, the quantiles of every operator and dtype.
+Writes STEM.json and STEM.csv, the quantiles of every operator and dtype. A part that is left out
+(--each=0, --cases=0) stays as it was in STEM.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shadow_causes import Cause, Traced, probe
+from shadow_causes import MANY, Cause, Traced, probe
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import harness, prelude, reference
@@ -44,27 +45,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--ops", default="*")
-    parser.add_argument("--each", type=int, default=10, help="samples of each operator and dtype")
+    parser.add_argument(
+        "--each", type=int, default=10, help="samples of each operator and dtype, 0: none"
+    )
     parser.add_argument("--threshold", type=float, default=4.0)
-    parser.add_argument("--cases", type=int, default=5000, help="random cases of the engine")
+    parser.add_argument(
+        "--cases", type=int, default=5000, help="random cases of the engine, 0: none"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="without its suffix")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows: list[Row] = []
-    result: dict[str, Any] = {
+    path = args.output and args.output.with_suffix(".json")
+    result: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    result |= {
         "threshold": args.threshold,
         "samples": args.samples,
-        "operator database": database(args, rows),
-        "random cases": random_cases(args),
         "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
         "machine": f"{platform.machine()}, {platform.system()}, one thread",
     }
+    if args.each:
+        result["operator database"] = database(args, rows)
+    if args.cases:
+        result["random cases"] = random_cases(args)
     print(json.dumps(result, indent=1))
-    if args.output:
-        args.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        by_operator(rows, args.output.with_suffix(".csv"))
+    if path:
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        if rows:
+            by_operator(rows, path.with_suffix(".csv"))
 
 
 Row = tuple[str, str, str, str, float, float]  # operator, its dtype, kind, dtype, excess, bias
@@ -86,7 +96,7 @@ def random_cases(args: argparse.Namespace) -> dict[str, Any]:
         _, bands = reference_.shadowed(case, args.samples, 0)
         plain += middle - start
         shadowed += time.process_time() - middle
-        over = []
+        over: dict[str, float] = {}
         for label, band in bands.items():
             unknown += not band.known
             ranged += bool(band.left)
@@ -96,13 +106,15 @@ def random_cases(args: argparse.Namespace) -> dict[str, Any]:
             kind = "gradient" if label.endswith(".grad") else "forward"
             rows.append(("", "", kind, short(band.nominal.dtype), found.excess, found.bias))
             gains.count(band)
-            if max(found.excess, found.bias) > args.threshold:
-                over.append(max(found.excess, found.bias))
+            if (size := max(found.excess, found.bias)) > args.threshold:
+                over[label] = size
         if over:
             cases_over += 1
             mode = Traced(args.samples, 0, args.threshold)
             follow(case, mode)
-            causes.add((), case.id, mode.causes[0], len(over), max(over))
+            _, again = reference_.shadowed(case, MANY, MANY)
+            still = sum(is_over(again[label], args.threshold) for label in over)
+            causes.add((), case.id, mode.causes[0], len(over), still, max(over.values()))
     return {
         "cases": args.cases,
         "cases with a value over the threshold": cases_over,
@@ -162,11 +174,15 @@ def database(args: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
         if over:
             traced = Traced(args.samples, 0, args.threshold)
             run(op, sample, traced)
+            many = Shadow(MANY, MANY)
+            still: defaultdict[str, int] = defaultdict(int)
+            for kind, value in run(op, sample, many):
+                still[kind] += bool(value.numel()) and is_over(many.band(value), args.threshold)
             for kind, sizes in over.items():
                 # The first in time, but a gradient's own kernel before the forward pass's.
                 cause = traced.causes[0 if kind == "forward" else -1]
                 of = (name(op), short(dtype), kind)
-                causes.add(of, str(number), cause, len(sizes), max(sizes))
+                causes.add(of, str(number), cause, len(sizes), still[kind], max(sizes))
     return {
         "operators": len({r[0] for r in rows}),
         "not followed": unknown,
@@ -184,14 +200,17 @@ class Causes:
     def __init__(self) -> None:
         self.found: dict[tuple[str, ...], dict[str, Any]] = {}
 
-    def add(self, of: tuple[str, ...], where: str, cause: Cause, values: int, size: float) -> None:
+    def add(
+        self, of: tuple[str, ...], where: str, cause: Cause, values: int, still: int, size: float
+    ) -> None:
         """Count a run of an operator (or of none: a random case) under the kernel it arises in."""
         row = self.found.setdefault(
             (*of, cause.kernel, cause.dtype),
-            {"runs": 0, "values": 0, "largest": 0.0, "size": 0.0, "cause": cause, "where": where},
+            {"runs": 0, "values": 0, "still": 0, "largest": 0.0, "size": 0.0},
         )
         row["runs"] += 1
         row["values"] += values
+        row["still"] += still
         row["largest"] = max(row["largest"], size)
         if cause.size > row["size"]:
             row |= {"size": cause.size, "cause": cause, "where": where}
@@ -203,12 +222,27 @@ class Causes:
             expected, observed, scale = row["cause"].worst
             rows.append(
                 dict(zip((*names, "kernel", "result"), key, strict=True))
-                | {"runs": row["runs"], "values": row["values"], "example": row["where"]}
+                | {"runs": row["runs"], "values": row["values"]}
+                | {"values with 64 samples": row["still"], "example": row["where"]}
                 | {"excess": figure(row["largest"]), "excess of the kernel": figure(row["size"])}
                 | {"expected": figure(expected), "observed": figure(observed)}
-                | {"unit": figure(scale), "experiments": probe(row["cause"])}
+                | {"unit": figure(scale), "experiments": tried(row["cause"])}
             )
         return rows
+
+
+def is_over(band: Band, threshold: float) -> bool:
+    found = distance(band, band.nominal)
+    return max(found.excess, found.bias) > threshold
+
+
+def tried(cause: Cause) -> dict[str, float]:
+    """Return the experiments, or none where the kernel cannot be called again alone."""
+    try:
+        return probe(cause)
+    except Exception as error:
+        print(f"{cause.kernel}: {error}")
+        return {}
 
 
 class Gains:

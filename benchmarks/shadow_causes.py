@@ -11,6 +11,9 @@ over the threshold, the call's inputs. `probe` runs that call alone:
   the threshold, the kernel is backward stable in its 16-bit dtype.
 - scaled: with floating inputs scaled by a power of 2 to a largest of about 1. Under the threshold,
   an intermediate left the range of the dtype, or was subnormal.
+- magnitudes: of absolute values. Under the threshold, only a sign or a phase differs.
+- random input: normal random numbers in the place of all floating inputs, up to magnitudes. Under
+  the threshold, it is the input that is special: degenerate, cancelling, or at a jump.
 - of the largest: how far the worst element is off, in roundoffs of the tensor's largest element.
   Small, the error is one of a cancellation: as large as the largest element's own rounding.
 """
@@ -129,6 +132,7 @@ def probe(cause: Cause) -> dict[str, float]:
     found = {"alone": _excess(band)}
     if band.nominal.dtype in UNIT_ROUNDOFF:
         found["of the largest"] = _of_the_largest(band)
+        found["magnitudes"] = _excess(_magnitudes(band))
     if band.nominal.dtype in NARROW or any(t.dtype in NARROW for t in floating):
         found["own dtype"] = _excess(_band(_Loose(MANY), func, args, kwargs, cause.output))
         wide = tree_map_only(torch.Tensor, _wide, (args, kwargs))
@@ -144,6 +148,11 @@ def probe(cause: Cause) -> dict[str, float]:
         scaled = tree_map_only(torch.Tensor, lambda t: _scaled(t, power), (args, kwargs))
         with contextlib.suppress(Exception):  # some kernels refuse other values
             found["scaled"] = _excess(_band(Shadow(MANY), func, *scaled, cause.output))
+    generator = torch.Generator().manual_seed(0)
+    other = tree_map_only(torch.Tensor, lambda t: _random(t, generator), (args, kwargs))
+    with contextlib.suppress(Exception):
+        band = _band(Shadow(MANY), func, *other, cause.output)
+        found["random input"] = min(_excess(band), _excess(_magnitudes(band)))
     return {k: float(f"{v:.3g}") for k, v in found.items()}
 
 
@@ -163,6 +172,19 @@ def _scaled(t: torch.Tensor, power: float) -> torch.Tensor:
     if not (t.is_floating_point() or t.is_complex()):
         return t
     return (t.to(torch.complex128 if t.is_complex() else torch.float64) * power).to(t.dtype)
+
+
+def _random(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not (t.is_floating_point() or t.is_complex()):
+        return t
+    return torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)
+
+
+def _magnitudes(band: Band) -> Band:
+    """Return the band of the absolute values: a complex element's phase is lost too."""
+    return replace(
+        band, nominal=band.nominal.abs(), clean=band.clean.abs(), samples=band.samples.abs()
+    )
 
 
 def _try(func: Any, args: Any, kwargs: Any, output: int) -> torch.Tensor | None:

@@ -529,10 +529,11 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
         return Distance(0.0, 0.0)
     clean, samples, given = band.clean, band.samples, value
     value = value.detach().to(clean.dtype)
-    if (
-        band.nominal.dtype not in UNIT_ROUNDOFF
-    ):  # integers and bool: one of the values that the samples came to
+    if band.nominal.dtype not in UNIT_ROUNDOFF:
+        # Integers and bool: one of the values that the samples came to, or torch itself.
         unlike = (value != clean) & (samples != value).all(0)
+        if band.nominal is not given:
+            unlike &= value != band.nominal
         if not unlike.any():
             return Distance(0.0, 0.0)
         index = tuple(int(i) for i in torch.nonzero(unlike)[0])

@@ -211,6 +211,16 @@ def test_discrete_results_may_be_what_any_sample_came_to() -> None:
     assert distance(band, torch.tensor([2])).excess == float("inf")
 
 
+def test_discrete_results_may_be_torchs_own() -> None:
+    """Another implementation that is off elsewhere is not blamed for what torch does too."""
+    nominal = torch.tensor([True, False, False])
+    clean = torch.tensor([False, False, False])
+    band = Band(nominal, clean, clean.expand(8, 3), True, ())
+    assert distance(band, band.nominal).excess == float("inf")  # torch itself, without allowance
+    assert distance(band, torch.tensor([True, False, False])).excess == 0
+    assert distance(band, torch.tensor([True, False, True])).index == (2,)
+
+
 def test_a_seeded_op_takes_the_nominal_draw() -> None:
     torch.manual_seed(0)
     found = shadow(lambda: torch.rand(4) * 3)
