@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shadow_causes import MANY, Cause, Traced, probe
+from shadow_causes import MANY, Cause, Traced, enough, probe
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import harness, prelude, reference
@@ -174,7 +174,7 @@ def database(args: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
         if over:
             traced = Traced(args.samples, 0, args.threshold)
             run(op, sample, traced)
-            many = Shadow(MANY, MANY)
+            many = Shadow(enough(tensors((sample.input, sample.args, sample.kwargs))), MANY)
             still: defaultdict[str, int] = defaultdict(int)
             for kind, value in run(op, sample, many):
                 still[kind] += bool(value.numel()) and is_over(many.band(value), args.threshold)

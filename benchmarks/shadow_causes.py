@@ -41,6 +41,7 @@ from amp_fuzz.reference.shadows import (
 
 THRESHOLD = 4.0
 MANY = 64
+LARGE = 100_000
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -127,14 +128,15 @@ class _Loose(Shadow):
 def probe(cause: Cause) -> dict[str, float]:
     """Return what the experiments give; an experiment that does not apply is left out."""
     func, args, kwargs = cause.call
+    many = enough((args, kwargs))
     floating = [t for t in _tensors((args, kwargs)) if t.is_floating_point() or t.is_complex()]
-    band = _band(Shadow(MANY), func, args, kwargs, cause.output)
+    band = _band(Shadow(many), func, args, kwargs, cause.output)
     found = {"alone": _excess(band)}
     if band.nominal.dtype in UNIT_ROUNDOFF:
         found["of the largest"] = _of_the_largest(band)
         found["magnitudes"] = _excess(_magnitudes(band))
     if band.nominal.dtype in NARROW or any(t.dtype in NARROW for t in floating):
-        found["own dtype"] = _excess(_band(_Loose(MANY), func, args, kwargs, cause.output))
+        found["own dtype"] = _excess(_band(_Loose(many), func, args, kwargs, cause.output))
         wide = tree_map_only(torch.Tensor, _wide, (args, kwargs))
         result = _try(func, *wide, cause.output)
         if result is not None and result.shape == band.nominal.shape:
@@ -147,13 +149,18 @@ def probe(cause: Cause) -> dict[str, float]:
         power = 2.0 ** -round(math.log2(largest))
         scaled = tree_map_only(torch.Tensor, lambda t: _scaled(t, power), (args, kwargs))
         with contextlib.suppress(Exception):  # some kernels refuse other values
-            found["scaled"] = _excess(_band(Shadow(MANY), func, *scaled, cause.output))
+            found["scaled"] = _excess(_band(Shadow(many), func, *scaled, cause.output))
     generator = torch.Generator().manual_seed(0)
     other = tree_map_only(torch.Tensor, lambda t: _random(t, generator), (args, kwargs))
     with contextlib.suppress(Exception):
-        band = _band(Shadow(MANY), func, *other, cause.output)
+        band = _band(Shadow(many), func, *other, cause.output)
         found["random input"] = min(_excess(band), _excess(_magnitudes(band)))
     return {k: float(f"{v:.3g}") for k, v in found.items()}
+
+
+def enough(tree: Any) -> int:
+    """Return how many samples confirm: fewer for large tensors, whose copies fill the memory."""
+    return MANY if sum(t.numel() for t in _tensors(tree)) < LARGE else MANY // 4
 
 
 def _largest(t: torch.Tensor) -> float:

@@ -251,16 +251,16 @@ class Shadow(TorchDispatchMode):
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
-        memory, window = self._copies(nominal)
+        memory, window = self._raw(nominal)
         memory.known = memory.known and known
         for other in self._memories.get(memory.keep._cdata, {}).values():
             if other is not memory:  # the same bits as another dtype: written behind its back
                 other.known = False
         memory.left = tuple(dict.fromkeys((*memory.left, *left)))
         leaves = False
-        value = nominal.detach()
+        value = _seen(_bits(nominal).to(window.dtype), nominal)
         if copies is None:
-            window.copy_(value.unsqueeze(0).expand(window.shape))
+            window.copy_(_seen(value, nominal).unsqueeze(0).expand(window.shape))
             return False
         copies = copies.to(window.dtype)
         if nominal.dtype in UNIT_ROUNDOFF:
@@ -275,14 +275,19 @@ class Shadow(TorchDispatchMode):
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():
                 leaves = bool((beyond & torch.isfinite(copies[0])).any())
-                copies = torch.where(finite, copies, value.to(copies.dtype))
-        window.copy_(copies)
+                copies = torch.where(finite, copies, value)
+        window.copy_(_seen(copies, nominal))
         return leaves
 
     def _copies(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
+        """Return the memory of a tensor and its copies ``[K + 1, *shape]``."""
+        memory, window = self._raw(tensor)
+        return memory, _seen(window, tensor)
+
+    def _raw(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
         """Return the memory of a tensor and the window ``[K + 1, *shape]`` of its copies.
 
-        A tensor that is met for the first time is exact: all copies are what it is.
+        Of what the memory holds, whether or not the tensor negates or conjugates it. A tensor that is met for the first time is exact: all copies are what it is.
         """
         if tensor._is_zerotensor():  # autograd's zeros without memory
             zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=_WIDE.get(tensor.dtype))
@@ -432,10 +437,24 @@ def _window(copies: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of ``[n, elements]`` copies that a tensor of that memory covers."""
     offset = copies.storage_offset() + tensor.storage_offset()
     size, stride = (len(copies), *tensor.shape), (copies.stride(0), *tensor.stride())
-    window = copies.as_strided(size, stride, offset)
-    if tensor.is_conj():  # views that conjugate and negate lazily
-        window = window.conj()
-    return torch._neg_view(window) if tensor.is_neg() else window
+    return copies.as_strided(size, stride, offset)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what the memory of a tensor holds, without its lazy negation and conjugation."""
+    storage, plain = tensor.untyped_storage(), torch.empty(0, dtype=tensor.dtype)
+    return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _seen(held: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a tensor makes of what its memory holds, or the other way: both are involutions.
+
+    Computed at once: a lazy conjugate loses its bit where a dispatch key is excluded, as it is for
+    composite ops that inference_mode brings here whole.
+    """
+    if tensor.is_conj():
+        held = held.conj_physical()
+    return held.neg() if tensor.is_neg() else held
 
 
 def _equals(wide: torch.Tensor, nominal: torch.Tensor) -> bool:

@@ -202,6 +202,25 @@ def test_complex_and_conjugate_views() -> None:
     assert off(found.band(found.result), found.result) < THRESHOLD
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.fft.ihfft,
+        lambda x: torch.resolve_conj(torch.complex(x, x + 1).conj()),
+        lambda x: torch.resolve_neg(torch.complex(x, x + 1).conj().imag),
+        lambda x: torch.complex(x, x + 1).conj().add_(1).conj(),
+    ],
+)
+def test_lazy_conjugates_are_followed_in_inference_mode_too(
+    function: Callable[[torch.Tensor], torch.Tensor], mode: Any
+) -> None:
+    with mode():
+        found = shadow(function, X)
+        band = found.band(found.result)
+        assert not band.known or off(band, found.result) < THRESHOLD
+
+
 def test_discrete_results_may_be_what_any_sample_came_to() -> None:
     x = torch.tensor([[1.0, 1.0 + 1e-7, 0.0]])
     found = shadow(lambda: torch.mm(x, torch.eye(3)).argmax(-1), samples=64)

@@ -1,0 +1,201 @@
+"""Write docs/shadow-operators.md: every operator over the threshold, explained.
+
+    python benchmarks/shadow_table.py
+
+Reads what shadow.py measured (shadow.json) and what is known of each kernel (shadow_kernels.toml).
+A kind is not an opinion: it holds only if its experiment says so (`PROOF`), and a row without one
+is an error here, as is a kernel without a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "shadow-operators.md"
+THRESHOLD = 4.0
+# A kernel that cancels is off by a few roundoffs of its largest element, whatever the others are.
+FEW = 16.0
+
+Experiments = Mapping[str, float]
+
+
+def _under(name: str) -> Callable[[Experiments], bool]:
+    return lambda e: e.get(name, float("inf")) <= THRESHOLD
+
+
+PROOF: dict[str, Callable[[Experiments], bool]] = {
+    "what came in": _under("alone"),
+    "free choice": _under("magnitudes"),
+    "16 bits inside": _under("in float32"),
+    "range": _under("scaled"),
+    "special input": _under("random input"),
+    "cancellation": lambda e: e.get("of the largest", float("inf")) <= FEW,
+    # Torch is wrong, or nothing is right: the sentence says why, and names a page or a test.
+    "fault": lambda e: True,
+    "not determined": lambda e: True,
+}
+SAID = {
+    "what came in": "the kernel alone is honest; its inputs were already off, each within its band",
+    "free choice": "the absolute values agree; signs or phases are free",
+    "16 bits inside": "with the inputs held in float32 and the result rounded once, it agrees",
+    "range": "with inputs scaled to about 1 it agrees: overflow or subnormal numbers inside",
+    "special input": "on normal random inputs it agrees",
+    "cancellation": "off by a few roundoffs of the largest element, not of each",
+    "fault": "torch is wrong",
+    "not determined": "the result is not determined by the inputs",
+}
+
+
+class Unexplained(Exception):
+    """A row has no sentence, or a kind that its experiments do not bear out."""
+
+
+def load() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what was measured and what is known of the kernels."""
+    known = tomllib.loads((HERE / "shadow_kernels.toml").read_text())
+    return json.loads((HERE / "shadow.json").read_text()), known
+
+
+def kind(row: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kind of a row, and the sentence about its kernel.
+
+    Raises:
+        Unexplained: there is none, or the experiments contradict it.
+    """
+    name = f"{row['kernel']}, {row['result']}"
+    found: Experiments = row["experiments"]
+    entries = known.get(row["kernel"].partition(".")[0], [])
+    if PROOF["what came in"](found):  # whatever the kernel is, it is not to blame
+        said = [e for e in entries if e["kind"] == "what came in"]
+        return "what came in", said[0]["why"] if said else known["_honest"][0]["why"]
+    for entry in entries:
+        if entry["kind"] not in PROOF:
+            raise Unexplained(f"shadow_kernels.toml: {name}: no such kind: {entry['kind']!r}")
+        if PROOF[entry["kind"]](found) and row["result"] in entry.get("results", row["result"]):
+            return entry["kind"], entry["why"]
+    raise Unexplained(f"shadow_kernels.toml explains no {name}: {dict(found)}")
+
+
+def page(measured: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """Return the text of docs/shadow-operators.md."""
+    database, cases = measured["operator database"], measured["random cases"]
+    lines = [INTRODUCTION.format(few=f"{FEW:g}"), _summary(database, cases), ""]
+    lines += ["| kind | what the experiment shows |", "|---|---|"]
+    lines += [f"| {k} | {SAID[k]} |" for k in PROOF]
+    lines += ["", "## PyTorch's operator database", "", _heading(database), ""]
+    lines += [
+        "| operator | inputs | | kernel | excess | kind | evidence |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(database["over the threshold"], key=lambda r: (r["operator"], r["dtype"])):
+        said, why = kind(row, known)
+        lines.append(
+            f"| `{row['operator']}` | {row['dtype']} | {row['direction']} | `{_short(row)}` "
+            f"| {row['excess']:.3g} | {said} | {_shown(row, said)}; {why} |"
+        )
+    lines += ["", "## Random cases", "", _heading(cases), "", *_kinds(cases, known), ""]
+    lines += [
+        "| kernel | result | cases | values | excess | kind | evidence |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(cases["over the threshold"], key=lambda r: (-r["values"], r["kernel"])):
+        said, why = kind(row, known)
+        lines.append(
+            f"| `{_short(row)}` | {row['result']} | {row['runs']} | {row['values']} "
+            f"| {row['excess']:.3g} | {said} | {_shown(row, said)}; {why} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# Operators over the threshold, one by one
+
+Written by `benchmarks/shadow_table.py` from `benchmarks/shadow.json`; a test holds them together.
+
+Torch's own kernels, measured against their bands *without* the allowance that a comparison has
+([shadow.md](shadow.md)). Where a result is over the threshold of 4, the first kernel in time that
+is over it is called again alone: as it is, with 16-bit inputs held in float32, scaled, on random
+input, and up to signs. Only an experiment that brings the excess under 4 (for a cancellation: an
+error of at most {few} roundoffs of the largest element) makes a kind. The distribution of every
+operator and dtype is in [`benchmarks/shadow.csv`](../benchmarks/shadow.csv).
+"""
+
+
+def _summary(database: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
+    rows = ["| | comparisons | over 4 | median | 90 % | 99 % | 99.9 % | largest |"]
+    rows.append("|---|---|---|---|---|---|---|---|")
+    for title, part in (("operator database", database), ("random cases", cases)):
+        excess, over = part["excess"], part["over the threshold, of them"]
+        rows.append(f"| {title} | {part['comparisons']:,} | {over:,} | {_row(excess)} |")
+        for dtype in ("float32", "bfloat16", "float16"):
+            for direction in ("forward", "gradient"):
+                found = part["by dtype"].get(f"{dtype}, {direction}")
+                if found:
+                    rows.append(
+                        f"| {dtype}, {direction} | {found['comparisons']:,} | | {_row(found)} |"
+                    )
+    return "\n".join(rows)
+
+
+def _row(excess: Mapping[str, float]) -> str:
+    names = ("median", "90 %", "99 %", "99.9 %", "largest")
+    return " | ".join(f"{excess[n]:.3g}" for n in names)
+
+
+def _heading(part: Mapping[str, Any]) -> str:
+    rows = part["over the threshold"]
+    over = sum(r["values"] for r in rows)
+    still = sum(r["values with 64 samples"] for r in rows)
+    if "operators" in part:
+        own = len({r["operator"] for r in rows})
+        first = f"{own} of {part['operators']} operators are over it somewhere: "
+    else:
+        some = part["cases with a value over the threshold"]
+        first = f"{some} of {part['cases']:,} cases have a value over it: "
+    return (
+        f"{first}{over} of {part['comparisons']:,} values with 8 samples, of which {still} are "
+        "over it again with 64, as a divergence must be."
+    )
+
+
+def _kinds(cases: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for row in cases["over the threshold"]:
+        count = counts[kind(row, known)[0]]
+        for i, n in enumerate((1, row["runs"], row["values"], row["values with 64 samples"])):
+            count[i] += n
+    lines = [
+        "| kind | kernels and dtypes | cases | values | with 64 samples |",
+        "|---|---|---|---|---|",
+    ]
+    return lines + [f"| {k} | {' | '.join(map(str, counts[k]))} |" for k in PROOF if k in counts]
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    return str(row["kernel"]).removesuffix(".default")
+
+
+def _shown(row: Mapping[str, Any], said: str) -> str:
+    """Return the number that makes a kind."""
+    names = {
+        "what came in": "alone",
+        "free choice": "magnitudes",
+        "16 bits inside": "in float32",
+        "range": "scaled",
+        "special input": "random input",
+        "cancellation": "of the largest",
+    }
+    name = names.get(said, "alone")
+    number = row["experiments"].get(name)
+    if number is None:
+        return "cannot be called alone"
+    return f"{name} {number:.2g}" + (" roundoffs" if said == "cancellation" else "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(*load()))
