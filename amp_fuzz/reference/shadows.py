@@ -158,7 +158,7 @@ class Shadow(TorchDispatchMode):
             return out
         if call.random:
             # The copies take what was drawn; what came into it inexact is lost.
-            known = all(m.known and bool((c == c[:1]).all()) for m, c in before)
+            known = all(m.known and bool(((c == c[:1]) | (c != c)).all()) for m, c in before)
             left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
             for t in call.written(results):
                 self._store(t, None, known=known, left=left)

@@ -185,8 +185,19 @@ def test_uninitialised_memory_is_no_result() -> None:
     band = found.band(found.result)
     assert band.left == ()
     assert off(band, found.result) < THRESHOLD
-    empty = shadow(lambda: torch.empty_like(torch.mm(X, W)))
-    assert torch.equal(empty.band(empty.result).samples[0], empty.band(empty.result).clean)
+
+
+def test_a_draw_into_uninitialised_memory_is_known() -> None:
+    """Whatever it held: NaN is no sign that something inexact came in."""
+
+    def draw() -> torch.Tensor:
+        noise = torch.full((64,), float("nan"))
+        return noise.bernoulli_(0.5).div_(0.5) * 3
+
+    found = shadow(draw)
+    band = found.band(found.result)
+    assert band.known
+    assert off(band, found.result) < THRESHOLD
 
 
 def test_out_is_written() -> None:
