@@ -342,7 +342,8 @@ class _Call:
         names = [parameter.name for parameter in schema.arguments]
         writes = {p.name for p in schema.arguments if p.alias_info and p.alias_info.is_write}
         given = [*zip(names, self.args, strict=False), *self.kwargs.items()]
-        found, number = [], 0
+        found: list[int] = []
+        number = 0
         for name, argument in given:
             count = len(_tensors(argument))
             if name in writes:
