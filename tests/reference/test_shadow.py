@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -382,3 +383,41 @@ def test_units_are_positive_and_of_the_bands_shape() -> None:
     assert unit(band).shape == y.shape
     assert (unit(band) > 0).all()
     assert (unit(band) >= unit(band, own=False)).all()
+
+
+# -- faults of torch that shadows show -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layer_norms_weight_gradient_is_summed_in_16_bits(dtype: torch.dtype) -> None:
+    """docs/findings/layer-norm-weight-grad.md. If torch mends it, the page is to be changed."""
+    w = torch.ones(4, requires_grad=True)
+
+    def train() -> Any:
+        y = functional.layer_norm(randn(4096, 4).to(dtype), (4,), w, torch.zeros(4))
+        return torch.autograd.grad(y.float().square().sum(), w)[0]
+
+    found = shadow(train)
+    assert found.result.dtype == torch.float32
+    band = found.band(found.result)
+    assert off(band, band.nominal) > 1000
+    right = band.clean.to(torch.float32)
+    assert off(replace(band, nominal=right), right) < 1
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x, out: torch.nn.functional.avg_pool3d(x, 2, out=out),
+        lambda x, out: torch._C._nn.adaptive_avg_pool3d(x, (1, 2, 2), out=out),
+    ],
+)
+def test_3d_pools_overlook_the_strides_of_out(pool: Callable[..., Any]) -> None:
+    """docs/findings/avg-pool3d-out.md. If torch mends it, the page is to be changed."""
+    x, out = randn(1, 1, 2, 4, 4), torch.zeros(1, 1, 1, 2, 2).transpose(3, 4)
+    found = shadow(pool, x, out)
+    band = found.band(out)
+    assert off(band, band.nominal) > 1000
+    right = torch.zeros(1, 1, 1, 2, 2)
+    pool(x, right)
+    assert off(replace(band, nominal=right), right) < THRESHOLD
