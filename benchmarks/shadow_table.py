@@ -81,7 +81,8 @@ def kind(row: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, str]:
     for entry in entries:
         if entry["kind"] not in PROOF:
             raise Unexplained(f"shadow_kernels.toml: {name}: no such kind: {entry['kind']!r}")
-        if PROOF[entry["kind"]](found) and row["result"] in entry.get("results", row["result"]):
+        its = row["kernel"].endswith(entry.get("overload", ""))
+        if its and PROOF[entry["kind"]](found):
             return entry["kind"], entry["why"]
     raise Unexplained(f"shadow_kernels.toml explains no {name}: {dict(found)}")
 
