@@ -287,7 +287,8 @@ class Shadow(TorchDispatchMode):
     def _raw(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
         """Return the memory of a tensor and the window ``[K + 1, *shape]`` of its copies.
 
-        Of what the memory holds, whether or not the tensor negates or conjugates it. A tensor that is met for the first time is exact: all copies are what it is.
+        Of what the memory holds, whether or not the tensor negates or conjugates it. A tensor that
+        is met for the first time is exact: all copies are what it is.
         """
         if tensor._is_zerotensor():  # autograd's zeros without memory
             zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=_WIDE.get(tensor.dtype))
@@ -360,7 +361,7 @@ class _Call:
         args = [_with(a, turn) for a in self.args]
         kwargs = {name: _with(a, turn) for name, a in self.kwargs.items()}
         out = self.func(*args, **kwargs)
-        return [own[i] for i in self.targets] + self._fresh(out, own)
+        return [_resolved(t) for t in [*(own[i] for i in self.targets), *self._fresh(out, own)]]
 
     def at_once(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run an elementwise op on all copies ``[K + 1, *shape]`` in one call."""
@@ -445,6 +446,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return what the memory of a tensor holds, without its lazy negation and conjugation."""
     storage, plain = tensor.untyped_storage(), torch.empty(0, dtype=tensor.dtype)
     return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without lazy negation and conjugation, which `_seen` tells of."""
+    return _seen(_bits(tensor), tensor) if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _seen(held: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
