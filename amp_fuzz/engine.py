@@ -20,7 +20,7 @@ from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.bisection import BISECTED, blame
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.scripted import ScriptBackend
-from amp_fuzz.case import Case
+from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
@@ -248,7 +248,7 @@ def _finding(
     yield Suspected(rough)
     with quiet():
         small, last = verdict.case, verdict
-        stage = part = ""
+        stage, part, without = "", "", False
         if verdict.divergence.kind != "nondeterminism":
             try:
                 stage = _stage(judge, verdict, seen)
@@ -257,12 +257,18 @@ def _finding(
                 if settings.minimize > 0:
                     small, last = shrink(judge, verdict, limit, seen)
                     part = "" if verdict.known else _part(judge, last, stage, seen)
+                without = _bare(judge, last, seen)
             except KeyboardInterrupt:
                 yield Finding(rough, new=not verdict.known)
                 raise
         record = last.finding(task.family, small)
         record = msgspec.structs.replace(
-            record, case=verdict.case, explicit=_explicit(judge, small), stage=stage, part=part
+            record,
+            case=verdict.case,
+            explicit=_explicit(judge, small),
+            stage=stage,
+            part=part,
+            bare=without,
         )
     final = signature_of(record)
     if final != signature and final in signatures:
@@ -313,6 +319,16 @@ def _part(judge: Judge, verdict: Verdict, stage: str, seen: Callable[[Case], Non
         return blame(rung.rung, agrees)
     except Exception:  # it is private to torch, and it must not cost the finding
         return ""
+
+
+def _bare(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> bool:
+    """Return whether a case diverges in the same way with its autocast contexts taken away."""
+    assert verdict.divergence is not None
+    plain = bare(verdict.case)
+    seen(plain)
+    relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
+    found = replace(judge, known=(), relations=relations).judge(plain).divergence
+    return found is not None and found.kind == verdict.divergence.kind
 
 
 def shrink(

@@ -10,11 +10,12 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.blame import Named, guilty_op, tainted
 from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
@@ -29,9 +30,10 @@ from amp_fuzz.oracle import (
     differ,
     within,
 )
-from amp_fuzz.program import Statement, statements, uses
+from amp_fuzz.program import Statement, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, quirks
+from amp_fuzz.without import WITHOUT
 
 __all__ = ["Judge", "Verdict", "unsupported"]
 
@@ -97,29 +99,6 @@ def unsupported(case: Case, backend: Backend) -> Statement | None:
     return next((s for s in calls if not backend.supports(s.op, s.form)), None)
 
 
-def guilty_op(case: Case, divergence: Divergence) -> str:
-    """Return the op of the statement where a divergence shows, or "" where none is named.
-
-    A value names the statement that made it, an error the line that raised it. A gradient names the
-    statement that uses the leaf, if there is only one.
-    """
-    made = {name: s.op for s in statements(case.program.body) for name in s.outputs}
-    for name in {spec.name for spec in case.program.inputs}:
-        users = [s.op for s in statements(case.program.body) if name in uses(s)]
-        if len(users) == 1:
-            made[f"{name}.grad"] = users[0]
-    where = divergence.where
-    if divergence.kind == "raise" and " = " in where:
-        where = where.partition(" = ")[0].partition(",")[0].strip()
-    *prefix, label = where.rpartition(": ")[2].split(".")
-    if label == "grad" and prefix:
-        label = f"{prefix[-1]}.grad"
-    if label in made:
-        return made[label]
-    ops = {s.op for s in statements(case.program.body)}
-    return ops.pop() if len(ops) == 1 else ""
-
-
 def _key(kernel: KernelCall) -> tuple[str, str, str]:
     dtypes = ",".join(str(d).removeprefix("torch.") for d in kernel.dtypes)
     return kernel.overload, kernel.policy.value, dtypes
@@ -181,12 +160,15 @@ class Judge:
             return verdict
         # Explained first: a known bug costs one run of the imitating reference, and what agrees bit
         # for bit needs no confirmation.
-        verdict.divergence, verdict.known = found, self.explain(case, found, observed)
+        verdict.divergence, verdict.known = found, self.explain(case, found, expected, observed)
         if not verdict.known:
+            if found.kind != "relation":  # an entry may list the first, and not what follows
+                found = self._remaining(case, expected, observed)[0] or found
             found = self._confirm(case, found, expected, observed)
             verdict.divergence = found
             if found.kind == "nondeterminism":
-                verdict.known = self._listed(case, found) or self._cleared(case, found)
+                verdict.known = self._listed(case, found)
+            verdict.known = verdict.known or self._cleared(case, found)
         verdict.outcome = "known" if verdict.known else "diverged"
         clock.lap("confirm")
         return verdict
@@ -200,6 +182,7 @@ class Judge:
         expected: Observation,
         observed: Observation,
         unjudged: set[str] | None = None,
+        skip: Callable[[str], bool] = lambda label: False,
     ) -> Divergence | None:
         rounding: Judgement | None = None
         if not self.backend.exact:
@@ -210,7 +193,7 @@ class Judge:
                 rounding = Rounding(
                     lambda samples, seed: reference.shadowed(case, samples, seed), unjudged
                 )
-        return compare(expected, observed, values=self.backend.values, rounding=rounding)
+        return compare(expected, observed, values=self.backend.values, rounding=rounding, skip=skip)
 
     def _relate(self, case: Case, observed: Observation) -> Divergence | None:
         def run(variant: Case) -> Observation:
@@ -245,33 +228,68 @@ class Judge:
         observed = self._run(case)
         return within(case, observed) or replace(self, relations="all")._relate(case, observed)
 
-    def explain(self, case: Case, found: Divergence, observed: Observation) -> str:
+    def explain(
+        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+    ) -> str:
         """Return the ids of the known entries that explain a divergence, joined by +, or ""."""
-        listed = self._listed(case, found)
+        if found.kind == "relation":
+            listed = self._listed(case, found)
+        else:
+            rest, ids = self._remaining(case, expected, observed)
+            listed = "" if rest else "+".join(ids)
         if listed:
             return listed
         quirky = [k for k in self.known if k.quirk and k.on(self.backend.name)]
 
-        def explained(chosen: Sequence[Known]) -> bool:
-            return self._agrees_with(case, found, observed, [k.quirk for k in chosen])
+        def explained(chosen: Sequence[Known]) -> list[str] | None:
+            names = [k.quirk for k in chosen]
+            more = self._agrees_with(case, found, observed, names)
+            return None if more is None else [*(k.id for k in chosen), *more]
 
         for entry in quirky:
-            if explained([entry]):
-                return entry.id if self._sound(case, [entry]) else ""
-        if len(quirky) < 2 or not explained(quirky):
+            if (ids_ := explained([entry])) is not None:
+                return "+".join(ids_) if self._sound(case, [entry]) else ""
+        if len(quirky) < 2 or (ids_ := explained(quirky)) is None:
             return ""
         for entry in tuple(quirky):  # several at once: those without which it is not explained
             fewer = [k for k in quirky if k is not entry]
-            if explained(fewer):
-                quirky = fewer
-        return "+".join(k.id for k in quirky) if self._sound(case, quirky) else ""
+            if (without := explained(fewer)) is not None:
+                quirky, ids_ = fewer, without
+        return "+".join(ids_) if self._sound(case, quirky) else ""
+
+    def _remaining(
+        self, case: Case, expected: Observation, observed: Observation
+    ) -> tuple[Divergence | None, list[str]]:
+        """Return the first divergence that no entry lists, and the ids of those that are.
+
+        A listed divergence takes along what its value has a part in, and nothing else.
+        """
+        ids: dict[str, None] = {}
+        skipped: set[str] = set()
+        while True:
+            found = self._compare(case, expected, observed, skip=Named(skipped))
+            listed = self._listed(case, found) if found else ""
+            if found is None or not listed:
+                return found, list(ids)
+            ids[listed] = None
+            if found.kind == "state":
+                return None, list(ids)
+            if found.kind == "raise":  # nothing was observed after it, but the state
+                raised = observed.raised or expected.raised
+                expected = Observation(raised=raised, leaked=expected.leaked)
+                observed = Observation(raised=raised, leaked=observed.leaked)
+            skipped |= tainted(case, found.where)
 
     def _sound(self, case: Case, entries: Iterable[Known]) -> bool:
         """Return whether the case agrees without autocast, if an entry asks for that."""
-        if not any(entry.bare for entry in entries):
+        if not any(entry.bare == "agrees" for entry in entries):
             return True
+        return self.bare(case) is None
+
+    def bare(self, case: Case) -> Divergence | None:
+        """Return the divergence of the case without autocast, if there is one."""
         plain = bare(case)
-        return self._compare(plain, self.backend.reference().run(plain), self._run(plain)) is None
+        return self._compare(plain, self.backend.reference().run(plain), self._run(plain))
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".
@@ -279,47 +297,71 @@ class Judge:
         An error in a backward pass names no statement: its text has to do.
         """
         op = guilty_op(case, found)
-        ops = [op] if op else {s.op for s in statements(case.program.body)}
-        entries = (k for k in self._speaking(found, ops) if not k.without)
-        return next((k.id for k in entries if op or k.says != ("*",)), "")
+        entries = [k for k in self._speaking(case, found) if not k.without]
+        entries = [k for k in entries if op or k.expected or k.observed]
+        return next((k.id for k in entries if self._fits(k, case)), "")
+
+    def _fits(self, entry: Known, case: Case) -> bool:
+        """Return whether the case without autocast does what an entry asks for."""
+        if not entry.bare:
+            return True
+        found = self.bare(case)
+        if entry.bare == "agrees" or found is None:
+            return found is None and entry.bare == "agrees"
+        return entry in self._speaking(bare(case), found)
 
     def _cleared(self, case: Case, found: Divergence) -> str:
-        """Return the id of the entry whose library makes the difference, or ""."""
-        ops = {s.op for s in statements(case.program.body)}
-        entries = [k for k in self._speaking(found, ops) if k.without]
-        return next((k.id for k in entries if self._agrees_without(k.without, case)), "")
+        """Return the id of the entry whose library makes the difference, and of others, or ""."""
+        ops = [s.op for s in statements(case.program.body)]
+        for entry in self._speaking(case, found, ops):
+            more = self._agrees_without(entry.without, case, found) if entry.without else None
+            if more is not None:
+                return "+".join([entry.id, *more])
+        return ""
 
-    def _speaking(self, found: Divergence, ops: Iterable[str]) -> Iterator[Known]:
+    def _speaking(self, case: Case, found: Divergence, ops: Iterable[str] = ()) -> Iterator[Known]:
+        op = guilty_op(case, found)
+        ops = list(ops) or ([op] if op else [s.op for s in statements(case.program.body)])
+        texts = {"expected": found.expected, "observed": found.observed}
         for entry in self.known:
-            told = found.kind, ops, found.where, found.observed
-            if entry.on(self.backend.name) and entry.explains(*told):
+            if entry.on(self.backend.name) and entry.explains(
+                found.kind, ops, found.where, **texts
+            ):
                 yield entry
 
-    def _agrees_without(self, library: str, case: Case) -> bool:
+    def _agrees_without(self, library: str, case: Case, found: Divergence) -> Sequence[str] | None:
+        """Return the entries that explain what is left without a library; None: not all of it."""
         with quiet(), WITHOUT[library]():  # switching warns of what this torch lacks
             expected = self.backend.reference().run(case)
-            return all(
-                self._compare(case, expected, side(case)) is None
-                for side in (self._run, self.backend.reference().run, self._run)
-            )
+            if found.kind == "nondeterminism":
+                sides = (self._run, self.backend.reference().run, self._run)
+                steady = all(self._compare(case, expected, side(case)) is None for side in sides)
+                return () if steady else None
+            observed = self._run(case)
+            rest = self._compare(case, expected, observed)
+            if rest is None:
+                return ()
+            explained = self.explain(case, rest, expected, observed)
+            return explained.split("+") if explained else None
 
     def _agrees_with(
         self, case: Case, found: Divergence, observed: Observation, names: Sequence[str]
-    ) -> bool:
-        """Return whether the reference, imitating these bugs, agrees with what was observed.
+    ) -> list[str] | None:
+        """Return the entries that list what is left where the reference imitates these bugs.
 
-        A relation is between two runs of the backend: it is explained if the imitating reference
-        breaks it in the same way.
+        None: it does not agree with what was observed. A relation is between two runs of the
+        backend: it is explained if the imitating reference breaks it in the same way.
         """
         if found.kind == "relation" and self._broken_by_reference(case, found):
-            return False  # with or without these bugs
+            return None  # with or without these bugs
         with quirks(names):
             if found.kind == "relation":
-                return self._broken_by_reference(case, found)
+                return [] if self._broken_by_reference(case, found) else None
             expected = self.backend.reference().run(case)
             if expected.raised and observed.raised and self._elsewise(expected, observed):
-                return False
-            return self._compare(case, expected, observed) is None
+                return None
+            rest, ids = self._remaining(case, expected, observed)
+            return ids if rest is None else None
 
     def _elsewise(self, expected: Observation, observed: Observation) -> bool:
         """Return whether an inexact backend, which may raise otherwise, raises another error."""
@@ -351,17 +393,6 @@ def _complaints(seen: Observation) -> set[str]:
         after = lines.index("Exception:") + 1 if "Exception:" in lines else 1
         inner = inner or set(lines[after : after + 1])
     return inner or set(lines[:1])
-
-
-def _without_mkldnn() -> AbstractContextManager[None]:
-    import torch
-
-    flags: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)
-    return flags
-
-
-WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"mkldnn": _without_mkldnn}
-"""How to run torch without a library that a known entry blames."""
 
 
 class _Clock:

@@ -8,6 +8,7 @@ it makes the two sides agree on the whole case. So an entry never hides another 
 from __future__ import annotations
 
 import fnmatch
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
@@ -29,12 +30,15 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: a name for it, the file name of its page in docs/findings/. what, why: one line each.
     link: the upstream issue, if there is one. quirk: the quirk that must make the case agree.
     Without one, `kinds` and `ops` say which divergences it explains: all of a kind, at an op (or a
-    glob over ops); `where` is a glob over what the divergence names, `says` are globs over what was
-    observed, such as the text of an error. without: the library
-    (``mkldnn``) whose fault it is: the entry explains only programs with such an op that agree,
-    again and again, when torch runs without that library.
-    bare: it explains only programs that agree when autocast stands nowhere in them, since the
-    imitation shares with the backend what must be right by itself.
+    glob over ops; ``*`` is also none); `where` is a glob over what the divergence names, `expected`
+    and `observed` are regular expressions that are found in what it says of the two sides. It
+    explains that divergence alone: the rest of the case must agree, or be explained. without: the
+    library (``mkldnn``), or the part of a compiler (``mutations-in-graphs``), whose fault it is:
+    the entry explains only programs with such an op that agree, again and again, when torch runs
+    without it.
+    bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
+    (an imitation may share with the backend what must be right by itself); ``diverges``: only
+    divergences that are there without autocast too, so that none of autocast hides behind them.
     backends: globs over backend names. torch: the versions that have it.
     """
 
@@ -46,9 +50,10 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     where: str = "*"
-    says: tuple[str, ...] = ("*",)
-    without: Literal["", "mkldnn"] = ""
-    bare: bool = False
+    expected: str = ""
+    observed: str = ""
+    without: Literal["", "mkldnn", "mutations-in-graphs"] = ""
+    bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"
 
@@ -58,13 +63,21 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         patterns = (pattern.replace("[", "[[]") for pattern in self.backends)
         return any(fnmatch.fnmatchcase(backend, pattern) for pattern in patterns)
 
-    def explains(self, kind: str, ops: Iterable[str], where: str = "", said: str = "") -> bool:
+    def explains(
+        self,
+        kind: str,
+        ops: Iterable[str],
+        where: str = "",
+        *,
+        expected: str = "",
+        observed: str = "",
+    ) -> bool:
         """Return whether an entry without a quirk speaks of a divergence of a kind at such ops."""
         if self.quirk or kind not in self.kinds:
             return False
         if not fnmatch.fnmatchcase(where, self.where):
             return False
-        if not any(fnmatch.fnmatchcase(said, pattern) for pattern in self.says):
+        if not (re.search(self.expected, expected) and re.search(self.observed, observed)):
             return False
         return any(fnmatch.fnmatchcase(op, pattern) for op in ops for pattern in self.ops)
 
@@ -97,4 +110,12 @@ def _parse(text: str, where: str) -> tuple[Known, ...]:
     for entry in known:
         if not entry.quirk and not (entry.kinds and entry.ops):
             raise KnownError(f"{where}: {entry.id}: give a quirk, or kinds and ops")
+        for name in ("expected", "observed"):
+            try:
+                re.compile(getattr(entry, name))
+            except re.error as error:
+                raise KnownError(
+                    f"{where}: {entry.id}: {name}={getattr(entry, name)!r} is no regular "
+                    f"expression ({error}): write a \\ before what is meant as it stands"
+                ) from error
     return known

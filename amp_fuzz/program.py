@@ -228,6 +228,26 @@ def uses(statement: Statement) -> Iterator[str]:
         yield from refs(arg)
 
 
+def downstream(program: Program, name: str) -> frozenset[str]:
+    """Return the names whose values a value may have a part in, itself included.
+
+    Where a program writes in place, memory is shared and what touches a name may change it: then
+    all that is connected counts.
+    """
+    calls = list(statements(program.body))
+    written = any(s.form in ("inplace", "out") for s in calls)
+    reached, before = {name}, 0
+    while len(reached) > before:
+        before = len(reached)
+        for call in calls:
+            read = set(uses(call))
+            if written and reached.intersection({*read, *call.outputs}):
+                reached |= {*read, *call.outputs}
+            elif reached & read:
+                reached |= set(call.outputs)
+    return frozenset(reached)
+
+
 def pretty(program: Program) -> str:
     """Return the one canonical listing of a program; for reading, not for running."""
     lines = [f"{s.name}: {_type_of(s)}" for s in program.inputs]

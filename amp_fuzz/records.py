@@ -95,6 +95,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     minimised: a smaller case with the same divergence. stage: of a compiler, the first rung of its
     ladder that diverges; "" where there is none. part: what of that rung is to blame, where torch's
     bisector can say: ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "".
+    bare: the case diverges in the same way with its autocast contexts taken away.
     """
 
     backend: str
@@ -112,6 +113,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     family: str = ""
     stage: str = ""
     part: str = ""
+    bare: bool = False
 
     @property
     def id(self) -> str:

@@ -8,6 +8,7 @@ cases, so that no artefact of another case can hide a bug.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -29,6 +30,7 @@ from amp_fuzz.case import CUSTOM_OPS, Case, Plan
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region, statements
+from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
@@ -224,9 +226,16 @@ class CompileBackend(TorchBackend):
         return [CompileBackend(rung) for rung in rungs]
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device; untold, it can imitate what torch takes."""
-        plain = TorchBackend.reference(self)
-        return plain if self.told else _UntoldReference(plain.runtime)
+        """Return the reference on the same device, which can imitate what AOTAutograd does."""
+        runtime = TorchBackend.reference(self).runtime
+        if self.rung == "eager":
+            return ReferenceRuntime(runtime)
+        traced = dataclasses.replace(runtime, driver=_traced)
+        return ReferenceRuntime(traced) if self.told else _UntoldReference(traced)
+
+
+def _traced(names: Mapping[str, Any]) -> dict[str, Any]:
+    return {"program": aot.traced(names["program"])}
 
 
 @dataclass(frozen=True, slots=True)

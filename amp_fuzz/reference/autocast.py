@@ -158,11 +158,30 @@ def clear_cache() -> None:
         _cache.clear()
 
 
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """Run a block with a weight cache of its own: it sees no earlier cast and leaves none."""
+    with _cache_lock:
+        before = dict(_cache)
+        _cache.clear()
+    try:
+        yield
+    finally:
+        with _cache_lock:
+            _cache.clear()
+            _cache.update(before)
+
+
 # Upstream bugs that the reference imitates on request: see `quirks`.
 QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
     "compile-backward-autocast",
+    "compile-functions",
+    "compile-kernels",
+    "compile-out",
+    "compile-views",
+    "compile-weight-cache",
     "custom-fwd-setup-context",
     "custom-op-body-off",
     "custom-op-weight-cache",
@@ -191,6 +210,16 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
+    compile-functions: a Python function of torch that modes may override is called again from what
+        it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
+        `torch.chain_matmul` not its ``out=``.
+    compile-kernels: autocast decides about the ops that a graph consists of, not about what their
+        kernels call; in an ``inference_mode`` region composite ops are kernels too.
+    compile-out: a composite op with an ``out=`` is called without it, so that autocast casts for
+        it, and its result is copied.
+    compile-views: a view of a leaf that is made under ``no_grad`` in a program and returned from it
+        has a ``grad_fn``.
+    compile-weight-cache: a compiled program neither sees nor leaves a cast in the weight cache.
     custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
         which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
     custom-op-body-off: the body of a custom op runs with autocast off, as a fake kernel does, and

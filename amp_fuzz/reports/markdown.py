@@ -115,6 +115,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("also", "without autocast" if r.bare else ""),
     )
     rows = [(name, code(words)) for name, words in sides if words]
     yield from _table(("", ""), rows)

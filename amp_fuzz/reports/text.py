@@ -129,6 +129,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("also", "without autocast" if r.bare else ""),
     ):
         if words:
             yield from _labelled(label, clean(words), width)

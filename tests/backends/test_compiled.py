@@ -111,6 +111,14 @@ def test_double_backward_is_left_out_where_it_is_not_supported() -> None:
     assert CompileBackend("eager").fit(example) is example
 
 
+@pytest.mark.parametrize(("rung", "known"), [("eager", ""), ("aot_eager", "compile-weight-cache")])
+def test_the_weight_cache_is_kept_where_nothing_is_traced(rung: str, known: str) -> None:
+    """In one context a stale cast lives on in eager; AOTAutograd's graphs cast anew."""
+    verdict = judge(CompileBackend(rung), case(INPUTS, *BODY, steps=2, loop="inside"))
+    assert verdict.known == known
+    assert verdict.outcome == ("known" if known else "agreed")
+
+
 def test_a_wrong_rung_is_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rung from one on is wrong; the first of them is named."""
     honest = CompileBackend.run

@@ -38,7 +38,9 @@ def test_both_variants_of_a_pair_mean_the_same_in_honest_torch(name: str) -> Non
             if relation.pair(case_) is None or honest(case_).raised is not None:
                 continue
             found = check_relation(relation, case_, honest)
-            assert found is None or judge.explain(case_, found), f"{found}\n{case_}"
+            assert found is None or judge.explain(case_, found, honest(case_), honest(case_)), (
+                f"{found}\n{case_}"
+            )
             tried += 1
             if tried == 150:
                 break

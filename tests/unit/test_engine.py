@@ -15,6 +15,7 @@ import pytest
 
 from amp_fuzz import engine, workers
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import (
     Crashed,
@@ -30,6 +31,7 @@ from amp_fuzz.engine import (
     plan_tasks,
     seed_of,
 )
+from amp_fuzz.harness import Observation
 from amp_fuzz.program import statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
 from amp_fuzz.store import Store
@@ -144,6 +146,29 @@ def test_a_finding_comes_once_minimised_and_explained() -> None:
     diverged = [r for r in cases_of(events) if r.outcome == "diverged"]
     assert len(diverged) > 3
     assert finding.record.case.id in {r.id for r in diverged}
+
+
+class WrongUnderAutocast(WrongKernel):
+    """Wrong only where there is an autocast context."""
+
+    def _wrong(self, case: Case, seen: Observation) -> Observation:
+        return seen if bare(case) == case else super()._wrong(case, seen)
+
+
+@pytest.mark.parametrize(("wrong", "without"), [(WrongKernel, True), (WrongUnderAutocast, False)])
+def test_a_finding_says_whether_autocast_has_a_part_in_it(
+    wrong: type[WrongKernel], without: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "backends", lambda: {"eager-cpu": wrong(eager(), "mm")})
+    seen: list[Case] = []
+    findings = [
+        e for e in explore(TASK, SETTINGS, seen=seen.append)
+        if isinstance(e, Finding) and e.record.kind == "bitwise"
+    ]  # fmt: skip
+    assert [e.record.bare for e in findings] == [without]
+    small = findings[0].record.minimised
+    assert small is not None
+    assert bare(small) in seen  # a worker that dies of it has said of what
 
 
 @pytest.mark.usefixtures("wrong_mm")

@@ -508,6 +508,18 @@ def test_control_characters_do_not_reach_a_terminal(tmp_path: Path) -> None:
     assert all(c.isprintable() or c == "\n" for c in said)
 
 
+@pytest.mark.parametrize("without", [True, False])
+def test_reports_say_what_is_no_bug_of_autocast(without: bool, tmp_path: Path) -> None:
+    store = store_of(tmp_path, [replace(found(BIG), bare=without)])
+    shown = view_of(store)
+    for said, line in (
+        (terminal(store, "r1", known=KNOWN, width=80), "     also      without autocast\n"),
+        (markdown.render(shown), "| also | `without autocast` |"),
+        (Page(html.render(shown)).text, "also without autocast"),
+    ):
+        assert (line in said) == without
+
+
 # -- Markdown -------------------------------------------------------------------------------------
 
 

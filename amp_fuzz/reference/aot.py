@@ -1,0 +1,148 @@
+"""What AOTAutograd makes of a program, where autocast shows it: imitated for `quirks`.
+
+AOTAutograd runs a program once under modes of its own and keeps a graph of the ops that reach
+them, without those that write. What follows, the reference can do as well: autocast decides about
+those ops alone, and their kernels run without it; ``out=`` is a copy of a result; the weight cache
+is not the one around the program; and Python functions that torch overrides for modes are called
+again from what they handed on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.autocast import active_quirks, own_cache
+
+__all__ = ["QUIRKS", "traced"]
+
+
+class _Kernels(TorchDispatchMode):
+    """Run the kernel of every op that is dispatched without autocast.
+
+    Autocast has decided about the op before a mode sees it. A kernel that calls other ops (the
+    pseudo-inverse: ``matmul``) is cast inside in eager, and is one node of a graph. In inference
+    mode ops that are made of others reach a mode whole.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with dispatch.exclude():
+            return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    """Call every function again from what it hands on to a mode, which may be less than it got."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _functions() -> Iterator[dict[int, torch.Tensor]]:
+    """Imitate what the functions do that forget an argument.
+
+    ``chain_matmul`` forgets its ``out=``. What is computed from its result is right, and dynamo
+    returns the ``out=`` all the same: that is what is yielded, by the id of the result.
+    """
+    honest: Callable[..., torch.Tensor] = torch.chain_matmul
+    forgotten: dict[int, torch.Tensor] = {}
+
+    def chain_matmul(*matrices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        product = honest(*matrices)
+        if out is not None:
+            forgotten[id(product)] = out
+        return product
+
+    torch.chain_matmul = chain_matmul
+    try:
+        with _Functions():
+            yield forgotten
+    finally:
+        torch.chain_matmul = honest
+
+
+@contextmanager
+def _out() -> Iterator[None]:
+    """Call a composite op that has an ``out=`` without it, and copy the result.
+
+    So does functionalisation. Autocast leaves ``out=`` variants alone, but not the op itself.
+    """
+    for name in _composite_outs():
+        _register(name)
+    yield
+
+
+@functools.cache
+def _composite_outs() -> tuple[str, ...]:
+    """Return the composite ops that have one ``out=``, as ``matmul.out``."""
+    schemas: Any = torch._C._jit_get_all_schemas()
+    names = [s.name[6:] for s in schemas if s.name[:6] == "aten::" and s.overload_name == "out"]
+    found = [f"{n}.out" for n in names if dispatch.overload_of(n) is not None]
+    overloads = [dispatch.overload_of(n) for n in found]
+    return tuple(
+        name
+        for name, overload in zip(found, overloads, strict=True)
+        if overload is not None
+        and dispatch.is_composite(overload)
+        and len(overload._schema.returns) == 1
+    )
+
+
+@functools.cache
+def _register(name: str) -> None:
+    overload, functional = dispatch.overload_of(name), dispatch.overload_of(name[:-4])
+    assert overload is not None
+    assert functional is not None
+
+    def kernel(keyset: Any, *args: Any, out: torch.Tensor, **kwargs: Any) -> Any:
+        if "compile-out" not in active_quirks():
+            return overload.redispatch(dispatch.after(keyset), *args, out=out, **kwargs)
+        result = functional(*args, **kwargs)
+        with torch.no_grad():
+            return out.resize_(result.shape).copy_(result)
+
+    dispatch.register(name, kernel)
+
+
+QUIRKS: dict[str, Callable[[], Any]] = {
+    "compile-functions": _functions,
+    "compile-kernels": _Kernels,
+    "compile-out": _out,
+    "compile-weight-cache": own_cache,
+}
+"""The quirks, and the context in which a program runs that imitates each."""
+
+
+def traced(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a program that runs as a graph of AOTAutograd does, in what the quirks ask for."""
+
+    def run(*inputs: torch.Tensor) -> Any:
+        with ExitStack() as stack:
+            names = sorted(active_quirks() & QUIRKS.keys())
+            entered = {name: stack.enter_context(QUIRKS[name]()) for name in names}
+            outputs = program(*inputs)
+            forgotten = entered.get("compile-functions", {})
+            outputs = tuple(forgotten.get(id(o), o) for o in outputs)
+        viewed = "compile-views" in active_quirks() and torch.is_grad_enabled()
+        return tuple(map(_again, outputs)) if viewed else outputs
+
+    return run
+
+
+def _again(output: torch.Tensor) -> torch.Tensor:
+    """Return a view of a leaf that was made under ``no_grad`` as one that is made under grad."""
+    base = output._base
+    if base is None or not (base.is_leaf and output.requires_grad and output.grad_fn is None):
+        return output
+    return base.as_strided(output.shape, output.stride(), output.storage_offset())
