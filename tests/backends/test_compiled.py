@@ -108,7 +108,7 @@ def test_what_a_failed_compilation_leaves_on_its_thread_harms_nothing() -> None:
 def test_double_backward_is_left_out_where_it_is_not_supported() -> None:
     example = case(INPUTS, *BODY, second="double")
     assert AOT.fit(example).plan.second == "retain"
-    assert CompileBackend("eager").fit(example) is example
+    assert CompileBackend("eager").fit(example) == example
 
 
 @pytest.mark.parametrize(("rung", "known"), [("eager", ""), ("aot_eager", "compile-weight-cache")])
