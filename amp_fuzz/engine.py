@@ -26,6 +26,7 @@ from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import minimize, types_of
+from amp_fuzz.program import returning_all
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.strategies.drawing import draw_case, usable
 
@@ -358,8 +359,12 @@ def shrink(
 
     if divergence.kind == "relation":
         judge = replace(judge, relations="all")
-    types = types_of(judge.backend.reference().run(verdict.case))
-    small = minimize(verdict.case, keeps, types=types, seconds=seconds)
+    case = verdict.case
+    whole = msgspec.structs.replace(case, program=returning_all(case.program))
+    types = types_of(judge.backend.reference().run(whole))  # of what is not returned too
+    if whole != case and keeps(whole):
+        case = whole  # any statement of it can be the last
+    small = minimize(case, keeps, types=types, seconds=seconds)
     return small, best[0]
 
 

@@ -32,6 +32,8 @@ __all__ = [
     "TensorSpec",
     "refs",
     "regions",
+    "returning_all",
+    "returning_last",
     "statements",
 ]
 
@@ -246,6 +248,19 @@ def downstream(program: Program, name: str) -> frozenset[str]:
             elif reached & read:
                 reached |= set(call.outputs)
     return frozenset(reached)
+
+
+def returning_all(program: Program) -> Program:
+    """Return the program with every value that it makes as an output."""
+    made = (n for s in statements(program.body) for n in s.outputs if n != "_")
+    return msgspec.structs.replace(program, outputs=tuple(made))
+
+
+def returning_last(program: Program) -> Program:
+    """Return the program with those of its outputs that no statement reads; if none, with all."""
+    read = {n for s in statements(program.body) for n in uses(s)}
+    last = tuple(n for n in program.outputs if n not in read)
+    return msgspec.structs.replace(program, outputs=last or program.outputs)
 
 
 def pretty(program: Program) -> str:

@@ -165,8 +165,11 @@ op(
 )
 def _binary_cross_entropy(g: Builder) -> Call:
     shape = g.shape()
-    x = g.tensor(shape, domain=None if g.form == "module" else "unit")
-    target = g.tensor(shape, domain="unit", grad=False)
+    # It raises for what is no probability, when it sees the values: a compiler cannot know before.
+    wrong = g.int(0, 15)
+    domain = None if g.form == "module" else "positive" if wrong == 14 else "unit"
+    x = g.tensor(shape, domain=domain)
+    target = g.tensor(shape, domain="positive" if wrong == 15 else "unit", grad=False)
     kwargs = {"weight": g.tensor(shape, grad=False)} if g.flag() else {}
     return _reduced(g, (x, target), shape, kwargs)
 

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from amp_fuzz.catalogue.arithmetic import receiver_kind, torch_forms
-from amp_fuzz.catalogue.core import Builder, Call, Out, Shape, Value, op, out
+from amp_fuzz.catalogue.core import Builder, Call, Kind, Out, Shape, Value, op, out
 from amp_fuzz.catalogue.promotion import is_float
 from amp_fuzz.catalogue.statistics import reduced
 from amp_fuzz.program import DType
@@ -28,6 +28,12 @@ def _dtype(g: Builder) -> dict[str, Any]:
     return {} if name is None or g.form == "inplace" else {"dtype": DType(name)}
 
 
+def _counted(g: Builder) -> Kind:
+    """Draw the kind of what is summed: seldom a mask, whose elements are counted in int64."""
+    kind: Kind = g.choice(("real", "real", "real", "bool"))
+    return receiver_kind(g, kind)
+
+
 def _summed(x: Value, shape: Shape, options: dict[str, Any]) -> tuple[Out, ...]:
     """Return the output of an op that accumulates integers in int64."""
     dtype = None if is_float(x.dtype) else "int64"
@@ -40,7 +46,7 @@ def _summed(x: Value, shape: Shape, options: dict[str, Any]) -> tuple[Out, ...]:
 @op("sum", "aten::sum", **torch_forms("sum", "fm"))
 @op("prod", "aten::prod", **torch_forms("prod", "fm"))
 def _total(g: Builder) -> Call:
-    x = g.tensor(kind="real", empty=True)
+    x = g.tensor(kind=_counted(g), empty=True)
     options = _dtype(g)
     return Call((x,), _summed(x, (), options), options)
 
@@ -53,20 +59,20 @@ def _partial(g: Builder, x: Value, dims: int | list[int]) -> Call:
 
 @op("sum.dim", "aten::sum.dim_IntList", **torch_forms("sum", "fmo"))
 def _sum(g: Builder) -> Call:
-    x = g.tensor(kind="real", empty=True)
+    x = g.tensor(kind=_counted(g), empty=True)
     return _partial(g, x, _dims(g, x.rank))
 
 
 @op("prod.dim", "aten::prod.dim_int", **torch_forms("prod", "fmo"))
 def _prod(g: Builder) -> Call:
-    x = g.tensor(kind="real", empty=True)
+    x = g.tensor(kind=_counted(g), empty=True)
     return _partial(g, x, g.dimension(x.rank))
 
 
 @op("cumsum", "aten::cumsum", **torch_forms("cumsum"))
 @op("cumprod", "aten::cumprod", **torch_forms("cumprod"))
 def _scan(g: Builder) -> Call:
-    x = g.receiver(kind=receiver_kind(g, "real"), empty=True)
+    x = g.receiver(kind=_counted(g), empty=True)
     options = _dtype(g)
     return Call((x, g.dimension(x.rank)), _summed(x, x.shape, options), options)
 

@@ -9,8 +9,9 @@ away from the clean value, and no more, if it differs by rounding only.
 One rule for all ops. Floating inputs are perturbed by a relative error of up to ``4 u(compute)``
 and outputs by up to ``u(nominal)``, where ``u`` is the unit roundoff (2^-8 bfloat16, 2^-11 float16,
 2^-24 float32, 2^-53 float64) and ``compute`` is float32 for the 16-bit types: each kernel is taken
-to be backward stable. Views and copies are not perturbed, and nor is a pointwise op that rounded
-nothing. Where an op's result is not finite, the copies take that result.
+to be backward stable. Views, copies and the largest and smallest of some values are not perturbed,
+and nor is a pointwise op that rounded nothing. Where an op's result is not finite, the copies take
+that result.
 
 Tensors are followed by their memory, so that views, in-place ops and what autograd saves are the
 same value as what they were made from.
@@ -378,7 +379,10 @@ class _Call:
 
 
 _aten = torch.ops.aten
-# Ops that move values and compute nothing, so that float64 shows whether a dtype rounded them.
+# Ops that move or choose values and compute nothing, so that float64 shows whether a dtype rounded
+# them. The largest of some values is one of them: a compiler that compares it with these before
+# they were rounded is wrong, and finds it nowhere (pytorch/pytorch#195214). Ops that also return
+# indices are no part of the list: which of two equal values is first is not always promised.
 _COPIES = frozenset(
     getattr(getattr(_aten, name), overload)
     for name, overload in (
@@ -388,11 +392,16 @@ _COPIES = frozenset(
         ("cat", "default"),
         ("stack", "default"),
         ("index_select", "default"),
-        (["index", "Tensor"][0], "Tensor"),
+        ("index", "Tensor"),
         ("gather", "default"),
         ("embedding", "default"),
         ("fill_", "Scalar"),
         ("zero_", "default"),
+        ("amax", "default"),
+        ("amin", "default"),
+        ("aminmax", "default"),
+        ("max", "default"),
+        ("min", "default"),
     )
 )
 

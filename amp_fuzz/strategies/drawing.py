@@ -22,6 +22,8 @@ from amp_fuzz.program import (
     Program,
     Region,
     Statement,
+    returning_all,
+    returning_last,
 )
 from amp_fuzz.reference.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
@@ -227,8 +229,9 @@ class _ProgramDrawing:
         limit: int,
     ) -> None:
         self.source, self.device, self.limit, self.form = source, device, limit, form
-        i, j, k, mixes = digits(source, len(_PALETTES), len(_DOMAINS), 2, 16)
-        palette = Palette(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k], mixes=mixes == 15)
+        i, j, k, rare = digits(source, len(_PALETTES), len(_DOMAINS), 2, 16)
+        palette = Palette(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k], mixes=rare == 15)
+        self.keeps = rare < 11
         self.build = ProgramBuilder(source, _policies(device), palette)
         # Swarm testing (Groce et al. 2012): a program of few ops repeats them and lets rare ones
         # meet; over many programs every pair comes up.
@@ -242,8 +245,9 @@ class _ProgramDrawing:
         # Transforms of functions do not support checkpoints.
         self.checkpoints = plan is None or (plan.backward != "none" and plan.transform == "none")
         body = self.body(0)
-        outputs = [n for s in _statements(body) for n in s.outputs if n != "_"]
-        return Program(tuple(self.build.inputs), tuple(body), tuple(outputs))
+        program = returning_all(Program(tuple(self.build.inputs), tuple(body), ()))
+        # What is returned exists in memory, rounded. A compiler may keep the rest as it likes.
+        return program if self.keeps else returning_last(program)
 
     def body(self, depth: int) -> list[Node]:
         nodes: list[Node] = []
@@ -297,13 +301,6 @@ def _spread(start: int, i: int) -> int:
     z = ((z ^ z >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     z = ((z ^ z >> 15) * 0x846CA68B) & 0xFFFFFFFF
     return z ^ z >> 16
-
-
-def _statements(body: Sequence[Node]) -> list[Statement]:
-    found: list[Statement] = []
-    for node in body:
-        found += [node] if isinstance(node, Statement) else _statements(node.body)
-    return found
 
 
 def _frame(plan: Plan | None, device: str) -> Frame:
