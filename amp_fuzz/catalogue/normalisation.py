@@ -8,14 +8,14 @@ _F = "torch.nn.functional"
 
 
 def _affine(g: Builder, shape: Shape) -> tuple[Value | None, Value | None]:
-    """Draw weight and bias: both, none, the weight alone, or both in float32.
+    """Draw weight and bias: both, none, the weight alone, or, as often as these, both in float32.
 
     Kernels of norms take float32 parameters for a 16-bit input, which is what autocast leads to.
     """
-    how = g.int(0, 3)
-    dtype = "float32" if how == 3 else None
+    how = g.int(0, 5)
+    dtype = "float32" if how > 2 else None
     weight = g.tensor(shape, weight=True, dtype=dtype) if how != 1 else None
-    return weight, g.tensor(shape, weight=True, dtype=dtype) if how in (0, 3) else None
+    return weight, g.tensor(shape, weight=True, dtype=dtype) if how not in (1, 2) else None
 
 
 # -- layer, RMS and group -------------------------------------------------------------------------

@@ -134,8 +134,9 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
 def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
     if i == 10:
         return {"entry": _ENTRIES[integer(source, len(_ENTRIES))]}
-    if i == 20:
-        transforms = ("vmap", "grad", "vmap_grad") if trains else ("vmap",)
+    if i in (9, 20):
+        # Gradients of each sample meet the most rules: of batching, of backward ops, of both.
+        transforms = ("vmap", "grad", "vmap_grad", "vmap_grad") if trains else ("vmap",)
         return {"transform": transforms[integer(source, len(transforms))]}
     kinds: dict[int, dict[str, object]] = {
         11: {"first_pass": "no_grad"},
@@ -186,7 +187,7 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
 
 def _alone(plan: Plan) -> Plan:
     """Return a plan with its transform, its contexts, and nothing else."""
-    backward = "outside" if plan.backward == "under" else plan.backward
+    backward = "inside" if plan.backward == "under" else plan.backward
     transform = "vmap" if backward == "none" else plan.transform
     return Plan(contexts=plan.contexts, backward=backward, transform=transform)
 
