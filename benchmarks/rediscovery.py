@@ -1,0 +1,119 @@
+"""How soon the default strategies meet public bugs that they were told nothing of.
+
+    python benchmarks/rediscovery.py [--backends='compile*,script'] [--seeds=1,2,3] [--seconds=600]
+
+Draws are the engine's own, of all ops and with default settings, a stream for each backend and
+seed. `tests/public/bugs.py` says how a divergence is known for one of the bugs; its tests hold that
+by hand-written cases. Writes ``benchmarks/rediscovery.json``; what is not run is kept as it was.
+Seconds are CPU seconds of one core, the C++ compiler's included, until all bugs of the backend were
+met. 600 of them are half of what two cores have in ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from amp_fuzz.backends import backends  # noqa: E402
+from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
+from amp_fuzz.judge import Judge, quiet  # noqa: E402
+from amp_fuzz.known import shipped  # noqa: E402
+from tests.public.bugs import BUGS, Bug  # noqa: E402
+
+JSON = ROOT / "benchmarks" / "rediscovery.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", default="*", help="names or globs, comma-separated")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--ops", default="", help="not the default: only these ops or families")
+    parser.add_argument("--output", type=Path, default=JSON)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = [
+        name
+        for name in dict.fromkeys(bug.backend for bug in BUGS)
+        if any(fnmatch.fnmatchcase(name, p.replace("[", "[[]")) for p in args.backends.split(","))
+    ]
+    ops = tuple(args.ops.split(",")) if args.ops else ()
+    for name in chosen:
+        for seed in map(int, args.seeds.split(",")):
+            bugs = [bug for bug in BUGS if bug.backend == name]
+            write(args.output, dict(hunt(bugs, seed, args.seconds, ops)), seed)
+
+
+def hunt(
+    bugs: list[Bug], seed: int, limit: float, ops: tuple[str, ...]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each bug with the case that met it first, or with how many did not."""
+    backend = backends()[bugs[0].backend]
+    settings = Settings(backends=(backend.name,), seed=seed, known=shipped(), ops=ops)
+    judge = Judge(backend, settings.known, settings.relations)
+    left = {bug.name: bug for bug in bugs}
+    cpu = wall = 0.0
+    number = 0
+    with quiet():
+        cases = draw(Task(backend.name, "all", (), sys.maxsize, seed), settings)
+        while left and cpu < limit:
+            start = seconds(), time.perf_counter()
+            verdict = judge.judge(next(cases))
+            cpu, wall = cpu + seconds() - start[0], wall + time.perf_counter() - start[1]
+            number += 1
+            for name in [n for n, bug in left.items() if bug.recognise(verdict)]:
+                del left[name]
+                assert verdict.divergence is not None
+                found = {
+                    "case": number,
+                    "cpu seconds": round(cpu, 1),
+                    "wall seconds": round(wall, 1),
+                    "kind": verdict.divergence.kind,
+                    "known": verdict.known,
+                    "id": verdict.case.id,
+                }
+                print(backend.name, seed, name, found, flush=True)
+                yield name, found
+    for name in left:
+        missed = {"not within": number, "cpu seconds": round(cpu, 1)}
+        print(backend.name, seed, name, missed, flush=True)
+        yield name, missed
+
+
+def seconds() -> float:
+    """Return the CPU seconds of this process and of those that it has started and awaited."""
+    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def write(path: Path, found: dict[str, dict[str, Any]], seed: int) -> None:
+    result = json.loads(path.read_text()) if path.exists() else {"bugs": {}}
+    for bug in BUGS:
+        if bug.name in found:
+            entry = result["bugs"].setdefault(bug.name, {"seeds": {}})
+            entry |= {"what": bug.what, "backend": bug.backend}
+            entry["seeds"][str(seed)] = found[bug.name]
+    order = [bug.name for bug in BUGS]
+    result["bugs"] = {n: result["bugs"][n] for n in order if n in result["bugs"]}
+    result["versions"] = {p: version(p) for p in ("torch", "numpy", "amp-fuzz")}
+    result["python"] = platform.python_version()
+    result["machine"] = f"{platform.machine()}, {platform.system()}, one thread"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
