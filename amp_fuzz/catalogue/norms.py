@@ -184,3 +184,14 @@ for _name, _floats in (("nuclear_norm", FLOATS), ("frobenius_norm", ANY_FLOATS))
         out=f"torch.{_name}",
         floats=_floats,
     )(_norm_dim)
+
+
+# -- parametrisations -----------------------------------------------------------------------------
+
+
+# What torch.nn.utils.parametrizations.weight_norm calls. It has no policy, and one dtype.
+@op("_weight_norm", function="torch._weight_norm", mixed="raises")
+def _weight_norm(g: Builder) -> Call:
+    direction = g.tensor(rank=(1, 3), weight=True)
+    sizes = (direction.shape[0], *[1] * (direction.rank - 1))
+    return Call((direction, g.tensor(sizes, weight=True), 0), out(direction.shape))
