@@ -14,7 +14,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict
 from amp_fuzz.oracle import Rounding
-from amp_fuzz.reference import Band, distance
+from amp_fuzz.reference import Band, distance, shadow
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -205,3 +205,19 @@ def test_a_fault_is_found_where_torch_itself_is_off() -> None:
     for seeded in found:
         assert judged(nextafter, seeded).outcome == "agreed"
         assert kind(judged(lambda v: v * 1.02, seeded)) == "value"
+
+
+def test_the_largest_of_some_values_is_one_of_them() -> None:
+    """However they are rounded (pytorch/pytorch#195214); a kernel that finds it nowhere is off."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def found() -> torch.Tensor:
+        scaled = x * 0.3
+        return scaled == scaled.amax(-1, True)
+
+    seen = shadow(found)
+    band = seen.band(seen.result)
+    assert band.known
+    assert band.samples.any(-1).all()
+    assert distance(band, seen.result).excess == 0
+    assert distance(band, torch.zeros_like(seen.result)).excess == float("inf")
