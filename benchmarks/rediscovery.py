@@ -19,6 +19,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def main() -> None:
     for name in chosen:
         for seed in map(int, args.seeds.split(",")):
             bugs = [bug for bug in BUGS if bug.backend == name]
-            write(args.output, dict(hunt(bugs, seed, args.seconds, ops)), seed)
+            for name, found in hunt(bugs, seed, args.seconds, ops):
+                write(args.output, name, found, seed)
 
 
 def hunt(
@@ -68,8 +70,8 @@ def hunt(
     left = {bug.name: bug for bug in bugs}
     cpu = wall = 0.0
     number = 0
-    with quiet():
-        cases = draw(Task(backend.name, "all", (), sys.maxsize, seed), settings)
+    cases = draw(Task(backend.name, "all", (), sys.maxsize, seed), settings)
+    with quiet(), suppress(KeyboardInterrupt):  # what was run until then counts
         while left and cpu < limit:
             start = seconds(), time.perf_counter()
             verdict = judge.judge(next(cases))
@@ -100,14 +102,13 @@ def seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def write(path: Path, found: dict[str, dict[str, Any]], seed: int) -> None:
+def write(path: Path, name: str, found: dict[str, Any], seed: int) -> None:
     result = json.loads(path.read_text()) if path.exists() else {"bugs": {}}
-    for bug in BUGS:
-        if bug.name in found:
-            entry = result["bugs"].setdefault(bug.name, {"seeds": {}})
-            entry |= {"what": bug.what, "backend": bug.backend}
-            entry["seeds"][str(seed)] = found[bug.name]
     order = [bug.name for bug in BUGS]
+    bug = BUGS[order.index(name)]
+    entry = result["bugs"].setdefault(name, {"seeds": {}})
+    entry |= {"what": bug.what, "backend": bug.backend}
+    entry["seeds"][str(seed)] = found
     result["bugs"] = {n: result["bugs"][n] for n in order if n in result["bugs"]}
     result["versions"] = {p: version(p) for p in ("torch", "numpy", "amp-fuzz")}
     result["python"] = platform.python_version()
