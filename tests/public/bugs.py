@@ -255,9 +255,13 @@ def constant_weight(error: str) -> Recogniser:
 
 def loses_region(verdict: Verdict) -> bool:
     """Recognise an op that is cast where it is exported whole, and not where it is taken apart."""
-    if not saw(verdict, "dtype raise") or not policy_of(op_of(verdict) or "mm"):
+    if not saw(verdict, "dtype raise"):
         return False
-    mixed = "dtype" in verdict.divergence.observed  # type: ignore[union-attr]
+    at = op_of(verdict)  # an error of the exported graph names no statement
+    ops = [at] if at else [s.op for s in statements(verdict.case.program.body)]
+    if not any(policy_of(op) for op in ops):
+        return False
+    mixed = "same dtype" in verdict.divergence.observed  # type: ignore[union-attr]
     return (widened(verdict) or mixed) and agrees(verdict, "export")
 
 
