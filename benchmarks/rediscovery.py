@@ -36,6 +36,8 @@ from amp_fuzz.known import shipped  # noqa: E402
 from tests.public.bugs import BUGS, Bug  # noqa: E402
 
 JSON = ROOT / "benchmarks" / "rediscovery.json"
+PAGE = ROOT / "docs" / "ingredients.md"  # which ends in the table
+HEAD = "| bug | what | backend |"
 
 
 def main() -> None:
@@ -58,6 +60,9 @@ def main() -> None:
             bugs = [bug for bug in BUGS if bug.backend == name]
             for name, found in hunt(bugs, seed, args.seconds, ops):
                 write(args.output, name, found, seed)
+    if args.output == JSON:
+        text = PAGE.read_text()
+        PAGE.write_text(text[: text.index(HEAD)] + table(json.loads(JSON.read_text())))
 
 
 def hunt(
@@ -114,6 +119,24 @@ def write(path: Path, name: str, found: dict[str, Any], seed: int) -> None:
     result["python"] = platform.python_version()
     result["machine"] = f"{platform.machine()}, {platform.system()}, one thread"
     path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the table of the page: a bug a line, a seed a column."""
+    seeds = sorted({seed for bug in result["bugs"].values() for seed in bug["seeds"]}, key=int)
+    lines = [HEAD + "".join(f" seed {seed} |" for seed in seeds), "|---" * (3 + len(seeds)) + "|"]
+    for name, bug in result["bugs"].items():
+        cells = [_cell(bug["seeds"].get(seed)) for seed in seeds]
+        lines.append("| " + " | ".join([name, bug["what"], f"`{bug['backend']}`", *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not run"
+    if "case" in found:
+        return f"case {found['case']:,}, {found['cpu seconds']:.0f} s"
+    return f"not in {found['not within']:,} cases, {found['cpu seconds']:.0f} s"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
+from benchmarks.rediscovery import JSON, PAGE, table
 from tests.public.bugs import BUGS, Bug
 
 pytestmark = pytest.mark.skipif(
@@ -62,3 +64,7 @@ def test_no_other_bug_is_taken_for_it(bug: Bug) -> None:
         if other.backend == bug.backend and other is not bug:
             alike = (bug.name, other.name) in ALIKE
             assert recognised(bug, other.example) == alike, other.name
+
+
+def test_the_page_says_what_was_measured() -> None:
+    assert PAGE.read_text().endswith("\n\n" + table(json.loads(JSON.read_text())))
