@@ -35,6 +35,7 @@ __all__ = [
     "returning_all",
     "returning_last",
     "statements",
+    "uses",
 ]
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")

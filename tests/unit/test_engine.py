@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from amp_fuzz import engine, workers
@@ -30,14 +31,16 @@ from amp_fuzz.engine import (
     explore,
     plan_tasks,
     seed_of,
+    shrink,
 )
 from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.program import statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
 from amp_fuzz.store import Store
 from amp_fuzz.strategies.drawing import usable
 from amp_fuzz.workers import run
-from tests.helpers import WrongKernel, eager
+from tests.helpers import WrongKernel, call, case, eager, x
 
 OPS = ("mm", "relu", "add", "softmax", "exp")
 SETTINGS = Settings(backends=("eager-cpu",), cases=20, ops=OPS, seed=3, max_statements=4)
@@ -302,3 +305,14 @@ def test_draws_are_of_the_task(wrong_mm: Backend) -> None:
     assert wrong_mm.name == "eager-cpu"
     found = list(islice(engine.draw(replace(TASK, cases=3), SETTINGS), 10))
     assert len(found) == 3
+
+
+def test_what_a_program_does_not_return_can_go_too() -> None:
+    """To cut what made a value its type is asked for, returned or not."""
+    example = case([x("x0", 4, 4)], call("mm", "x0", "x0"), call("relu", "v0", to="v1"))
+    program = msgspec.structs.replace(example.program, outputs=("v1",))
+    judge = Judge(WrongKernel(eager(), "relu"))
+    with quiet():
+        verdict = judge.judge(msgspec.structs.replace(example, program=program))
+        small, _ = shrink(judge, verdict, seconds=20)
+    assert [s.op for s in statements(small.program.body)] == ["relu"]

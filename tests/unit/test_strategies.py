@@ -30,7 +30,10 @@ from amp_fuzz.program import (
     Region,
     refs,
     regions,
+    returning_all,
+    returning_last,
     statements,
+    uses,
 )
 from amp_fuzz.reference import DEVICES
 from amp_fuzz.strategies.drawing import usable
@@ -276,3 +279,14 @@ def test_most_draws_run_to_their_end() -> None:
 def test_draws_depend_on_the_seed_alone() -> None:
     assert [c.id for c in drawn(20)] == [c.id for c in drawn(20)]
     assert [c.id for c in drawn(20)] != [c.id for c in drawn(20, seed=1)]
+
+
+def test_some_programs_return_only_what_nothing_reads() -> None:
+    """A compiler may keep the others as it likes. Most return all, which shows where a bug is."""
+    programs = [case.program for case in drawn(400)]
+    partial = [p for p in programs if p != returning_all(p)]
+    assert 40 < len(partial) < 140
+    for program in partial:
+        read = {name for s in statements(program.body) for name in uses(s)}
+        assert not read & set(program.outputs)
+        assert program == returning_last(returning_all(program))
