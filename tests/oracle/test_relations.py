@@ -116,7 +116,7 @@ def test_the_backward_of_cond_is_known_by_its_error() -> None:
     assert verdict.known == "linalg-cond-backward", verdict.divergence
     assert verdict.divergence is not None
     changed = replace(verdict.divergence, observed="RuntimeError: something else")
-    assert judge.explain(square, changed, Observation()) == ""
+    assert judge.explain(square, changed, Observation(), Observation()) == ""
 
 
 def test_an_error_in_one_variant_alone_is_a_violation() -> None:
@@ -163,7 +163,7 @@ def test_entry_pairs_differ_in_the_entry_alone() -> None:
     for one, other in pairs("entry", 50):
         assert one.plan.entry != other.plan.entry
         assert msgspec.structs.replace(one.plan, entry=other.plan.entry) == other.plan
-        ungraded = one.plan.entry in ("custom_fwd", "setup_context")
+        ungraded = one.plan.entry in ("custom_fwd", "setup_context", "custom_op")
         body = (under(NoGrad(), *one.program.body),) if ungraded else one.program.body
         assert msgspec.structs.replace(one.program, body=body) == other.program
 

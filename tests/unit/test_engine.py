@@ -121,10 +121,12 @@ def test_every_case_has_a_call_of_the_focus() -> None:
 
 def test_a_case_is_announced_before_it_runs() -> None:
     seen: list[str] = []
+    records = 0
     for event in explore(TASK, SETTINGS, seen=lambda case: seen.append(case.id)):
-        assert isinstance(event, CaseRecord)
-        assert seen[-1] == event.id
-    assert len(seen) == 20
+        if isinstance(event, CaseRecord):
+            records += 1
+            assert seen[-1] == event.id
+    assert records == 20
 
 
 @pytest.fixture
