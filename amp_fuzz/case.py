@@ -155,8 +155,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
         A field that came later is left out at its default, so that older cases keep their ids.
         """
-        # Quotes inside a string are escaped: these bytes can only be the plan's field.
-        return msgspec.json.encode(self).replace(b',"transform":"none"', b"")
+        text = msgspec.json.encode(self)
+        # Quotes inside a string are escaped: these bytes can only be the fields of these names.
+        return text.replace(b',"transform":"none"', b"").replace(b',"values":""', b"")
 
     def __str__(self) -> str:
         return f"case {self.id} seed={self.seed}\nplan: {self.plan}\n{self.program}"

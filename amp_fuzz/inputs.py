@@ -1,14 +1,15 @@
 """Input values: deterministic in the seed and the input's name, on every machine and version.
 
-They come from NumPy's counter-based Philox generator (Salmon et al. 2011), keyed by seed and name,
-never from torch's generators. Each value is made in float64 and rounded once, to nearest even, to
-the input's dtype.
+An input that holds its own elements has these. All others come from NumPy's counter-based Philox
+generator (Salmon et al. 2011), keyed by seed and name, never from torch's generators. Each value is
+made in float64 and rounded once, to nearest even, to the input's dtype.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from amp_fuzz.program import TensorSpec
 
-__all__ = ["array", "strides", "tensor"]
+__all__ = ["array", "bits_text", "strides", "tensor"]
 
 # Largest finite value and smallest normal exponent of each floating dtype.
 _MAX = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
@@ -80,7 +81,10 @@ class _Draws:
 
 
 def array(spec: TensorSpec, seed: int) -> NDArray[np.generic]:
-    """Return the values of an input as float64, int64, bool or complex128, in the spec's shape."""
+    """Return what an input draws as float64, int64, bool or complex128, in the spec's shape.
+
+    It is drawn even for an input that holds its own elements; see `tensor`.
+    """
     key = (seed & 0xFFFFFFFF) << 32 | zlib.crc32(spec.name.encode())
     draws = _Draws(key, spec.shape)
     if spec.dtype == "bool":
@@ -147,6 +151,8 @@ _DTYPES = {
 
 @lru_cache(maxsize=512)
 def _values(spec: TensorSpec, seed: int) -> torch.Tensor:
+    if spec.values:
+        return _given(spec)
     values = array(spec, seed)
     # torch goes from float64 to the 16-bit dtypes by way of float32, which rounds twice.
     if spec.dtype == "float16":
@@ -154,6 +160,43 @@ def _values(spec: TensorSpec, seed: int) -> torch.Tensor:
     elif spec.dtype == "bfloat16":
         values = _to_odd(values.astype(np.float64))
     return torch.from_numpy(np.array(values, order="C")).to(_DTYPES[spec.dtype])
+
+
+_PARTS: Mapping[str, torch.dtype] = {"complex64": torch.float32, "complex128": torch.float64}
+
+
+def _given(spec: TensorSpec) -> torch.Tensor:
+    """Return the elements that an input holds itself."""
+    part = _PARTS.get(spec.dtype, _DTYPES[spec.dtype])
+    data = np.frombuffer(bytes.fromhex(spec.values), dtype=f">i{part.itemsize}")
+    words = torch.from_numpy(data.astype(f"=i{part.itemsize}"))
+    values = words.to(torch.bool) if part is torch.bool else words.view(part)
+    if spec.dtype in _PARTS:
+        values = torch.view_as_complex(values.reshape(-1, 2))
+    return values.reshape(spec.shape)
+
+
+def bits_text(tensor: torch.Tensor) -> str:
+    """Return a tensor's elements as `TensorSpec.values` holds them: every bit, in row-major order.
+
+    Whatever it requires and wherever it lies; conjugated and negated views are resolved.
+    """
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if plain.is_complex():
+        plain = torch.view_as_real(plain).reshape(-1)
+    size = plain.element_size()
+    if plain.dtype is torch.bool:
+        plain = plain.to(torch.uint8)
+    words = plain.view(_WORDS[size]).numpy()
+    return words.astype(f">i{size}").tobytes().hex()
+
+
+_WORDS: Mapping[int, torch.dtype] = {
+    1: torch.int8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}
 
 
 def _to_odd(values: Array) -> NDArray[np.float32]:

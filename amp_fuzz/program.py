@@ -7,10 +7,13 @@ anything that it contains. This module imports neither torch nor Hypothesis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
+
+from amp_fuzz.literals import check_bits, numbers
 
 __all__ = [
     "DTYPES",
@@ -102,7 +105,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that requires grad (a candidate for autocast's weight cache), a ``buffer`` may be written in
     place. `bound` is the exclusive upper limit of the ``index`` domain. `layout` is how the values
     lie in memory: ``transposed`` and ``strided`` have strides that a fresh tensor of that shape
-    has not, and ``offset`` is a view into a larger tensor.
+    has not, and ``offset`` is a view into a larger tensor. `values` are the elements themselves, as
+    `amp_fuzz.literals` writes them; then nothing is drawn, and `domain` says nothing.
     """
 
     name: str
@@ -112,6 +116,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: Layout = "contiguous"
     role: Role = "input"
     bound: int = 0
+    values: str = ""
 
     @property
     def requires_grad(self) -> bool:
@@ -312,10 +317,17 @@ def show_context(context: Context) -> str:
 
 
 def _type_of(spec: TensorSpec) -> str:
-    words = [spec.dtype + str(list(spec.shape)), spec.domain]
+    words = [spec.dtype + str(list(spec.shape)), _values_of(spec)]
     words += [] if spec.layout == "contiguous" else [spec.layout]
     words += [] if spec.role == "input" else [spec.role]
     return " ".join(words)
+
+
+def _values_of(spec: TensorSpec) -> str:
+    if not spec.values:
+        return spec.domain
+    shown = numbers(spec.values, spec.dtype)
+    return f"[{', '.join(map(repr, shown[:8]))}{', ...' if len(shown) > 8 else ''}]"
 
 
 MAX_ELEMENTS = 1 << 22
@@ -350,6 +362,8 @@ def _check_spec(spec: TensorSpec, where: str) -> None:
         raise ProgramError(
             f"{where}.bound={spec.bound}: use 1 to {MAX_ELEMENTS} for the index domain"
         )
+    if spec.values and (wrong := check_bits(spec.values, spec.dtype, math.prod(spec.shape))):
+        raise ProgramError(f"{where}.values {wrong}")
 
 
 def _define(name: str, defined: set[str], where: str) -> None:
