@@ -17,18 +17,17 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.backends.bisection import BISECTED, blame
-from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
+from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
-from amp_fuzz.minimize import minimize, types_of
-from amp_fuzz.program import returning_all
+from amp_fuzz.minimize import Smaller
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.shrink import Memory, Shrunk, Target, asker, confirmed, part_of, shrink, stage_of
 from amp_fuzz.strategies.drawing import draw_case, usable
+from amp_fuzz.triage import fingerprint
 
 __all__ = [
     "Crashed",
@@ -113,7 +112,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A divergence that is being minimised; a `Finding` follows, unless the run is cut short."""
+    """A divergence as small as it is so far; a `Finding` follows, unless the run is cut short."""
 
     record: DivergenceRecord
 
@@ -247,35 +246,74 @@ def _finding(
         return
     signatures.add(signature)
     yield Suspected(rough)
+    stage, record, last, without = "", rough, verdict, False
     with quiet():
-        small, last = verdict.case, verdict
-        stage, part, without = "", "", False
-        if verdict.divergence.kind != "nondeterminism":
-            try:
-                stage = _stage(judge, verdict, seen)
+        try:
+            if verdict.divergence.kind != "nondeterminism":
+                stage = stage_of(judge, verdict, seen)
                 # A known one is explained already: its example need not be the smallest.
                 limit = min(settings.minimize, 2.0) if verdict.known else settings.minimize
                 if settings.minimize > 0:
-                    small, last = shrink(judge, verdict, limit, seen)
-                    part = "" if verdict.known else _part(judge, last, stage, seen)
+                    for smaller, again in _smaller(judge, verdict, rough, stage, limit, seen):
+                        record, last = smaller, again
+                        yield Suspected(record)
                 without = _bare(judge, last, seen)
-            except KeyboardInterrupt:
-                yield Finding(rough, new=not verdict.known)
-                raise
-        record = last.finding(task.family, small)
+        except KeyboardInterrupt:
+            yield Finding(record, new=not verdict.known)
+            raise
+        small = record.minimised or verdict.case
         record = msgspec.structs.replace(
             record,
-            case=verdict.case,
+            minimised=small,
             explicit=_explicit(judge, small),
             stage=stage,
-            part=part,
             bare=without,
         )
+        record = msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
     final = signature_of(record)
     if final != signature and final in signatures:
         return
     signatures.add(final)
     yield Finding(record, new=not verdict.known)
+
+
+def _smaller(
+    judge: Judge,
+    verdict: Verdict,
+    rough: DivergenceRecord,
+    stage: str,
+    seconds: float,
+    seen: Callable[[Case], None],
+) -> Iterator[tuple[DivergenceRecord, Verdict]]:
+    """Yield the record of a divergence with ever smaller cases; the last one is confirmed.
+
+    With it comes the last verdict that is confirmed.
+    """
+    target = replace(Target.of(verdict), stage=stage)
+    ask, reference = asker(judge, target), judge.backend.reference()
+    for event in shrink(
+        verdict.case,
+        target,
+        ask,
+        reference,
+        seconds=seconds,
+        memory=Memory(trying=seen),
+    ):
+        if isinstance(event, Smaller):
+            yield msgspec.structs.replace(rough, minimised=event.case), verdict
+        elif isinstance(event, Shrunk):
+            steps = len(event.chain) - 1
+            last = confirmed(judge, target, event.chain) if steps else verdict
+            if last is None:  # gone when it was run again: what was found stays as it was
+                yield rough, verdict
+                continue
+            op = event.op if last.case == event.case else ""
+            record = last.finding(rough.family, last.case, op=op)
+            part = "" if verdict.known else part_of(judge, last, stage, seen)
+            record = msgspec.structs.replace(
+                record, case=verdict.case, nearest=event.nearest, part=part
+            )
+            yield record, last
 
 
 def signature_of(record: DivergenceRecord) -> tuple[str, ...]:
@@ -291,37 +329,6 @@ def signature_of(record: DivergenceRecord) -> tuple[str, ...]:
     return (record.backend, record.kind, record.known, "" if record.known else about)
 
 
-def _stage(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> str:
-    """Return the first rung of the backend's ladder that diverges in the same way."""
-    rungs = judge.backend.ladder()
-    assert verdict.divergence is not None
-    for rung in rungs:
-        seen(verdict.case)
-        found = replace(judge, backend=rung).judge(verdict.case).divergence
-        if found is not None and found.kind == verdict.divergence.kind:
-            return rung.name
-    return judge.backend.name if rungs else ""
-
-
-def _part(judge: Judge, verdict: Verdict, stage: str, seen: Callable[[Case], None]) -> str:
-    """Return what of a stage is to blame, where torch's bisector can say, or ""."""
-    rung = next((b for b in (*judge.backend.ladder(), judge.backend) if b.name == stage), None)
-    if not isinstance(rung, CompileBackend) or rung.rung not in BISECTED:
-        return ""
-    judge, divergence = replace(judge, backend=rung), verdict.divergence
-    assert divergence is not None
-
-    def agrees() -> bool:
-        seen(verdict.case)
-        found = judge.judge(verdict.case).divergence
-        return found is None or found.kind != divergence.kind
-
-    try:
-        return blame(rung.rung, agrees)
-    except Exception:  # it is private to torch, and it must not cost the finding
-        return ""
-
-
 def _bare(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> bool:
     """Return whether a case diverges in the same way with its autocast contexts taken away."""
     assert verdict.divergence is not None
@@ -330,42 +337,6 @@ def _bare(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> bool:
     relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
     found = replace(judge, known=(), relations=relations).judge(plain).divergence
     return found is not None and found.kind == verdict.divergence.kind
-
-
-def shrink(
-    judge: Judge,
-    verdict: Verdict,
-    seconds: float,
-    seen: Callable[[Case], None] = lambda case: None,
-) -> tuple[Case, Verdict]:
-    """Return a smaller case with the same kind of divergence and the same explanation."""
-    best = [verdict]
-    divergence = verdict.divergence
-    assert divergence is not None
-
-    def keeps(candidate: Case) -> bool:
-        if unsupported(candidate, judge.backend) is not None:
-            return False
-        seen(candidate)
-        again = judge.judge(candidate)
-        same = (
-            again.divergence is not None
-            and again.divergence.kind == divergence.kind
-            and again.known == verdict.known
-        )
-        if same:
-            best[0] = again
-        return same
-
-    if divergence.kind == "relation":
-        judge = replace(judge, relations="all")
-    case = verdict.case
-    whole = msgspec.structs.replace(case, program=returning_all(case.program))
-    types = types_of(judge.backend.reference().run(whole))  # of what is not returned too
-    if whole != case and keeps(whole):
-        case = whole  # any statement of it can be the last
-    small = minimize(case, keeps, types=types, seconds=seconds)
-    return small, best[0]
 
 
 def _explicit(judge: Judge, case: Case) -> str:

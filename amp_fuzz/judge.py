@@ -71,12 +71,14 @@ class Verdict:
             unjudged=self.unjudged,
         )
 
-    def finding(self, family: str, minimised: Case | None = None) -> DivergenceRecord:
-        """Return the record of the divergence."""
+    def finding(
+        self, family: str, minimised: Case | None = None, *, op: str = ""
+    ) -> DivergenceRecord:
+        """Return the record of the divergence. op: the guilty op, where it is known."""
         assert self.divergence is not None
         d = self.divergence
-        op = guilty_op(minimised or self.case, d)
-        kernel = _kernel_of(op, self.kernels)
+        op = op or guilty_op(minimised or self.case, d)
+        kernel = _kernel_of(op.partition("+")[0], self.kernels)
         return DivergenceRecord(
             backend=self.backend,
             kind=d.kind,
@@ -115,12 +117,14 @@ class Judge:
     """Judges cases on one backend.
 
     relations: how many metamorphic relations each case is put to: ``none``, ``one`` (a different
-    one from case to case) or ``all``. known: the entries that may explain a divergence.
+    one from case to case) or ``all``. known: the entries that may explain a divergence. confirm:
+    whether a divergence is run again before it is reported; off only where that comes later.
     """
 
     backend: Backend
     known: Sequence[Known] = ()
     relations: Literal["none", "one", "all"] = "one"
+    confirm: bool = True
 
     def judge(self, case: Case) -> Verdict:
         """Run a case and compare; a divergence is confirmed before it is reported.
@@ -164,7 +168,8 @@ class Judge:
         if not verdict.known:
             if found.kind != "relation":  # an entry may list the first, and not what follows
                 found = self._remaining(case, expected, observed)[0] or found
-            found = self._confirm(case, found, expected, observed)
+            if self.confirm:
+                found = self._confirm(case, found, expected, observed)
             verdict.divergence = found
             if found.kind == "nondeterminism":
                 verdict.known = self._listed(case, found)

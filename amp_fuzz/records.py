@@ -96,6 +96,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     ladder that diverges; "" where there is none. part: what of that rung is to blame, where torch's
     bisector can say: ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "".
     bare: the case diverges in the same way with its autocast contexts taken away.
+    nearest: a case like the minimised one that agrees with the reference. fingerprint: ten hex
+    digits that name the cause; see `amp_fuzz.triage`.
     """
 
     backend: str
@@ -114,6 +116,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     stage: str = ""
     part: str = ""
     bare: bool = False
+    nearest: Case | None = None
+    fingerprint: str = ""
 
     @property
     def id(self) -> str:

@@ -154,7 +154,11 @@ def load_finding(path: Path) -> DivergenceRecord:
         raise StoreError(f"{path}: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise StoreError(f"{path}: {error}") from error
-    for name, case in (("case", record.case), ("minimised", record.minimised)):
+    for name, case in (
+        ("case", record.case),
+        ("minimised", record.minimised),
+        ("nearest", record.nearest),
+    ):
         if case is not None:
             try:
                 loads(case.json(), f"{path}: {name}")

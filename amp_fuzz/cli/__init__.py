@@ -1,4 +1,4 @@
-"""The command line: ``amp-fuzz run``, ``audit``, ``replay``, ``repro``, ``report``, and more.
+"""The command line: ``amp-fuzz run``, ``audit``, ``replay``, ``minimize``, ``repro``, and more.
 
 Starting it imports neither torch nor pandas nor rich; each command imports what it needs.
 """
@@ -17,6 +17,7 @@ from amp_fuzz.cli.audit import audit
 from amp_fuzz.cli.common import Exit, Internal, Stopped, version
 from amp_fuzz.cli.doctor import doctor
 from amp_fuzz.cli.listing import listing, report
+from amp_fuzz.cli.minimize import minimize
 from amp_fuzz.cli.replay import replay, repro
 from amp_fuzz.cli.run import run
 from amp_fuzz.config import did_you_mean
@@ -60,7 +61,7 @@ def _commands(ctx: click.Context) -> int:
     return Exit.OK
 
 
-for _command in (run, audit, replay, repro, report, listing, doctor):
+for _command in (run, audit, replay, minimize, repro, report, listing, doctor):
     _commands.add_command(_command)
 
 

@@ -32,7 +32,7 @@ from amp_fuzz.store import Store, find_case, write_whole
 if TYPE_CHECKING:
     from amp_fuzz.oracle import Kind
 
-__all__ = ["replay", "repro"]
+__all__ = ["check_ops", "replay", "repro"]
 
 _DEFAULT_BACKEND = "eager-cpu"
 
@@ -90,12 +90,12 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
 
 def _job(what: str, store: Store, backend: str | None) -> _Job:
     case, finding = find_case(store, what)
-    _check(what, case)
+    check_ops(what, case)
     found_by = finding.backend if finding else _DEFAULT_BACKEND
     return _Job(what, case, backend or found_by, finding, store.root)
 
 
-def _check(what: str, case: Case) -> None:
+def check_ops(what: str, case: Case) -> None:
     """Look up every op of the case. Raises `Stopped`, naming the file and the place."""
     from amp_fuzz.catalogue import check
     from amp_fuzz.program import ProgramError

@@ -15,13 +15,13 @@ import torch._dynamo
 from amp_fuzz.backends import backends, choose
 from amp_fuzz.backends.compiled import LADDER, CompileBackend
 from amp_fuzz.case import Case
-from amp_fuzz.engine import _part, _stage
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast
 from amp_fuzz.repro import repro
+from amp_fuzz.shrink import part_of, stage_of
 from tests.helpers import BF16, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -137,7 +137,7 @@ def test_a_wrong_rung_is_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = judge_.judge(case(INPUTS, *BODY, backward="none"))
     assert verdict.divergence is not None
     assert verdict.divergence.kind == "value"
-    assert _stage(judge_, verdict, lambda case: None) == "compile[aot_eager_decomp_partition]"
+    assert stage_of(judge_, verdict) == "compile[aot_eager_decomp_partition]"
 
 
 def test_a_fault_in_a_decomposition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +200,8 @@ def test_the_bisector_names_the_lowering(monkeypatch: pytest.MonkeyPatch) -> Non
     with quiet():
         verdict = judge_.judge(example)
         assert verdict.outcome == "diverged"
-        assert _part(judge_, verdict, "compile[inductor]", lambda case: None) == "lowerings: sin"
-        assert _part(judge_, verdict, "compile[aot_eager]", lambda case: None) == ""
+        assert part_of(judge_, verdict, "compile[inductor]") == "lowerings: sin"
+        assert part_of(judge_, verdict, "compile[aot_eager]") == ""
 
 
 def test_the_bisector_names_the_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_the_bisector_names_the_decomposition(monkeypatch: pytest.MonkeyPatch) -
     with quiet():
         verdict = judge_.judge(example)
         assert verdict.outcome == "diverged"
-        assert _part(judge_, verdict, stage, lambda case: None).startswith("decomposition")
+        assert part_of(judge_, verdict, stage).startswith("decomposition")
 
 
 def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
     judge_ = Judge(CompileBackend("inductor"))
     verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged")
     verdict.divergence = Divergence("value", "v0", "", "")
-    assert _part(judge_, verdict, "compile[inductor]", lambda case: None) == ""
+    assert part_of(judge_, verdict, "compile[inductor]") == ""
 
 
 def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:

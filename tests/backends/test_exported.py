@@ -14,11 +14,12 @@ from amp_fuzz import prelude
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, _stage, draw
+from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast
 from amp_fuzz.repro import repro
+from amp_fuzz.shrink import stage_of
 from tests.helpers import call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -73,7 +74,7 @@ def test_what_an_export_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         verdict = judge_.judge(example)
         assert verdict.divergence is not None
         assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v0")
-        assert _stage(judge_, verdict, lambda _: None) == "export[decomposed]"
+        assert stage_of(judge_, verdict) == "export[decomposed]"
         assert Judge(PLAIN, ()).judge(example).outcome == "agreed"
 
 

@@ -19,12 +19,13 @@ from amp_fuzz.backends.scripted import ScriptBackend, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.engine import Settings, Task, _stage, draw, runnable
+from amp_fuzz.engine import Settings, Task, draw, runnable
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
 from amp_fuzz.repro import repro
+from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
 from tests.helpers import BF16, call, case, under, x
 
@@ -69,7 +70,7 @@ def test_its_own_list_is_a_known_finding_and_nothing_else_is() -> None:
     verdict = judge(SCRIPT, example, known=False)
     assert verdict.outcome == "diverged"
     with quiet():
-        assert _stage(Judge(SCRIPT, ()), verdict, lambda _: None) == "script[first-call]"
+        assert stage_of(Judge(SCRIPT, ()), verdict) == "script[first-call]"
 
 
 def test_a_pass_that_is_wrong_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_the_optimised_graph_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> 
         verdict = Judge(SCRIPT, ()).judge(case(INPUTS, *BODY, backward="none"))
         assert verdict.divergence is not None
         assert verdict.divergence.kind == "value"
-        assert _stage(Judge(SCRIPT, ()), verdict, lambda _: None) == "script"
+        assert stage_of(Judge(SCRIPT, ()), verdict) == "script"
     assert set(calls) == {1, 3}
 
 

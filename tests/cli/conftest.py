@@ -173,7 +173,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "[amp_fuzz.backends]\nwrong = wrong_backends:backends\n"
     )
     ours = {k: v for k, v in os.environ.items() if not k.startswith("AMP_FUZZ_")}
-    return ours | {"PYTHONPATH": str(folder)}
+    # What a developer puts in front (a worktree) stays in front of what is installed.
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    return ours | {"PYTHONPATH": os.pathsep.join([str(folder), *before])}
 
 
 def run_in(folder: Path, environment: dict[str, str], *arguments: object, limit: int = 0) -> Done:

@@ -20,9 +20,10 @@ import torch
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, _stage, draw, plan_tasks, seed_of
+from amp_fuzz.engine import Settings, Task, draw, plan_tasks, seed_of
 from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.shrink import stage_of
 from tests.faults.corrupted import Corrupted, Seeded, reached
 from tests.faults.fault import NumericFault
 
@@ -136,7 +137,7 @@ def hunt(fault: NumericFault, steps: Sequence[Step], *, seconds: float = 0.0) ->
             if not agrees(fault, verdict.case):
                 alarms += 1
                 continue
-            stage = _stage(judge, verdict, lambda case: None) or judge.backend.name
+            stage = stage_of(judge, verdict) or judge.backend.name
         found = verdict.divergence
         assert found is not None
         spent = _seconds() - start

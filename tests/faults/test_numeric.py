@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.engine import _stage
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.shrink import stage_of
 from benchmarks.numeric_faults import page
 from tests.faults.corrupted import Corrupted, Kernel, reached, wrong_kernels
 from tests.faults.fault import NumericFault
@@ -79,7 +79,7 @@ def test_a_fault_in_a_compiler_gets_its_stage(name: str) -> None:
     with quiet():
         verdict = judge.judge(example)
         assert counts(verdict), verdict
-        assert (_stage(judge, verdict, lambda case: None) or judge.backend.name) == fault.stage
+        assert (stage_of(judge, verdict) or judge.backend.name) == fault.stage
         honest = Judge(CompileBackend("aot_eager_decomp_partition"), shipped(), "none")
         assert honest.judge(example).outcome == "agreed"
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import pytest
 
+from amp_fuzz.backends import backends
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.engine import shrink
 from amp_fuzz.judge import Judge, Verdict, quiet
-from amp_fuzz.minimize import minimize, types_of
-from amp_fuzz.program import Checkpoint, NoGrad, regions, statements
+from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
+from amp_fuzz.minimize.arguments import arguments
+from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, regions, statements
+from amp_fuzz.shrink import Answer, Shrunk, Target, asker, confirmed, shrink
 from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
 
 
@@ -21,6 +24,36 @@ def size(case: Case) -> int:
 
 def uses(case: Case, op: str) -> bool:
     return any(s.op == op for s in statements(case.program.body))
+
+
+def given(case: Case) -> Values:
+    return capture(case, eager().reference())
+
+
+def search_while(
+    case: Case, wanted: Callable[[Case], bool], seconds: float = 30.0
+) -> tuple[Case, list[Event]]:
+    """Search for the smallest case that is wanted; return it, and all events."""
+
+    def ask(candidate: Case) -> Reply:
+        return "same" if wanted(candidate) else "agrees"
+
+    events = list(search(case, ask, values=given, seconds=seconds))
+    last = events[-1]
+    assert isinstance(last, Ended)
+    return last.case, events
+
+
+def shrinking(judge: Judge, verdict: Verdict) -> Iterator[Event | Shrunk]:
+    target = Target.of(verdict)
+    ask, reference = asker(judge, target), judge.backend.reference()
+    return shrink(verdict.case, target, ask, reference, seconds=60)
+
+
+def shrunk(judge: Judge, verdict: Verdict) -> Shrunk:
+    *_, last = shrinking(judge, verdict)
+    assert isinstance(last, Shrunk)
+    return last
 
 
 def shows_a_value(verdict: Verdict) -> bool:
@@ -38,31 +71,125 @@ def found(op: str, count: int, least: int = 5) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("op", ["mm", "softmax", "exp"])
-def test_a_fault_in_one_op_becomes_one_statement_under_a_plain_plan(op: str) -> None:
+def test_a_fault_in_one_op_becomes_one_plain_call_on_few_elements(op: str) -> None:
     judge = Judge(WrongKernel(eager(), op))
     for verdict in found(op, 4):
         with quiet():
-            small, last = shrink(judge, verdict, seconds=20)
+            last = shrunk(judge, verdict)
+        small = last.case
         assert size(small) == 1, small
         assert uses(small, op)
+        assert last.op == op
         assert list(regions(small.program.body)) == []
-        # Inputs of two dtypes need a context, or the op raises.
-        assert len(small.plan.contexts) <= 1
         assert small.plan == Plan(contexts=small.plan.contexts, backward="none")
+        assert len(small.plan.contexts) <= 1
         assert small.seed == 0
-        assert last.divergence is not None
+        for spec in small.program.inputs:
+            assert all(d == 1 for d in spec.shape)
+            assert (spec.dtype, spec.layout, spec.role) == ("float32", "contiguous", "input")
+        with quiet():
+            again = confirmed(judge, Target.of(verdict), last.chain)
+        assert again is not None
+        assert again.case == small
+
+
+def test_a_fault_on_tensors_without_values_becomes_one_call_too() -> None:
+    judge = Judge(WrongKernel(backends()["fake-cuda"], "mm"))
+    cases = drawn(200, "cuda", ops=["mm", "relu", "add", "cat"], focus=["mm"], seed=2)
+    with quiet():
+        verdicts = (judge.judge(c) for c in cases if size(c) >= 5)
+        for verdict in islice((v for v in verdicts if v.outcome == "diverged"), 2):
+            last = shrunk(judge, verdict)
+            assert [s.op for s in statements(last.case.program.body)] == ["mm"]
+            assert all(not s.values for s in last.case.program.inputs)
+            assert confirmed(judge, Target.of(verdict), last.chain) is not None
+
+
+def test_an_error_that_one_side_raises_stays_that_error() -> None:
+    judge = Judge(WrongKernel(eager(), "mm"))
+    broken = case(
+        [x("x0", 3, 4), x("x1", 5, 6)],
+        call("relu", "x0", to="v0"),
+        call("mm", "v0", "x1", to="v1"),
+        call("exp", "x1", to="v2"),
+        contexts=(BF16,),
+        steps=2,
+    )
+    with quiet():
+        verdict = judge.judge(broken)
         assert verdict.divergence is not None
-        assert last.divergence.kind == verdict.divergence.kind
+        assert verdict.divergence.kind == "raise"
+        last = shrunk(judge, verdict)
+        again = confirmed(judge, Target.of(verdict), last.chain)
+    assert again is not None
+    assert [s.op for s in statements(again.case.program.body)] == ["mm"]
+    assert Target.of(again).errors == Target.of(verdict).errors == "RuntimeError -> ArithmeticError"
 
 
-def test_what_is_left_still_fails_when_it_is_run_again() -> None:
+def test_what_is_not_confirmed_is_left_out_of_the_chain() -> None:
     judge = Judge(WrongKernel(eager(), "mm"))
     (verdict,) = found("mm", 1)
+    honest = drawn(3, ops=["relu"], focus=["relu"])
     with quiet():
-        small, last = shrink(judge, verdict, seconds=20)
-        again = judge.judge(small)
-    assert again.divergence == last.divergence
-    assert last.case == small
+        last = confirmed(judge, Target.of(verdict), [verdict.case, *honest])
+        none = confirmed(Judge(eager()), Target.of(verdict), [verdict.case])
+    assert last is not None
+    assert last.case == verdict.case
+    assert none is None
+
+
+def test_a_case_takes_the_same_way_each_time() -> None:
+    judge = Judge(WrongKernel(eager(), "mm"))
+    (verdict,) = found("mm", 1)
+
+    def way() -> list[str]:
+        with quiet():
+            events = shrinking(judge, verdict)
+            return [e.case.id for e in events if isinstance(e, (Tried, Smaller))]
+
+    assert way() == way()
+
+
+def test_without_time_nothing_is_run() -> None:
+    judge = Judge(WrongKernel(eager(), "mm"))
+    (verdict,) = found("mm", 1)
+    asked: list[Case] = []
+
+    def ask(candidate: Case) -> Answer:
+        asked.append(candidate)
+        return Answer("agreed")
+
+    reference = judge.backend.reference()
+    *_, last = shrink(verdict.case, Target.of(verdict), ask, reference, seconds=0.0)
+    assert isinstance(last, Shrunk)
+    assert (asked, last.case, last.chain) == ([], verdict.case, (verdict.case,))
+
+
+def test_a_parameter_that_a_module_takes_by_name_is_never_left_out() -> None:
+    module = case(
+        [x("x0", 2, 1, 4), x("x1", 12, 4), x("x2", 4, 4)],
+        call(
+            "MultiheadAttention",
+            *("x0", "x0", "x0"),
+            to="v0 _",
+            form="module",
+            embedding=4,
+            heads=1,
+            bias=False,
+            first=False,
+            training=False,
+            names=["in_proj_weight", "out_proj.weight"],
+            weights=["x1", "x2"],
+            need=True,
+            average=False,
+            mask=None,
+        ),
+    )
+    # Without it the module would compute with memory that nobody has written.
+    for candidate in arguments(module):
+        (statement,) = statements(candidate.program.body)
+        assert dict(statement.kwargs)["names"] == Items(("in_proj_weight", "out_proj.weight"))
+    assert list(arguments(BIG))
 
 
 BIG = case(
@@ -80,64 +207,109 @@ BIG = case(
 )
 
 
-def test_a_statement_whose_value_is_needed_becomes_an_input_of_its_type() -> None:
+def test_a_statement_whose_value_is_needed_becomes_an_input_with_its_value() -> None:
     seen = eager().run([BIG])[0]
-    small = minimize(BIG, lambda c: uses(c, "softmax"), types=types_of(seen))
+    wanted = seen.values["call0.v2"]
+    assert wanted is not None
+
+    def kept(candidate: Case) -> bool:
+        """Return whether what softmax is given has the value that it had."""
+        last = list(statements(candidate.program.body))[-1]
+        if last.op != "softmax" or not isinstance(last.args[0], Ref):
+            return False
+        name = last.args[0].name
+        taken = given(candidate).get((size(candidate) - 1, name))
+        return taken == given(BIG)[3, "v2"]
+
+    small, _ = search_while(BIG, kept)
     assert size(small) == 1
     (spec,) = small.program.inputs
-    value = seen.values["call0.v2"]
-    assert value is not None
-    assert spec.shape == tuple(value.shape)
-    assert spec.dtype == str(value.dtype).removeprefix("torch.")
+    assert spec.shape == tuple(wanted.shape)
+    assert spec.dtype == str(wanted.dtype).removeprefix("torch.")
 
 
-def test_without_types_no_value_is_invented() -> None:
-    small = minimize(BIG, lambda c: uses(c, "softmax"))
-    assert {s.name for s in small.program.inputs} <= {s.name for s in BIG.program.inputs}
-    small.program.check()
+def test_a_value_that_is_not_known_is_not_invented() -> None:
+    def ask(candidate: Case) -> Reply:
+        return "same" if uses(candidate, "softmax") else "agrees"
+
+    for event in search(BIG, ask, values=lambda _: {}, seconds=30, literal=False):
+        names = {s.name for s in event.case.program.inputs}
+        if isinstance(event, Tried) and event.by != "names":
+            assert names <= {s.name for s in BIG.program.inputs} | {"x0", "x1"}
+        event.case.program.check()
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
-        lambda c: Checkpoint() in regions(c.program.body),
+        lambda c: any(isinstance(r, Checkpoint) for r in regions(c.program.body)),
         lambda c: len(c.plan.contexts) == 2,
         lambda c: c.plan.calls == 2,
         lambda c: any(s.layout == "strided" for s in c.program.inputs),
         lambda c: c.seed == 5,
+        lambda c: any(s.role == "weight" for s in c.program.inputs),
+        lambda c: any(2 in s.shape for s in c.program.inputs),
     ],
-    ids=["a region", "two contexts", "calls", "a layout", "the seed"],
+    ids=["a region", "two contexts", "calls", "a layout", "the seed", "a weight", "a size"],
 )
-def test_what_matters_stays_and_the_rest_goes(wanted) -> None:  # type: ignore[no-untyped-def]
-    small = minimize(BIG, wanted, types=types_of(eager().run([BIG])[0]))
+def test_what_matters_stays_and_the_rest_goes(wanted: Callable[[Case], bool]) -> None:
+    small, _ = search_while(BIG, wanted)
     assert wanted(small)
     assert size(small) == 1
     assert len(small.json()) < len(BIG.json())
 
 
+def test_the_nearest_case_that_agrees_differs_in_what_matters() -> None:
+    def wanted(candidate: Case) -> bool:
+        return any(isinstance(r, Checkpoint) for r in regions(candidate.program.body))
+
+    small, events = search_while(BIG, wanted)
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert ended.nearest is not None
+    assert not wanted(ended.nearest)
+    assert list(statements(ended.nearest.program.body)) == list(statements(small.program.body))
+    assert (ended.nearest.plan, ended.nearest.seed) == (small.plan, small.seed)
+
+
 def test_every_candidate_is_well_formed() -> None:
-    tried: list[Case] = []
-
-    def note(candidate: Case) -> bool:
-        tried.append(candidate)
-        return len(tried) % 3 == 0
-
+    tried = 0
     for original in drawn(20, statements=8):
-        minimize(original, note, types=types_of(eager().run([original])[0]))
-    assert len(tried) > 500
-    for candidate in tried:
-        candidate.program.check()
-        candidate.plan.check()
+        answers = iter(range(10**6))
+        _, events = search_while(original, lambda _, n=answers: next(n) % 3 == 0, 5)  # type: ignore[misc]
+        for event in events:
+            event.case.program.check()
+            event.case.plan.check()
+            tried += isinstance(event, Tried)
+    assert tried > 500
 
 
 def test_no_candidate_is_tried_twice() -> None:
-    tried: list[str] = []
-    minimize(BIG, lambda c: bool(tried.append(c.id)))
-    assert len(tried) == len(set(tried))
+    _, events = search_while(BIG, lambda _: False)
+    tried = [e.case.id for e in events if isinstance(e, Tried)]
+    assert len(tried) == len(set(tried)) > 20
 
 
 def test_nothing_smaller_leaves_the_case_as_it_is() -> None:
-    assert minimize(BIG, lambda _: False) is BIG
+    small, events = search_while(BIG, lambda _: False)
+    assert small is BIG
+    assert not [e for e in events if isinstance(e, Smaller)]
+
+
+def test_a_search_that_is_cut_has_told_of_the_best_so_far() -> None:
+    kept: list[Case] = []
+
+    def ask(candidate: Case) -> Reply:
+        if len(kept) == 5:
+            raise KeyboardInterrupt
+        kept.append(candidate)
+        return "same"
+
+    told: list[Case] = []
+    events = search(BIG, ask, values=given, seconds=30)
+    with pytest.raises(KeyboardInterrupt):
+        told.extend(e.case for e in events if isinstance(e, Smaller))
+    assert told == kept
 
 
 def test_the_time_limit_holds() -> None:
@@ -146,5 +318,8 @@ def test_the_time_limit_holds() -> None:
         return False
 
     start = time.monotonic()
-    minimize(BIG, slow, seconds=0.2)
+    _, events = search_while(BIG, slow, seconds=0.2)
     assert time.monotonic() - start < 2
+    last = events[-1]
+    assert isinstance(last, Ended)
+    assert last.reason == "time"

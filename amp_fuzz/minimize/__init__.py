@@ -1,0 +1,24 @@
+"""Make a case smaller while it shows the same divergence.
+
+`search` goes from a case to ever smaller ones, in the order of worth: the plan, regions,
+statements, outputs, shapes, dtypes, layouts, values, arguments. What "the same" means is said by
+who asks; `amp_fuzz.triage` has the fingerprint.
+"""
+
+from amp_fuzz.minimize.capture import Taken, Values, capture
+from amp_fuzz.minimize.edit import count, without
+from amp_fuzz.minimize.search import Ended, Event, Reply, Smaller, Tried, search
+
+__all__ = [
+    "Ended",
+    "Event",
+    "Reply",
+    "Smaller",
+    "Taken",
+    "Tried",
+    "Values",
+    "capture",
+    "count",
+    "search",
+    "without",
+]

@@ -1,0 +1,339 @@
+"""Minimise a finding: search for smaller cases that a judge finds to diverge in the same way.
+
+On a compiler the search runs on the stage where the bug is, which costs less than the whole, and
+the rung below it must agree; the smallest case is then confirmed on the backend that found it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.backends.bisection import BISECTED, blame
+from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.blame import guilty_op
+from amp_fuzz.case import Case
+from amp_fuzz.judge import Judge, Verdict, unsupported
+from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Values, capture, search
+from amp_fuzz.oracle import compare
+from amp_fuzz.program import returning_all, statements
+from amp_fuzz.triage import guilty
+
+__all__ = [
+    "PARTS",
+    "Answer",
+    "Asker",
+    "Memory",
+    "Part",
+    "Shrunk",
+    "Target",
+    "answer_of",
+    "asker",
+    "confirmed",
+    "part_of",
+    "shrink",
+]
+
+Part: TypeAlias = Literal["kind", "op", "stage", "where"]
+PARTS: tuple[Part, ...] = ("kind", "op", "stage")
+"""What of a divergence must stay as it is, unless told otherwise."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a candidate.
+
+    said: how it came out; ``raised``: both sides raise, or the reference does where the case that
+    is minimised raises nothing; ``skipped``: it cannot be judged. The rest is of its divergence.
+    below: whether the rung below diverges too.
+    """
+
+    said: Literal["diverged", "agreed", "raised", "invalid", "skipped", "crash", "timeout"]
+    kind: str = ""
+    where: str = ""
+    op: str = ""
+    errors: str = ""
+    known: str = ""
+    below: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The divergence that must stay. op "" is any. stage: of a compiler, its first rung."""
+
+    kind: str
+    where: str = ""
+    op: str = ""
+    errors: str = ""
+    known: str = ""
+    parts: tuple[Part, ...] = PARTS
+    stage: str = ""
+
+    @classmethod
+    def of(cls, verdict: Verdict, parts: tuple[Part, ...] = PARTS) -> Target:
+        """Return the divergence of a verdict."""
+        answer = answer_of(verdict)
+        return cls(answer.kind, answer.where, answer.op, answer.errors, answer.known, parts)
+
+    def reply(self, answer: Answer) -> Reply:
+        """Say whether an answer is this divergence."""
+        if answer.said == "agreed":
+            return "agrees"
+        if answer.said in ("crash", "timeout"):
+            return "same" if self.kind == answer.said else "other"
+        if answer.said != "diverged" or answer.known != self.known:
+            return "other"
+        if "kind" in self.parts and (answer.kind, answer.errors) != (self.kind, self.errors):
+            return "other"
+        if "op" in self.parts and self.op and answer.op != self.op:
+            return "other"
+        if "stage" in self.parts and answer.below:
+            return "other"
+        if "where" in self.parts and answer.where != self.where:
+            return "other"
+        return "same"
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks a judge about candidates. below: the rung below, which must not diverge as well.
+
+    raises: whether the divergence is about errors; if not, what the reference refuses is not run.
+    """
+
+    judge: Judge
+    below: Judge | None = None
+    raises: bool = False
+
+    def __call__(self, case: Case) -> Answer:
+        """Judge one candidate."""
+        backend = self.judge.backend
+        if unsupported(case, backend) is not None or backend.fit(case) != case:
+            return Answer("invalid")
+        # Compiling costs a thousand times what the reference does.
+        if not self.raises and not backend.exact and backend.reference().run(case).raised:
+            return Answer("raised")
+        try:
+            verdict = self.judge.judge(case)
+            answer = answer_of(verdict)
+            if answer.said == "diverged" and not self.judge.confirm and not _steady(backend, case):
+                return Answer("skipped")
+            if answer.said == "diverged" and self.below is not None:
+                under = self.below.judge(case).divergence
+                answer = msgspec.structs.replace(
+                    answer, below=under is not None and under.kind == answer.kind
+                )
+        except RuntimeError as error:
+            if "the shadows did not come" not in str(error):
+                raise
+            return Answer("skipped")
+        return answer
+
+
+def _steady(backend: Backend, case: Case) -> bool:
+    """Return whether the reference does the same twice: not so with memory that nobody wrote."""
+    first, second = (backend.reference().run(case) for _ in range(2))
+    return compare(first, second, values=backend.values) is None
+
+
+def answer_of(verdict: Verdict) -> Answer:
+    """Return what a verdict says of a candidate."""
+    found = verdict.divergence
+    if found is None:
+        return Answer("raised" if verdict.outcome == "raised" else "agreed")
+    ops = {s.op for s in statements(verdict.case.program.body)}
+    op = next(iter(ops)) if len(ops) == 1 else guilty_op(verdict.case, found)
+    errors = ""
+    if found.kind == "raise":
+        errors = f"{found.expected.partition(':')[0]} -> {found.observed.partition(':')[0]}"
+    elif found.kind == "relation":
+        errors = found.where.partition(":")[0]
+    return Answer("diverged", found.kind, found.where, op, errors, verdict.known)
+
+
+@dataclass(slots=True)
+class Memory:
+    """Answers by case: nothing is run twice. trying, said: told before and after each run."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    trying: Callable[[Case], None] = lambda case: None
+    said: Callable[[Case, Answer], None] = lambda case, answer: None
+
+    def of(self, ask: Callable[[Case], Answer], case: Case) -> Answer:
+        """Return the answer to a case, and ask for it if it is new."""
+        if case.id not in self.answers:
+            self.trying(case)
+            self.answers[case.id] = ask(case)
+            self.said(case, self.answers[case.id])
+        return self.answers[case.id]
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """What minimising came to.
+
+    op: the guilty op. chain: the cases on the way, each smaller than the one before it, the
+    smallest last. nearest: a case like it that agrees with the reference. tried: candidates.
+    reason: why it ended.
+    """
+
+    case: Case
+    op: str
+    chain: tuple[Case, ...]
+    nearest: Case | None
+    tried: int
+    seconds: float
+    reason: Literal["done", "time"]
+
+
+def shrink(
+    case: Case,
+    target: Target,
+    ask: Callable[[Case], Answer],
+    runtime: ReferenceRuntime,
+    *,
+    seconds: float,
+    memory: Memory | None = None,
+) -> Iterator[Event | Shrunk]:
+    """Make a divergence's case smaller; a `Shrunk` comes last.
+
+    ask: says what comes of a candidate, as an `Asker` does. runtime: the reference. memory: answers
+    that were given already.
+    """
+    start = time.monotonic()
+    memory = memory or Memory()
+    asked: list[str] = []
+
+    def values(case: Case) -> Values:
+        return capture(case, runtime)
+
+    def reply(case: Case) -> Reply:
+        return target.reply(memory.of(ask, case))
+
+    def shows(case: Case) -> bool:
+        if time.monotonic() - start > seconds:
+            return False
+        asked.append(case.id)
+        return reply(case) == "same"
+
+    guess = target.op
+    target = replace(target, op="")
+    found = guilty(case, values(case), shows, guess=guess, pairs=False)
+    # A gradient names no op by itself.
+    target = replace(target, op=found.op or ("" if target.kind.startswith("grad") else guess))
+    chain = [case]
+    if found.case is not None and found.case != case:
+        chain.append(found.case)
+        yield Smaller(found.case, "guilty", len(asked), time.monotonic() - start)
+    whole = msgspec.structs.replace(case, program=returning_all(case.program))
+    if len(chain) == 1 and whole != case and shows(whole):
+        chain.append(whole)  # any statement of it can be the last
+    literal = not runtime.runtime.fake  # otherwise tensors have no values
+    left = seconds - (time.monotonic() - start)
+    ended: Ended | None = None
+    for event in search(
+        chain[-1], reply, values=values, seconds=left, literal=literal, before=len(asked)
+    ):
+        if isinstance(event, Smaller):
+            chain.append(event.case)
+        if isinstance(event, Ended):
+            ended = event
+        yield event
+    assert ended is not None
+    op = found.op
+    if not op:
+        again = guilty(ended.case, values(ended.case), shows, guess=target.op)
+        op = again.op or target.op
+    spent = time.monotonic() - start
+    yield Shrunk(ended.case, op, tuple(chain), ended.nearest, ended.tried, spent, ended.reason)
+
+
+def stage_of(
+    judge: Judge, verdict: Verdict, seen: Callable[[Case], None] = lambda case: None
+) -> str:
+    """Return the first rung of the backend's ladder that diverges in the same way.
+
+    seen: told the case before each run. "" where the backend has no ladder.
+    """
+    rungs = judge.backend.ladder()
+    assert verdict.divergence is not None
+    for rung in rungs:
+        seen(verdict.case)
+        found = replace(judge, backend=rung).judge(verdict.case).divergence
+        if found is not None and found.kind == verdict.divergence.kind:
+            return rung.name
+    return judge.backend.name if rungs else ""
+
+
+def part_of(
+    judge: Judge,
+    verdict: Verdict,
+    stage: str,
+    seen: Callable[[Case], None] = lambda case: None,
+) -> str:
+    """Return what of a stage is to blame, where torch's bisector can say, or ""."""
+    rung = next((b for b in (*judge.backend.ladder(), judge.backend) if b.name == stage), None)
+    if not isinstance(rung, CompileBackend) or rung.rung not in BISECTED:
+        return ""
+    judge, divergence = replace(judge, backend=rung), verdict.divergence
+    assert divergence is not None
+
+    def agrees() -> bool:
+        seen(verdict.case)
+        found = judge.judge(verdict.case).divergence
+        return found is None or found.kind != divergence.kind
+
+    try:
+        return blame(rung.rung, agrees)
+    except Exception:  # it is private to torch, and it must not cost the finding
+        return ""
+
+
+def asker(judge: Judge, target: Target) -> Asker:
+    """Return who says what comes of a candidate: a judge, or that of the stage where the bug is."""
+    judge = replace(judge, relations="all" if target.kind == "relation" else "none")
+    rungs: Sequence[Backend] = judge.backend.ladder()
+    below: Judge | None = None
+    stage = target.stage
+    if stage and not target.known:
+        names = [rung.name for rung in rungs]
+        at = names.index(stage) if stage in names else len(names)
+        below = replace(judge, backend=rungs[at - 1]) if at else None
+        judge = replace(judge, backend=rungs[at]) if at < len(rungs) else judge
+    if rungs:  # a compilation each: the smallest case is confirmed, and the reference every time
+        judge = replace(judge, confirm=False)
+        below = None if below is None else replace(below, confirm=False)
+    return Asker(judge, below, raises=target.kind in ("raise", "relation", "state"))
+
+
+def confirmed(judge: Judge, target: Target, chain: Sequence[Case]) -> Verdict | None:
+    """Return the verdict of the smallest case of a chain on which a judge confirms the target.
+
+    The stage where a search ran is not the whole backend, and a case may come out otherwise each
+    time. Where the last case is not confirmed, the chain is halved: None if its first is not
+    confirmed either.
+    """
+    if target.kind == "relation":
+        judge = replace(judge, relations="all")
+    wanted = replace(target, op="", parts=("kind",))
+
+    def verdict(case: Case) -> Verdict | None:
+        found = judge.judge(case)
+        return found if wanted.reply(answer_of(found)) == "same" else None
+
+    if (last := verdict(chain[-1])) is not None:
+        return last
+    best, low, high = verdict(chain[0]), 0, len(chain) - 1
+    while best is not None and high - low > 1:
+        middle = (low + high) // 2
+        found = verdict(chain[middle])
+        if found is None:
+            high = middle
+        else:
+            best, low = found, middle
+    return best

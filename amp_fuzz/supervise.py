@@ -1,0 +1,156 @@
+"""Minimise a case in a process that is watched: a candidate may kill it, or hang.
+
+The answer to each candidate is written to a journal before the next one runs. A search takes the
+same way each time, so a new process goes on from the journal where the last one ended: after a
+crash, which is the answer to the candidate that was running, after an interrupt, or the next day.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from amp_fuzz.interrupts import no_interrupts
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.shrink import Answer, Target
+from amp_fuzz.store import StoreError
+from amp_fuzz.supervised import Best, Done, Event, Job, Said, Stuck, Trying, answer, run
+
+__all__ = ["Journal", "minimise"]
+
+
+class _Line(msgspec.Struct):
+    id: str
+    answer: Answer
+
+
+class Journal:
+    """Answers by the id of a case, in a file; none without a path.
+
+    What it holds is of one search: `about` says which, and a journal of another is begun anew.
+    """
+
+    def __init__(self, path: Path | None = None, about: str = "") -> None:
+        self.answers: dict[str, Answer] = {}
+        self.path = path
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            if lines[:1] == [about.encode()]:
+                self._read(lines[1:])
+            else:
+                path.write_bytes(about.encode() + b"\n")
+        except OSError as error:
+            raise StoreError(f"{path}: cannot keep a journal ({error.strerror})") from error
+
+    def _read(self, lines: list[bytes]) -> None:
+        for line in lines:
+            with suppress(msgspec.MsgspecError):  # the last one may be cut short
+                found = msgspec.json.decode(line, type=_Line)
+                self.answers[found.id] = found.answer
+
+    def add(self, id_: str, answer: Answer) -> None:
+        """Keep an answer. Raises `StoreError` where the file takes no more."""
+        self.answers[id_] = answer
+        if self.path is None:
+            return
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(_Line(id_, answer)) + b"\n")
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot write ({error.strerror})") from error
+
+
+class _Dead(Exception):
+    """A process died, or did not answer. kind: of divergence."""
+
+    def __init__(self, kind: Literal["crash", "timeout"], how: str) -> None:
+        super().__init__(how)
+        self.kind = kind
+
+
+def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Iterator[Event]:
+    """Minimise a case in processes that are watched; the last event says what it came to."""
+    journal = journal or Journal()
+    deadline = time.monotonic() + seconds
+    target: Target | None = None
+    chain: list[DivergenceRecord] = []
+    while True:
+        trying = "the case itself"
+        left = max(deadline - time.monotonic(), 0.0)
+        try:
+            for message in _talk(job.timeout, run, job, target, journal.answers, left):
+                if isinstance(message, Trying):
+                    trying = message.id
+                elif isinstance(message, Said):
+                    journal.add(message.id, message.answer)
+                    trying = ""
+                elif isinstance(message, Target):
+                    target, trying = message, ""
+                elif isinstance(message, Best):
+                    chain.append(message.record)
+                    yield message
+                elif isinstance(message, Done):
+                    yield _confirmed(job, message, chain)
+                    return
+                else:
+                    yield message
+                    return
+        except _Dead as dead:
+            if target is None and not job.check:
+                target = Target(dead.kind)  # the case itself does it: that is the divergence
+            elif not trying or target is None:
+                yield Stuck(f"{dead}, and not because of a candidate")
+                return
+            else:
+                journal.add(trying, Answer(dead.kind))
+
+
+def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
+    """Return the end with the smallest case that a fresh process confirms."""
+    for record in (done.record, *reversed(chain[-3:])):
+        small = replace(job, case=record.minimised or record.case)
+        try:
+            (said,) = _talk(job.timeout, answer, small)
+        except _Dead as dead:
+            said = Answer(dead.kind)
+        found = "check" if job.check else record.kind
+        if found in (said.kind, said.said):
+            return replace(done, record=record, confirmed=True)
+    return done
+
+
+def _talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[Any]:
+    """Start a process and yield what it sends, until it sends no more. Raises `_Dead`."""
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=entry, args=(theirs, *args), daemon=True)
+    with no_interrupts():
+        process.start()
+    theirs.close()
+    try:
+        while True:
+            if not ours.poll(timeout):
+                raise _Dead("timeout", f"no answer for {timeout:.0f} s")
+            message = ours.recv()
+            if message is None:
+                return
+            yield message
+    except EOFError:
+        process.join(5)
+        code = process.exitcode or 0
+        died = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        raise _Dead("crash", f"the process died {died}") from None
+    finally:
+        ours.close()
+        process.kill()
+        process.join()

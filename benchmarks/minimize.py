@@ -1,0 +1,371 @@
+"""Seed faults, minimise what finds them, and count what is left.
+
+    python benchmarks/minimize.py [--eager] [--compiled] [--only=GLOBS] [--seed=N] [--report]
+
+Each fault of tests/faults/numeric*.py is looked for along the way of benchmarks/numeric_faults.py;
+the case that finds it is minimised, and written as a script, which is run in a fresh process twice:
+with the fault, where it must end with 1, and without, where it must end with 0. Writes
+``benchmarks/minimize.json`` after each fault, and ``docs/minimize.md``. What is not run is kept.
+Seconds are CPU seconds of one core, those of the C++ compiler included; the limits of the search
+are of the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from amp_fuzz.case import Case  # noqa: E402
+from amp_fuzz.judge import Judge, Verdict, quiet  # noqa: E402
+from amp_fuzz.known import shipped  # noqa: E402
+from amp_fuzz.minimize import capture  # noqa: E402
+from amp_fuzz.program import statements  # noqa: E402
+from amp_fuzz.repro import ReproError, repro  # noqa: E402
+from amp_fuzz.shrink import (  # noqa: E402
+    Memory,
+    Shrunk,
+    Target,
+    answer_of,
+    asker,
+    confirmed,
+    shrink,
+    stage_of,
+)
+from amp_fuzz.triage import fingerprint, guilty  # noqa: E402
+from benchmarks.numeric_faults import about  # noqa: E402
+from tests.faults.numeric import COMPILED, EAGER, NumericFault  # noqa: E402
+from tests.faults.numeric_hunt import Step, backend_of, counts, hunt, way  # noqa: E402
+
+JSON = ROOT / "benchmarks" / "minimize.json"
+HUNTS = ROOT / "benchmarks" / "numeric_faults.json"
+PAGE = ROOT / "docs" / "minimize.md"
+
+# Seconds on the clock for one search, and how many cases are drawn to find a fault.
+SECONDS = {"eager": 120.0, "compiled": 400.0}
+CASES = {"eager": 3300, "compiled": 500}
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Run what the command line asks for and return 1 if a repro does not do what it must."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--eager", action="store_true", help="only the faults in eager kernels")
+    parser.add_argument("--compiled", action="store_true", help="only the compiler's")
+    parser.add_argument("--only", metavar="GLOBS", default="*", help="only these faults")
+    parser.add_argument("--new", action="store_true", help="only those not found so far")
+    parser.add_argument("--cases", type=int, default=0, help="drawn for each fault, at most")
+    parser.add_argument("--seed", type=int, default=0, help="of the engine's draws (default 0)")
+    parser.add_argument("--report", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    result: Row = json.loads(JSON.read_text()) if JSON.exists() else {}
+    both = options.eager == options.compiled
+    for section, faults in (("eager", EAGER), ("compiled", COMPILED)):
+        if options.report or not (both or getattr(options, section)):
+            continue
+        rows = result.setdefault(section, {})
+        named = [f for f in faults if _named(f.name, options.only)]
+        if options.new:
+            named = [f for f in named if not rows.get(f.name, {}).get("found")]
+        result["run"] = about(options.seed, SECONDS[section])
+        steps = list(way(options.cases or CASES[section], seed=options.seed))
+        for number, fault in enumerate(named, 1):
+            rows[fault.name] = one(fault, steps, section)
+            result[section] = {f.name: rows[f.name] for f in faults if f.name in rows}
+            rows = result[section]
+            JSON.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"{number:3}/{len(named)} {_told(fault.name, rows[fault.name])}", flush=True)
+    PAGE.write_text(page(result))
+    print(f"written: {PAGE.relative_to(ROOT)}")
+    rows = [r for s in SECONDS for r in result.get(s, {}).values()]
+    return int(any(r["found"] and r["repro"] != [1, 0] for r in rows))
+
+
+def _named(name: str, globs: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs.split(","))
+
+
+def _told(name: str, row: Row) -> str:
+    if not row["found"]:
+        return f"{name:32} not found"
+    return (
+        f"{name:32} {row['statements'][0]:2} -> {row['statements'][1]} statements, "
+        f"{row['elements'][1]} elements, {row['tried']} tried, {row['seconds']:.0f} s "
+        f"({row['reason']}), {row['before']['op']} -> {row['after']['op']}, repro {row['repro']}"
+    )
+
+
+def one(fault: NumericFault, steps: Sequence[Step], section: str) -> Row:
+    """Find a fault, minimise the case, and run its script."""
+    verdict = found(fault, steps)
+    if verdict is None:
+        return {"found": False}
+    judge = Judge(backend_of(fault), shipped(), "none")
+    with quiet():
+        return {"found": True, **minimised(fault, judge, verdict, SECONDS[section])}
+
+
+def found(fault: NumericFault, steps: Sequence[Step]) -> Verdict | None:
+    """Return the divergence that shows a fault: that of the last hunt, if it is still drawn."""
+    judge = Judge(backend_of(fault), shipped(), "none")
+    hunts = json.loads(HUNTS.read_text())
+    old = [r for s in SECONDS for r in hunts[s]["faults"] if r["name"] == fault.name and r["found"]]
+    with quiet():
+        for row in old:
+            if row["cases"] <= len(steps):
+                case = judge.backend.fit(steps[row["cases"] - 1].case)
+                if case.id == row["case"]:
+                    verdict = judge.judge(case)
+                    if counts(verdict):
+                        return verdict
+        case_ = hunt(fault, steps, seconds=300).case
+        return None if case_ is None else judge.judge(case_)
+
+
+def minimised(fault: NumericFault, judge: Judge, verdict: Verdict, seconds: float) -> Row:
+    """Minimise a divergence, and say what was and what is."""
+    start, wall = _seconds(), time.monotonic()
+    stage = stage_of(judge, verdict)
+    target = replace(Target.of(verdict), stage=stage)
+    ask, reference, memory = asker(judge, target), judge.backend.reference(), Memory()
+
+    def shows(case: Case) -> bool:
+        return replace(target, op="").reply(memory.of(ask, case)) == "same"
+
+    # On a compiler, pairs cost a compilation each; what is guilty alone is known without them.
+    pairs = judge.backend.name.startswith("eager")
+    values = capture(verdict.case, reference)
+    before = guilty(verdict.case, values, shows, guess=target.op, pairs=pairs)
+    events = shrink(verdict.case, target, ask, reference, seconds=seconds, memory=memory)
+    *_, last = events
+    assert isinstance(last, Shrunk)
+    final = confirmed(judge, target, last.chain) or verdict
+    spent = round(_seconds() - start, 1), round(time.monotonic() - wall, 1)
+    small = final.case
+    record = final.finding("", small, op=last.op if small == last.case else "")
+    again = stage_of(judge, final)
+    named = answer_of(verdict).kind, stage, before.op
+    stays = answer_of(final).kind, again, last.op
+    return {
+        "case": verdict.case.id,
+        "statements": [_statements(verdict.case), _statements(small)],
+        "elements": [_elements(verdict.case), _elements(small)],
+        "inputs": len(small.program.inputs),
+        "before": dict(zip(("kind", "stage", "op"), named, strict=True)),
+        "after": dict(zip(("kind", "stage", "op"), stays, strict=True)),
+        "fingerprint": str(fingerprint(record)),
+        "tried": last.tried,
+        "reason": last.reason,
+        "seconds": spent[0],
+        "wall": spent[1],
+        "confirmed": small == last.case,
+        "repro": ends(fault, judge, final),
+        "program": str(small).splitlines()[1:],
+    }
+
+
+def _seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def _statements(case: Case) -> int:
+    return sum(1 for _ in statements(case.program.body))
+
+
+def _elements(case: Case) -> int:
+    return sum(math.prod(s.shape) for s in case.program.inputs)
+
+
+_SEEDED = """\
+sys.path.insert(0, "{root}")
+from tests.faults.numeric import NUMERIC
+
+fault = NUMERIC["{name}"].corrupt()
+fault.__enter__()
+"""
+
+
+def ends(fault: NumericFault, judge: Judge, verdict: Verdict) -> list[int | str]:
+    """Return how the script ends in a fresh process with the fault, and without."""
+    assert verdict.divergence is not None
+    codes: list[int | str] = []
+    for prefix in (_SEEDED.format(root=ROOT, name=fault.name), ""):
+        try:
+            text = repro(verdict.case, judge.backend, verdict.divergence, prefix=prefix)
+        except ReproError as error:
+            return [str(error)]
+        codes.append(fresh(seeded=bool(prefix)).run(text))
+    return codes
+
+
+_FORKING = """
+import os, runpy, sys
+import torch, torch._dynamo, torch._subclasses.fake_tensor
+sys.modules["amp_fuzz"] = None
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        if sys.argv[1:]:
+            del sys.modules["amp_fuzz"]
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1), os.dup2(null, 2)
+        code = 99
+        try:
+            sys.argv = [line.strip()]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+        finally:
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class _Fresh:
+    """Runs scripts, each in a process that has done nothing but import torch.
+
+    It is a copy of one that waits: importing torch takes longer than most scripts.
+    """
+
+    def __init__(self, *, seeded: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = self.folder.name
+        environment.pop("PYTHONPATH", None)
+        # A fault is seeded by this project's tests; a script without one finds no amp_fuzz.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _FORKING, *["seeded"] * seeded],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=self.folder.name,
+        )
+
+    def run(self, text: str) -> int:
+        """Return the exit code of a script."""
+        path = Path(self.folder.name) / "repro.py"
+        path.write_text(text)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{path}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@lru_cache(maxsize=2)
+def fresh(*, seeded: bool) -> _Fresh:
+    return _Fresh(seeded=seeded)
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def page(result: Row) -> str:
+    """Return the Markdown page."""
+    lines = [
+        "# How small findings get",
+        "",
+        "A fault is seeded, the first case that finds it ([numeric-faults.md](numeric-faults.md))",
+        "is minimised, and the result is written as a script. The script is run in a fresh process",
+        "with the fault, where it must exit with 1, and without, where it must exit with 0.",
+        "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
+        "from the minimised one.",
+        "",
+    ]
+    if "run" in result:
+        run_ = result["run"]
+        versions = ", ".join(f"{name} {v}" for name, v in run_["versions"].items())
+        lines += [f"Seed {run_['seed']}, CPU seconds of one core ({run_['machine']['cpu']}); "]
+        lines[-1] += f"{versions}."
+    columns = (
+        *("faults in", "minimised", "statements before: median", "after: median, 90 %, most"),
+        *("elements: median, 90 %", "seconds: median, 90 %", "same fingerprint"),
+        "repro 1, then 0",
+    )
+    lines += ["", f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    for title, rows in _groups(result):
+        if rows:
+            lines.append(_summary(title, rows))
+    for section in SECONDS:
+        rows = result.get(section, {})
+        lines += ["", f"## {section.capitalize()}", "", *_table(rows)] if rows else []
+    return "\n".join([*lines, "", "Again: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
+
+
+def _groups(result: Row) -> list[tuple[str, list[Row]]]:
+    eager = [r for r in result.get("eager", {}).values() if r["found"]]
+    compiled = [r for r in result.get("compiled", {}).values() if r["found"]]
+    stages: dict[str, list[Row]] = {}
+    for row in compiled:
+        stages.setdefault(row["before"]["stage"], []).append(row)
+    return [("eager kernels", eager), *sorted(stages.items()), ("all", eager + compiled)]
+
+
+def _summary(title: str, rows: Sequence[Row]) -> str:
+    def both(values: Sequence[float], digits: int = 0) -> str:
+        return f"{statistics.median(values):.{digits}f}, {_ninety(values):.{digits}f}"
+
+    after = [r["statements"][1] for r in rows]
+    cells = [
+        title,
+        str(len(rows)),
+        f"{statistics.median(r['statements'][0] for r in rows):.0f}",
+        f"{both(after)}, {max(after)}",
+        both([r["elements"][1] for r in rows]),
+        both([r["seconds"] for r in rows], 1),
+        f"{sum(r['before'] == r['after'] for r in rows)}",
+        f"{sum(r['repro'] == [1, 0] for r in rows)}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _ninety(values: Sequence[float]) -> float:
+    """Return the smallest value that nine tenths do not exceed."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
+
+
+def _table(rows: Row) -> list[str]:
+    lines = [
+        "| fault | kind | stage | guilty op | statements | elements | tried | seconds | repro |",
+        "|---|---|---|---|---|---|---:|---:|---|",
+    ]
+    for name, row in rows.items():
+        if not row["found"]:
+            lines.append(f"| {name} | not found | | | | | | | |")
+            continue
+        after = row["after"]
+        moved = [k for k in after if after[k] != row["before"][k]]
+        op = after["op"] or "none alone"
+        note = "".join(f"; **{k} was {row['before'][k] or 'none alone'}**" for k in moved)
+        cut = " (cut)" if row["reason"] == "time" else ""
+        lines.append(
+            f"| {name} | {after['kind']} | {after['stage']} | {op}{note} "
+            f"| {row['statements'][0]} -> {row['statements'][1]} "
+            f"| {row['elements'][0]} -> {row['elements'][1]} | {row['tried']} "
+            f"| {row['seconds']:.1f}{cut} | {', '.join(map(str, row['repro']))} |"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

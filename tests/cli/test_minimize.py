@@ -1,0 +1,140 @@
+"""``amp-fuzz minimize``: from any case to a small one, whatever its candidates do to a process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.case import Case
+from amp_fuzz.program import statements
+from amp_fuzz.store import Store
+from tests.cli.conftest import Done
+from tests.helpers import BF16, call, case, x
+
+BIG = case(
+    [x("x0", 3, 4), x("w1", 4, 5), x("x2", 3, 5, domain="ties", layout="strided")],
+    call("mm", "x0", "w1", to="v0"),
+    call("relu", "x2", to="v1"),
+    call("add", "v0", "v1", to="v2"),
+    call("softmax", "v2", -1, to="v3"),
+    call("abs", "v3", to="v4"),
+    seed=5,
+    contexts=(BF16,),
+    steps=2,
+)
+
+# Bad: a case with a softmax of more than one element. It notes each case that it is asked about.
+CHECK = """#!/bin/sh
+echo "$1" >> asked.txt
+grep -q '"op":"softmax"' "$1" || exit 1
+grep -q '"shape":\\[[^]]*[2-9]' "$1" || exit 1
+"""
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    path = tmp_path / "case.json"
+    path.write_bytes(BIG.json())
+    return path
+
+
+@pytest.fixture
+def checked(big: Path, tmp_path: Path) -> tuple[str, str]:
+    """Return the arguments of a call that asks a command."""
+    script = tmp_path / "check.sh"
+    script.write_text(CHECK)
+    script.chmod(0o755)
+    return str(big), f"--check={script}"
+
+
+def kept(folder: Path, done: Done) -> Case:
+    """Return the case that a call has kept, by the id that it says."""
+    (found,) = re.findall(r"^([0-9a-f]{16}) on", done.out, re.MULTILINE)
+    record = Store(folder / ".amp-fuzz").finding(found)
+    assert record.minimised is not None
+    assert record.case == BIG
+    return record.minimised
+
+
+def ops(case: Case) -> list[str]:
+    return [s.op for s in statements(case.program.body)]
+
+
+def test_a_finding_becomes_small_and_is_kept_with_its_fingerprint(
+    amp_fuzz: Callable[..., Done], big: Path, tmp_path: Path
+) -> None:
+    done = amp_fuzz("minimize", big, "--backend=lying-cpu", "--seconds=60")
+    assert done.code == 0, done.err
+    small = kept(tmp_path, done)
+    assert len(ops(small)) == 1
+    assert small.plan.contexts == ()
+    assert "5 statements, 47 elements -> 1 statement, 1 element" in done.out
+    assert re.search(r"fingerprint [0-9a-f]{10}: dtype \| lying-cpu", done.out)
+    assert "NOT confirmed" not in done.out
+    assert f"amp-fuzz repro {small.id}" in done.out
+    # What it says to do next works.
+    assert amp_fuzz("replay", small.id).code == 1
+
+
+def test_a_command_says_which_cases_are_bad(
+    amp_fuzz: Callable[..., Done], checked: tuple[str, str], tmp_path: Path
+) -> None:
+    done = amp_fuzz("minimize", *checked, "--seconds=60")
+    assert done.code == 0, done.err
+    small = kept(tmp_path, done)
+    assert ops(small) == ["softmax"]
+    (spec,) = small.program.inputs
+    assert spec.shape == (2,)
+    assert "this one agrees:" in done.out
+
+
+def test_a_call_that_was_cut_goes_on_where_it_ended(
+    amp_fuzz: Callable[..., Done], checked: tuple[str, str], tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked.txt"
+    first = amp_fuzz("minimize", *checked, "--seconds=0")
+    assert first.code == 0, first.err
+    assert "time was up; go on: amp-fuzz minimize" in first.out
+    before = asked.read_text().splitlines()
+    second = amp_fuzz("minimize", *checked, "--seconds=60")
+    assert ops(kept(tmp_path, second)) == ["softmax"]
+    third = amp_fuzz("minimize", *checked, "--seconds=60")
+    assert third.out.partition(" in ")[0] == second.out.partition(" in ")[0]
+    after = [Path(p).stem for p in asked.read_text().splitlines()]
+    # The case itself and what was kept are asked about again, and no candidate.
+    again = {case for case in after if after.count(case) > 1}
+    assert again <= {BIG.id, kept(tmp_path, first).id, kept(tmp_path, second).id}
+    assert len(after) > len(before)
+
+
+def test_a_candidate_that_kills_the_process_costs_only_itself(
+    amp_fuzz: Callable[..., Done], big: Path, tmp_path: Path
+) -> None:
+    done = amp_fuzz("minimize", big, "--backend=dying-cpu", "--seconds=5")
+    assert done.code == 0, done.err
+    assert re.search(r"on dying-cpu: crash$", done.out, re.MULTILINE)
+    assert len(ops(kept(tmp_path, done))) == 1
+    assert "NOT confirmed" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "agrees with the reference on eager-cpu: nothing to minimise"),
+        (("--backend=broken-cpu",), 4, "broken on purpose"),
+        (("--check=./missing",), 2, "check: ./missing: No such file"),
+        (("--check=sh -c 'exit 3'",), 2, "the command ended with exit code 3"),
+        (("--check=sh -c 'exit 1'",), 2, "does not call the case itself bad"),
+        (("--match=kind,colour",), 2, "--match: 'colour' is none of kind, op, stage, where"),
+    ],
+    ids=["agrees", "missing", "no command", "odd command", "good", "match"],
+)
+def test_what_cannot_be_minimised_is_one_line(
+    amp_fuzz: Callable[..., Done], big: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    done = amp_fuzz("minimize", big, *arguments)
+    assert done.code == code
+    assert message in done.error
