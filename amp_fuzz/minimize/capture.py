@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -41,19 +41,22 @@ Values: TypeAlias = Mapping[tuple[int, str], Taken]
 def capture(case: Case, runtime: ReferenceRuntime) -> Values:
     """Run a case under the reference and return what its statements are given the first time.
 
-    Values of dtypes that no input can have are left out, and so is what comes after an error. A
-    function transform is left out too: what it passes are not tensors that can be read.
+    A value requires grad if it ever does: a first pass may stand under no_grad. Values of dtypes
+    that no input can have are left out, and so is what comes after an error. A function transform
+    is left out too: what it passes are not tensors that can be read.
     """
     found: dict[tuple[int, str], Taken] = {}
     body = list(statements(case.program.body))
 
     def mark(number: int, names: Mapping[str, Any]) -> None:
         for name in uses(body[number]):
-            value = names.get(name)
-            if isinstance(value, torch.Tensor) and (number, name) not in found:
-                taken = _taken(value, literal=not runtime.runtime.fake)
-                if taken is not None:
-                    found[number, name] = taken
+            value, old = names.get(name), found.get((number, name))
+            if not isinstance(value, torch.Tensor):
+                continue
+            if old is None and (new := _taken(value, literal=not runtime.runtime.fake)) is not None:
+                found[number, name] = new
+            elif old is not None and value.requires_grad:
+                found[number, name] = replace(old, requires_grad=True)
 
     if case.plan.transform != "none":
         plain = msgspec.structs.replace(case.plan, transform="none")

@@ -96,6 +96,18 @@ def test_a_statement_alone_stays_in_its_regions_and_can_be_trained_through() -> 
     assert [s.role for s in small.program.inputs] == ["weight"]
 
 
+def test_a_pass_under_no_grad_does_not_hide_that_a_value_is_trained_through() -> None:
+    trained = case(
+        [x("w0", 2)],
+        call("exp", "w0", to="v0"),
+        call("abs", "v0", to="v1"),
+        first_pass="no_grad",
+    )
+    small = alone(trained, (1,), values(trained))
+    assert small is not None
+    assert [s.role for s in small.program.inputs] == ["weight"]
+
+
 # -- fingerprints ---------------------------------------------------------------------------------
 
 
