@@ -1,7 +1,7 @@
 """Minimise a finding: search for smaller cases that a judge finds to diverge in the same way.
 
-On a compiler the search runs on the stage where the bug is, which costs less than the whole, and
-the rung below it must agree; the smallest case is then confirmed on the backend that found it.
+On a compiler a candidate is tried on the stage where the bug is, which costs less than the whole.
+Only of what diverges there is asked whether the rung below it agrees, and the whole shows it too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Answer(msgspec.Struct, frozen=True):
     """What came of a candidate.
 
     said: how it came out; ``raised``: both sides raise, or the reference does where the case that
-    is minimised raises nothing; ``skipped``: it cannot be judged. The rest is of its divergence.
+    is minimised raises nothing; ``skipped``: it cannot be judged, or only a stage shows it, and not
+    the whole of a compiler. The rest is of its divergence.
     below: whether the rung below diverges too.
     """
 
@@ -101,13 +102,16 @@ class Target:
 
 @dataclass(slots=True)
 class Asker:
-    """Asks a judge about candidates. below: the rung below, which must not diverge as well.
+    """Asks a judge about candidates.
 
-    raises: whether the divergence is about errors; if not, what the reference refuses is not run.
+    below: the rung below, which must not diverge as well. whole: the backend that found it, where
+    `judge` has only the stage of it: it must show a divergence as well, and is asked last. raises:
+    whether the divergence is about errors; if not, what the reference refuses is not run.
     """
 
     judge: Judge
     below: Judge | None = None
+    whole: Judge | None = None
     raises: bool = False
 
     def __call__(self, case: Case) -> Answer:
@@ -128,6 +132,10 @@ class Asker:
                 answer = msgspec.structs.replace(
                     answer, below=under is not None and under.kind == answer.kind
                 )
+            if answer.said == "diverged" and not answer.below and self.whole is not None:
+                found = self.whole.judge(case).divergence
+                if found is None or found.kind != answer.kind:
+                    return Answer("skipped")
         except RuntimeError as error:
             if "the shadows did not come" not in str(error):
                 raise
@@ -299,16 +307,18 @@ def asker(judge: Judge, target: Target) -> Asker:
     judge = replace(judge, relations="all" if target.kind == "relation" else "none")
     rungs: Sequence[Backend] = judge.backend.ladder()
     below: Judge | None = None
+    whole: Judge | None = None
     stage = target.stage
     if stage and not target.known:
         names = [rung.name for rung in rungs]
         at = names.index(stage) if stage in names else len(names)
         below = replace(judge, backend=rungs[at - 1]) if at else None
-        judge = replace(judge, backend=rungs[at]) if at < len(rungs) else judge
+        if at < len(rungs):
+            judge, whole = replace(judge, backend=rungs[at]), replace(judge, confirm=False)
     if rungs:  # a compilation each: the smallest case is confirmed, and the reference every time
         judge = replace(judge, confirm=False)
         below = None if below is None else replace(below, confirm=False)
-    return Asker(judge, below, raises=target.kind in ("raise", "relation", "state"))
+    return Asker(judge, below, whole, raises=target.kind in ("raise", "relation", "state"))
 
 
 def confirmed(judge: Judge, target: Target, chain: Sequence[Case]) -> Verdict | None:

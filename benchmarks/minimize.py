@@ -2,12 +2,12 @@
 
     python benchmarks/minimize.py [--eager] [--compiled] [--only=GLOBS] [--seed=N] [--report]
 
-Each fault of tests/faults/numeric*.py is looked for along the way of benchmarks/numeric_faults.py;
-the case that finds it is minimised, and written as a script, which is run in a fresh process twice:
-with the fault, where it must end with 1, and without, where it must end with 0. Writes
-``benchmarks/minimize.json`` after each fault, and ``docs/minimize.md``. What is not run is kept.
-Seconds are CPU seconds of one core, those of the C++ compiler included; the limits of the search
-are of the clock on the wall.
+Each fault of tests/faults/numeric*.py is looked for along the way of benchmarks/numeric_faults.py,
+then in programs with the op that it is called after. The case that finds it is minimised and
+written as a script, which is run in a fresh process twice: with the fault, where it must end with
+1, and without, where it must end with 0. Writes ``benchmarks/minimize.json`` after each fault, and
+``docs/minimize.md``. What is not run is kept. Seconds are CPU seconds of one core, those of the C++
+compiler included; the limits of the search are of the clock on the wall.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from amp_fuzz.case import Case  # noqa: E402
+from amp_fuzz.catalogue import CATALOGUE  # noqa: E402
 from amp_fuzz.judge import Judge, Verdict, quiet  # noqa: E402
 from amp_fuzz.known import shipped  # noqa: E402
 from amp_fuzz.minimize import capture  # noqa: E402
@@ -60,6 +61,8 @@ PAGE = ROOT / "docs" / "minimize.md"
 # Seconds on the clock for one search, and how many cases are drawn to find a fault.
 SECONDS = {"eager": 120.0, "compiled": 400.0}
 CASES = {"eager": 3300, "compiled": 500}
+# A fault that none of these shows is looked for in programs with the op that it is called after.
+FOCUSED = 60
 
 Row = dict[str, Any]
 
@@ -137,7 +140,16 @@ def found(fault: NumericFault, steps: Sequence[Step]) -> Verdict | None:
                     if counts(verdict):
                         return verdict
         case_ = hunt(fault, steps, seconds=300).case
+        if case_ is None and (op := named_after(fault)):
+            case_ = hunt(fault, list(way(FOCUSED, focus=(op,))), seconds=300).case
         return None if case_ is None else judge.judge(case_)
+
+
+def named_after(fault: NumericFault) -> str:
+    """Return the op of the catalogue that a fault is called after, or ""."""
+    name = fault.name.replace("-", "_")
+    names = [op for op in CATALOGUE if name.startswith(op)]
+    return max(names, key=len, default="")
 
 
 def minimised(fault: NumericFault, judge: Judge, verdict: Verdict, seconds: float) -> Row:
