@@ -261,6 +261,8 @@ class _Fresh:
     def __init__(self, *, seeded: bool) -> None:
         self.folder = tempfile.TemporaryDirectory()
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        # What another fault made of the same program is no answer to this one.
+        environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
         environment["TORCHINDUCTOR_CACHE_DIR"] = self.folder.name
         environment.pop("PYTHONPATH", None)
         # A fault is seeded by this project's tests; a script without one finds no amp_fuzz.

@@ -1,0 +1,128 @@
+"""How small findings get: a fault in one op leaves one plain call of it, and nothing beside.
+
+benchmarks/minimize.json has the numbers for every fault; these are a few of each sort.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from amp_fuzz.case import Case
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import regions, statements
+from amp_fuzz.shrink import Shrunk, Target, answer_of, asker, confirmed, shrink, stage_of
+from benchmarks.minimize import JSON, PAGE, SECONDS, page
+from tests.faults.numeric import NUMERIC
+from tests.faults.numeric_hunt import backend_of, hunt, way
+
+
+def found(name: str, *focus: str, cases: int = 40) -> tuple[Judge, Verdict]:
+    """Return the first divergence that shows a fault, among programs with these ops."""
+    fault = NUMERIC[name]
+    judge = Judge(backend_of(fault), shipped(), "none")
+    first = hunt(fault, list(way(cases, focus=focus)))
+    assert first.case is not None, name
+    with quiet():
+        return judge, judge.judge(first.case)
+
+
+def minimised(judge: Judge, verdict: Verdict, stage: str = "") -> tuple[Shrunk, Verdict]:
+    """Return what is left of a divergence, and the verdict of it."""
+    target = replace(Target.of(verdict), stage=stage)
+    ask, reference = asker(judge, target), judge.backend.reference()
+    with quiet():
+        *_, last = shrink(verdict.case, target, ask, reference, seconds=120)
+        assert isinstance(last, Shrunk)
+        again = confirmed(judge, target, last.chain)
+    assert again is not None
+    assert again.case == last.case
+    return last, again
+
+
+def ops(case: Case) -> list[str]:
+    return [s.op for s in statements(case.program.body)]
+
+
+def elements(case: Case) -> int:
+    return sum(math.prod(s.shape) for s in case.program.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "most"),
+    [
+        ("mm-gain", "mm", 2),
+        ("softmax-tail", "softmax", 1),
+        ("gelu-tanh", "gelu", 1),
+        ("layer-norm-no-eps", "layer_norm", 3),
+    ],
+)
+def test_a_fault_in_a_kernel_leaves_one_call_of_its_op(name: str, op: str, most: int) -> None:
+    judge, verdict = found(name, op)
+    last, again = minimised(judge, verdict)
+    assert ops(last.case) == [op] == [last.op]
+    assert elements(last.case) <= most
+    assert list(regions(last.case.program.body)) == []
+    assert last.case.plan.backward == "none"
+    assert answer_of(again).kind == answer_of(verdict).kind
+    assert last.nearest is None or judge.judge(last.nearest).outcome == "agreed"
+
+
+@pytest.mark.parametrize(("name", "op"), [("tanh-saved", "tanh"), ("gelu-saved", "gelu")])
+def test_a_fault_in_a_gradient_keeps_the_backward_pass_and_one_weight(name: str, op: str) -> None:
+    judge, verdict = found(name, op)
+    last, _ = minimised(judge, verdict)
+    assert ops(last.case) == [op] == [last.op]
+    assert last.case.plan.backward == "outside"
+    assert [s.role for s in last.case.program.inputs] == ["weight"]
+    assert elements(last.case) <= 1
+
+
+@pytest.mark.slow
+def test_a_fault_in_a_compiler_is_minimised_on_its_stage_and_confirmed_on_the_whole() -> None:
+    judge, verdict = found("graph-mm-gain", "mm")
+    with quiet():
+        stage = stage_of(judge, verdict)
+    assert stage == "compile[aot_eager]"
+    last, again = minimised(judge, verdict, stage)
+    assert again.backend == "compile[inductor]"
+    with quiet():
+        assert stage_of(judge, again) == stage
+    assert ops(last.case) == ["mm"]
+    # None smaller was found that the whole of Inductor shows too.
+    assert elements(last.case) <= 6
+
+
+# -- what is published ----------------------------------------------------------------------------
+
+
+def rows() -> list[dict[str, Any]]:
+    sections = json.loads(JSON.read_text())
+    return [r for s in SECONDS for r in sections.get(s, {}).values() if r["found"]]
+
+
+def test_the_page_says_what_was_measured() -> None:
+    assert PAGE.read_text() == page(json.loads(JSON.read_text()))
+
+
+def test_what_was_measured_is_small_and_can_be_run_by_anyone() -> None:
+    left = sorted(r["statements"][1] for r in rows())
+    assert len(left) >= 50
+    assert left[len(left) // 2] == 1
+    assert left[-1] <= 3
+    assert [r["program"] for r in rows() if r["repro"] != [1, 0]] == []
+    assert [r["program"] for r in rows() if not r["confirmed"]] == []
+
+
+def test_a_case_that_agrees_on_the_rung_below_is_told_from_one_that_does_not() -> None:
+    judge, verdict = found("mm-gain", "mm")
+    target = Target.of(verdict)
+    both = replace(asker(judge, target), below=judge)
+    with quiet():
+        assert target.reply(asker(judge, target)(verdict.case)) == "same"
+        assert target.reply(both(verdict.case)) == "other"
