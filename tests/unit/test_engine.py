@@ -31,12 +31,12 @@ from amp_fuzz.engine import (
     explore,
     plan_tasks,
     seed_of,
-    shrink,
 )
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.program import statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
+from amp_fuzz.shrink import Target, asker, shrink
 from amp_fuzz.store import Store
 from amp_fuzz.strategies.drawing import usable
 from amp_fuzz.workers import run
@@ -316,5 +316,7 @@ def test_what_a_program_does_not_return_can_go_too() -> None:
     judge = Judge(WrongKernel(eager(), "relu"))
     with quiet():
         verdict = judge.judge(msgspec.structs.replace(example, program=program))
-        small, _ = shrink(judge, verdict, seconds=20)
-    assert [s.op for s in statements(small.program.body)] == ["relu"]
+        target = Target.of(verdict)
+        ask, reference = asker(judge, target), judge.backend.reference()
+        *_, last = shrink(verdict.case, target, ask, reference, seconds=20)
+    assert [s.op for s in statements(last.case.program.body)] == ["relu"]
