@@ -86,7 +86,8 @@ def test_a_fault_in_one_op_becomes_one_plain_call_on_few_elements(op: str) -> No
         assert small.seed == 0
         for spec in small.program.inputs:
             assert all(d == 1 for d in spec.shape)
-            assert (spec.dtype, spec.layout, spec.role) == ("float32", "contiguous", "input")
+            assert spec.dtype in ("float32", "int64")  # exp of integers is another kernel
+            assert (spec.layout, spec.role) == ("contiguous", "input")
         with quiet():
             again = confirmed(judge, Target.of(verdict), last.chain)
         assert again is not None
