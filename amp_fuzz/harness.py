@@ -46,7 +46,8 @@ class Observation:
 
     values: label -> a detached copy of the tensor observed there, or None for a missing gradient,
     in the order of observation. state: the autocast state after, if it is not what it was before.
-    kernels: the autocast kernels reached, where the implementation can tell.
+    kernels: the autocast kernels reached, where the implementation can tell. graphs: how many
+    graphs a compiler made of it; None where none are made.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Observation:
     leaked: str | None = None
     kernels: list[KernelCall] = field(default_factory=list)
     seconds: float = 0.0
+    graphs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,11 @@ __all__ = ["Judge", "Verdict", "unsupported"]
 
 @dataclass(slots=True)
 class Verdict:
-    """How a case came out on a backend. unjudged: values that differ, but nothing is said of."""
+    """How a case came out on a backend.
+
+    unjudged: values that differ, but nothing is said of. uncompiled: it agreed, but the compiler
+    had made no graph of it.
+    """
 
     case: Case
     backend: str
@@ -50,6 +54,7 @@ class Verdict:
     kernels: Sequence[KernelCall] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     unjudged: int = 0
+    uncompiled: bool = False
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -69,6 +74,7 @@ class Verdict:
             known=self.known,
             at=list(counts).index(_key(kernel)) if kernel else -1,
             unjudged=self.unjudged,
+            uncompiled=self.uncompiled,
         )
 
     def finding(
@@ -161,6 +167,7 @@ class Judge:
         )
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"
+            verdict.uncompiled = observed.graphs == 0 and verdict.outcome == "agreed"
             return verdict
         # Explained first: a known bug costs one run of the imitating reference, and what agrees bit
         # for bit needs no confirmation.

@@ -70,7 +70,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     kind, op, known: of its divergence, as in `DivergenceRecord`, or "". Only the first
     divergence of its like is written out with its case; these say how often each came. at: the
     index in `kernels` of that op's kernel; -1 if it reached none. unjudged: how many values differ
-    in a bit where no shadow could follow, so that nothing is said of them.
+    in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
+    but the compiler had made no graph of it.
     """
 
     id: str
@@ -85,6 +86,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     known: str = ""
     at: int = -1
     unjudged: int = 0
+    uncompiled: bool = False
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):

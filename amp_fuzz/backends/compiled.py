@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region, statements
@@ -36,6 +38,8 @@ from amp_fuzz.reference.autocast import active_quirks
 __all__ = ["LADDER", "CompileBackend", "backends"]
 
 QUIRK = "compile-backward-autocast"
+# "Dynamo does not support RNN, GRU, or LSTM", but by a configuration of its own (allow_rnn).
+_LEFT_TO_EAGER = re.compile(r"torch\.nn\.(RNN|GRU|LSTM)\(")
 # Each does more than the one before it: the first that diverges is where a bug is.
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
@@ -69,6 +73,10 @@ class CompileBackend(TorchBackend):
         if self.rung == "inductor" and _compiler() is None:
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
         return TorchBackend.availability(self)
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether dynamo compiles a call: modules of RNNs it leaves to eager."""
+        return not _LEFT_TO_EAGER.search(CATALOGUE[op].forms.get(form, ""))
 
     def fit(self, case: Case) -> Case:
         """Return the case without what AOTAutograd says that it does not support.
@@ -111,8 +119,10 @@ class CompileBackend(TorchBackend):
             # The configuration of torch.compile is of a thread.
             thread=lambda *call: in_thread(self._configured, plan, *call),
         )
+        before = _graphs()
         try:
             seen: Observation = self._configured(plan, harness.run, case, runtime)
+            seen.graphs = _graphs() - before
             return seen
         finally:
             torch._dynamo.reset()
@@ -267,6 +277,12 @@ def _unreentrant(body: tuple[Node, ...]) -> tuple[Node, ...]:
             node = Region(context, _unreentrant(node.body))
         nodes.append(node)
     return tuple(nodes)
+
+
+def _graphs() -> int:
+    """Return how many graphs dynamo has handed to a compiler in this process."""
+    count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return count
 
 
 def _state(device: str) -> tuple[object, ...]:

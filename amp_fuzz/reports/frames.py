@@ -46,7 +46,8 @@ class RunData:
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
     damage: one line for each record that could not be read. unjudged: by backend, how many values
-    differ in a bit and could not be judged, and of how many cases.
+    differ in a bit and could not be judged, and of how many cases. uncompiled: by backend, how many
+    cases agreed of which its compiler had made no graph.
     """
 
     run: RunRecord
@@ -60,6 +61,7 @@ class RunData:
     records: tuple[DivergenceRecord, ...]
     damage: tuple[str, ...] = ()
     unjudged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    uncompiled: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def backends(self) -> list[str]:
@@ -113,6 +115,7 @@ class _Tally:
     ends: list[EndRecord] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     unjudged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    uncompiled: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: Record) -> None:
         match record:
@@ -127,6 +130,8 @@ class _Tally:
         if record.unjudged:
             values, cases = self.unjudged.get(record.backend, (0, 0))
             self.unjudged[record.backend] = values + record.unjudged, cases + 1
+        if record.uncompiled:
+            self.uncompiled[record.backend] += 1
         self.ops.update((record.backend, op) for op in set(record.ops))
         for part, spent in record.seconds.items():
             self.parts[record.backend, part] += spent
@@ -184,6 +189,7 @@ class _Tally:
             records=tuple(self.records),
             damage=tuple(self.damage),
             unjudged=self.unjudged,
+            uncompiled=self.uncompiled,
         )
 
 

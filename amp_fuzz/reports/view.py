@@ -392,6 +392,11 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             f"{on}: nothing is said of {plural(values, 'value')} in {plural(cases, 'case')}, which "
             "differ in a bit where no shadow could follow"
         )
+    for on, cases in data.uncompiled.items():
+        yield (
+            f"{on}: {plural(cases, 'case')} agreed without having been compiled: dynamo made no "
+            "graph of them"
+        )
     if data.damage:
         yield (
             f"left out: {plural(len(data.damage), 'record')} that could not be read; the first: "

@@ -286,6 +286,14 @@ def test_values_that_could_not_be_judged_are_said(tmp_path: Path) -> None:
     assert note.startswith("eager-cpu: nothing is said of 4 values in 2 cases")
 
 
+def test_cases_that_agreed_without_a_graph_are_said(tmp_path: Path) -> None:
+    """A compiler that compiled nothing has passed nothing."""
+    left = msgspec.structs.replace(ran(), uncompiled=True)
+    store = store_of(tmp_path, [left, ran(case=case(COS))])
+    (note,) = [n for n in view_of(store).notes if "compiled" in n]
+    assert note.startswith("eager-cpu: 1 case agreed without having been compiled")
+
+
 def test_two_bugs_in_one_case_count_for_both(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ran("known", kind="raise", known="a+b"), found(BIG, known="a+b")])
     assert [(k.id, k.cases) for k in view_of(store).known] == [("a", 2), ("b", 2)]
