@@ -10,8 +10,8 @@ One rule for all ops. Floating inputs are perturbed by a relative error of up to
 and outputs by up to ``u(nominal)``, where ``u`` is the unit roundoff (2^-8 bfloat16, 2^-11 float16,
 2^-24 float32, 2^-53 float64) and ``compute`` is float32 for the 16-bit types: each kernel is taken
 to be backward stable. Views, copies and the largest and smallest of some values are not perturbed,
-and nor is a pointwise op that rounded nothing. Where an op's result is not finite, the copies take
-that result.
+and nor is a pointwise op that rounded nothing, as far as float64 shows it. Where an op's result is
+not finite, the copies take that result.
 
 Tensors are followed by their memory, so that views, in-place ops and what autograd saves are the
 same value as what they were made from.
@@ -180,6 +180,7 @@ class Shadow(TorchDispatchMode):
         known = all(memory.known for memory, _ in before)
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and _equals(exact, results[0])
+        quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
         inputs = [
             copies if quiet else self._perturbed(copies, t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
@@ -322,8 +323,9 @@ class _Call:
         self.random = torch.Tag.nondeterministic_seeded in func.tags and not _keeps_all(args)
         self.uninitialised = func.__name__.partition(".")[0] in _UNINITIALISED
         pointwise = torch.Tag.pointwise in func.tags
-        self.pointwise = pointwise or func in _COPIES
-        self.elementwise = pointwise and func not in _COPIES and not writes and bool(self.tensors)
+        self.moves = func in _COPIES
+        self.pointwise = pointwise or self.moves
+        self.elementwise = pointwise and not self.moves and not writes and bool(self.tensors)
         self.targets = self._targets(schema) if writes else []
         self.follows = all(_plain(t) for t in self.tensors)
 
@@ -478,6 +480,17 @@ def _equals(wide: torch.Tensor, nominal: torch.Tensor) -> bool:
         return False
     value = nominal.detach().to(wide.dtype)
     return bool(((wide == value) | (wide != wide) & (value != value)).all())
+
+
+def _short(tensor: torch.Tensor) -> bool:
+    """Return whether float64 shows what an op rounds: not if it rounds to float64 itself.
+
+    What has no more digits than float32, and came of such numbers, was hardly rounded to it.
+    """
+    if tensor.dtype not in (torch.float64, torch.complex128):
+        return True
+    shorter = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
+    return _equals(shorter.to(tensor.dtype), tensor)
 
 
 def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any, few: float) -> float:

@@ -241,7 +241,7 @@ def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def fail(rung: str, agrees: Any) -> str:
         raise RuntimeError("it is private")
 
-    monkeypatch.setattr("amp_fuzz.engine.blame", fail)
+    monkeypatch.setattr("amp_fuzz.shrink.blame", fail)
     judge_ = Judge(CompileBackend("inductor"))
     verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged")
     verdict.divergence = Divergence("value", "v0", "", "")

@@ -62,6 +62,13 @@ def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
     assert outcomes["known"] > 10
 
 
+def test_what_trace_cannot_do_without_autocast_either_is_known_by_its_error() -> None:
+    trace = ScriptBackend("trace")
+    example = case([x("x0", 3, dtype="int64")], call("full_like", "x0", True))
+    assert judge(trace, example).known == "trace-bool-scalar"
+    assert judge(trace, case([x("x0", 3)], call("full_like", "x0", 0.5))).outcome == "agreed"
+
+
 def test_its_own_list_is_a_known_finding_and_nothing_else_is() -> None:
     example = case([x("x0", 4, dtype="bfloat16")], call("exp", "x0"))
     verdict = judge(SCRIPT, example)

@@ -81,6 +81,7 @@ def test_every_private_name_in_use_is_known_here() -> None:
     assert private_names(dispatch) == {
         "DispatchKey",
         "DispatchKeySet",
+        "_AutoDispatchBelowAutograd",
         "_ExcludeDispatchKeyGuard",
         "_dispatch_keyset_full_after",
         "_dispatch_tls_is_dispatch_key_included",

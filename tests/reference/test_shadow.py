@@ -427,3 +427,19 @@ def test_3d_pools_overlook_the_strides_of_out(pool: Callable[..., Any]) -> None:
     right = torch.zeros(1, 1, 1, 2, 2)
     pool(x, right)
     assert off(replace(band, nominal=right), right) < THRESHOLD
+
+
+def test_float64_rounds_too() -> None:
+    """A clean copy in float64 equals a float64 value that was rounded: that proves nothing."""
+    x = torch.randn(3, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    seen = shadow(lambda: x / (x.abs() + 1))
+    band = seen.band(seen.result)
+    assert bool(((band.samples - band.clean).abs().amax(0) > 0).all())
+    assert distance(band, torch.nextafter(seen.result, seen.result + 1)).excess < 4
+
+
+def test_small_integers_are_exact_in_float64() -> None:
+    x = torch.arange(-4.0, 5.0, dtype=torch.float64)
+    seen = shadow(lambda: x * x + 2)
+    band = seen.band(seen.result)
+    assert bool((band.samples == band.clean).all())
