@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.case import Case
+from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.engine import Finding, Settings, Task, explore, plan_tasks, seed_of
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
@@ -112,8 +112,11 @@ def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) 
 
 
 def _counts(case: Case) -> bool:
-    """Return whether a find counts: torch.func refuses Python kernels, of which faults are made."""
-    return case.plan.transform == "none"
+    """Return whether a find counts.
+
+    Faults are made of Python kernels, which torch.func and the bodies of custom ops refuse.
+    """
+    return case.plan.transform == "none" and case.plan.entry not in CUSTOM_OPS
 
 
 def _is_of(record: DivergenceRecord, fault: Fault) -> bool:
