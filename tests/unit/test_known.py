@@ -567,3 +567,14 @@ def test_a_run_refuses_an_entry_that_it_cannot_use(text: str, said: str, tmp_pat
     with pytest.raises(KnownError, match=said) as caught:
         chosen(tmp_path, text)
     assert one_line(caught.value)
+
+
+def test_the_median_over_an_expanded_dimension_is_known_as_nondeterminism_only() -> None:
+    (entry,) = [k for k in shipped() if k.id == "median-expanded"]
+    assert entry.explains("nondeterminism", ["median.dim"])
+    assert not entry.explains("bitwise", ["median.dim"])
+    assert not entry.explains("nondeterminism", ["median"])
+    x0 = torch.tensor([7.0, 8.0]).expand(64, 2)
+    right = torch.median(x0.contiguous(), 0).values
+    wrong = torch.median(x0, 0).values
+    assert not torch.equal(wrong, right), "torch is mended: take the entry out"

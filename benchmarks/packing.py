@@ -1,0 +1,132 @@
+"""What compiling several programs at once would save: one compilation of them against one each.
+
+    python -m benchmarks.packing [--backends=...] [--sizes=4,8] [--programs=48] [--output=FILE]
+
+Drawn programs that run, with the same plan and seed (drawn cases seldom share a plan: 81 of 100 are
+distinct), are renamed apart and joined into one. CPU seconds with those of g++, one core, warm; the
+ratio is that of one by one to together, so that more than 1 is a gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import quiet
+from amp_fuzz.program import Items, Node, Program, Ref, Region, statements
+from benchmarks.compilers import cpu, spent
+
+PLANS = {"with backward": Plan(), "forward only": Plan(backward="none")}
+WARM = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", default="compile[aot_eager],compile[inductor]")
+    parser.add_argument("--sizes", default="4,8")
+    parser.add_argument("--programs", type=int, default=48)
+    parser.add_argument("--statements", type=int, default=8)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    sizes = [int(size) for size in args.sizes.split(",")]
+    result = {
+        "backends": {
+            name: {
+                plan: measure(backends()[name], PLANS[plan], sizes, args.programs, args.statements)
+                for plan in PLANS
+            }
+            for name in args.backends.split(",")
+        },
+        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
+        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+    }
+    print(json.dumps(result, indent=2))
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure(
+    backend: Backend, plan: Plan, sizes: Sequence[int], count: int, most: int
+) -> dict[str, Any]:
+    """Return the seconds a program alone, and by size the ratio to that of programs together."""
+    settings = Settings((backend.name,), max_statements=most)
+    task = Task(backend.name, "packing", (), 2 * count + WARM, 5)
+    alone: list[tuple[Case, float]] = []
+    with quiet():
+        for i, drawn in enumerate(draw(task, settings)):
+            case = backend.fit(msgspec.structs.replace(drawn, plan=plan, seed=0))
+            start = cpu()
+            (seen,) = backend.run([case])
+            if i >= WARM and seen.raised is None:
+                alone.append((case, cpu() - start))
+            if len(alone) == count:
+                break
+        result: dict[str, Any] = {
+            "programs": len(alone),
+            "statements": sum(len(list(statements(c.program.body))) for c, _ in alone) / len(alone),
+            "seconds a program, one by one": round(sum(s for _, s in alone) / len(alone), 3),
+        }
+        for size in sizes:
+            groups = [alone[i : i + size] for i in range(0, len(alone) - size + 1, size)]
+            one_by_one = sum(s for group in groups for _, s in group)
+            cases = [joined([c for c, _ in group]) for group in groups]
+            together = sum(spent(lambda c=c: backend.run([c])) for c in cases)
+            result[f"ratio, {size} together"] = round(one_by_one / together, 2)
+    return result
+
+
+def joined(cases: Sequence[Case]) -> Case:
+    """Return the programs of cases side by side as one; the plan is that of the first."""
+    programs = [renamed(case.program, 1000 * (i + 1)) for i, case in enumerate(cases)]
+    whole = Program(
+        inputs=tuple(spec for p in programs for spec in p.inputs),
+        body=tuple(node for p in programs for node in p.body),
+        outputs=tuple(name for p in programs for name in p.outputs),
+    )
+    return msgspec.structs.replace(cases[0], program=whole)
+
+
+def renamed(program: Program, offset: int) -> Program:
+    """Return a program with every number in its names moved up."""
+
+    def name(old: str) -> str:
+        return old if old == "_" else f"{old[0]}{int(old[1:]) + offset}"
+
+    def arg(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(name(value.name))
+        if isinstance(value, Items):
+            return Items(tuple(arg(item) for item in value.items))
+        return value
+
+    def node(one: Node) -> Node:
+        if isinstance(one, Region):
+            return Region(one.context, tuple(map(node, one.body)))
+        return msgspec.structs.replace(
+            one,
+            args=tuple(map(arg, one.args)),
+            kwargs=tuple((key, arg(value)) for key, value in one.kwargs),
+            outputs=tuple(map(name, one.outputs)),
+        )
+
+    return Program(
+        tuple(msgspec.structs.replace(s, name=name(s.name)) for s in program.inputs),
+        tuple(map(node, program.body)),
+        tuple(map(name, program.outputs)),
+    )
+
+
+if __name__ == "__main__":
+    main()
