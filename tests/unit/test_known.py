@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from amp_fuzz import harness
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
@@ -213,6 +214,26 @@ def judged(example: Example, known: tuple[Known, ...], *, wrong: str = "") -> Ve
     backend = backends()[example.backend]
     with quiet():
         return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(example.case)
+
+
+def test_what_agrees_by_chance_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote may look like any bug once; it does not look so twice."""
+    example = case([x("x0", 2)], call("neg", "x0"), backward="none")
+    turns = iter(range(100))
+
+    def changing(self: EagerBackend, one: Case) -> Observation:
+        seen = harness.run(one, self.runtime())
+        value = seen.values["v0"]
+        assert value is not None
+        seen.values["v0"] = value + next(turns)
+        return seen
+
+    monkeypatch.setattr(EagerBackend, "observe", changing)
+    monkeypatch.setattr(Judge, "explain", lambda *args: "promote-foreign-half")
+    next(turns)
+    verdict = judged(Example("eager-cpu", example), shipped())
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
 
 
 def entry(name: str) -> Known:
