@@ -25,10 +25,9 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import quiet
 from amp_fuzz.program import Items, Node, Program, Ref, Region, statements
-from benchmarks.compilers import cpu, spent
+from benchmarks.compilers import spent
 
 PLANS = {"with backward": Plan(), "forward only": Plan(backward="none")}
-WARM = 3
 
 
 def main() -> None:
@@ -62,17 +61,16 @@ def measure(
 ) -> dict[str, Any]:
     """Return the seconds a program alone, and by size the ratio to that of programs together."""
     settings = Settings((backend.name,), max_statements=most)
-    task = Task(backend.name, "packing", (), 2 * count + WARM, 5)
-    alone: list[tuple[Case, float]] = []
+    task = Task(backend.name, "packing", (), 2 * count, 5)
+    runs: list[Case] = []
     with quiet():
-        for i, drawn in enumerate(draw(task, settings)):
+        for drawn in draw(task, settings):  # this warms up, too
             case = backend.fit(msgspec.structs.replace(drawn, plan=plan, seed=0))
-            start = cpu()
-            (seen,) = backend.run([case])
-            if i >= WARM and seen.raised is None:
-                alone.append((case, cpu() - start))
-            if len(alone) == count:
+            if backend.run([case])[0].raised is None:
+                runs.append(case)
+            if len(runs) == count:
                 break
+        alone = [(case, spent(lambda case=case: backend.run([case]))) for case in runs]
         result: dict[str, Any] = {
             "programs": len(alone),
             "statements": sum(len(list(statements(c.program.body))) for c, _ in alone) / len(alone),
