@@ -16,10 +16,10 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings
-from amp_fuzz.records import DivergenceRecord, RunRecord
+from amp_fuzz.records import DivergenceRecord, RunRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer, load_finding
 
-__all__ = ["Run", "crash", "lock_of", "recover", "take"]
+__all__ = ["Run", "lock_of", "recover", "take"]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Run:
 
     def note(self, backend: str, family: str, case: Case) -> None:
         """Write down the case that is about to run, as the finding that it is if we die of it."""
-        text = msgspec.json.encode(crash(backend, family, case, "the process died"))
+        text = msgspec.json.encode(unanswered(backend, "crash", case, "the process died", family))
         self._write(text)
 
     def rest(self) -> None:
@@ -107,23 +107,6 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
 def lock_of(current: Path) -> BaseFileLock:
     """Return the lock that a process holds as long as it lives and uses a ``current-`` file."""
     return FileLock(current.with_suffix(".lock"))
-
-
-def crash(backend: str, family: str, case: Case, observed: str) -> DivergenceRecord:
-    """Return the finding that a case killed its process."""
-    return DivergenceRecord(
-        backend=backend,
-        kind="crash",
-        where="",
-        op="",
-        policy="",
-        dtypes="",
-        expected="an answer",
-        observed=observed,
-        known="",
-        case=case,
-        family=family,
-    )
 
 
 def recover(store: Store) -> list[DivergenceRecord]:

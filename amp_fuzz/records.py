@@ -21,6 +21,7 @@ __all__ = [
     "Outcome",
     "Record",
     "RunRecord",
+    "unanswered",
 ]
 
 RECORDS_FORMAT = 1
@@ -125,6 +126,25 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     def id(self) -> str:
         """The id of the case to replay: the minimised one if there is one."""
         return (self.minimised or self.case).id
+
+
+def unanswered(
+    backend: str, kind: str, case: Case, observed: str, family: str = ""
+) -> DivergenceRecord:
+    """Return the record of a case that its process died of, or never answered."""
+    return DivergenceRecord(
+        backend=backend,
+        kind=kind,
+        where="",
+        op="",
+        policy="",
+        dtypes="",
+        expected="an answer",
+        observed=observed,
+        known="",
+        case=case,
+        family=family,
+    )
 
 
 class EndRecord(msgspec.Struct, frozen=True, tag="end"):

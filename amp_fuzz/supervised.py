@@ -25,7 +25,7 @@ from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import Smaller
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records import DivergenceRecord, unanswered
 from amp_fuzz.shrink import (
     PARTS,
     Answer,
@@ -281,18 +281,7 @@ def _target(job: Job, judge: Judge) -> Stuck | tuple[Target, DivergenceRecord]:
 def _record(job: Job, target: Target | None) -> DivergenceRecord:
     """Return the record of what only shows from outside."""
     kind = target.kind if target else ""
-    return DivergenceRecord(
-        backend=job.backend,
-        kind=kind,
-        where="",
-        op="",
-        policy="",
-        dtypes="",
-        expected="an answer",
-        observed=kind,
-        known="",
-        case=job.case,
-    )
+    return unanswered(job.backend, kind, job.case, kind)
 
 
 def _final(

@@ -39,7 +39,7 @@ from amp_fuzz.engine import (
     signature_of,
 )
 from amp_fuzz.interrupts import no_interrupts
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer
 
 __all__ = ["run"]
@@ -209,19 +209,7 @@ class _Supervisor:
             yield Failed(f"{detail} before it ran a case")
             return
         case = loads(text, str(worker.current))
-        record = DivergenceRecord(
-            backend=task.backend,
-            kind=kind,
-            where="",
-            op="",
-            policy="",
-            dtypes="",
-            expected="an answer",
-            observed=detail,
-            known="",
-            case=case,
-            family=task.family,
-        )
+        record = unanswered(task.backend, kind, case, detail, task.family)
         self.writer.write(record)
         self.store.save(record)
         yield Crashed(record, detail)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,6 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan
-from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region, statements
@@ -38,8 +36,6 @@ from amp_fuzz.reference.autocast import active_quirks
 __all__ = ["LADDER", "CompileBackend", "backends"]
 
 QUIRK = "compile-backward-autocast"
-# "Dynamo does not support RNN, GRU, or LSTM", but by a configuration of its own (allow_rnn).
-_LEFT_TO_EAGER = re.compile(r"torch\.nn\.(RNN|GRU|LSTM)\(")
 # Each does more than the one before it: the first that diverges is where a bug is.
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
@@ -73,10 +69,6 @@ class CompileBackend(TorchBackend):
         if self.rung == "inductor" and _compiler() is None:
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
         return TorchBackend.availability(self)
-
-    def supports(self, op: str, form: str) -> bool:
-        """Return whether dynamo compiles a call: modules of RNNs it leaves to eager."""
-        return not _LEFT_TO_EAGER.search(CATALOGUE[op].forms.get(form, ""))
 
     def fit(self, case: Case) -> Case:
         """Return the case without what AOTAutograd says that it does not support.

@@ -16,8 +16,8 @@ from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.pytest_items import Job, jobs, show_finding, store_option
-from amp_fuzz.pytest_run import Run, crash, recover
-from amp_fuzz.records import DivergenceRecord, RunRecord
+from amp_fuzz.pytest_run import Run, recover
+from amp_fuzz.records import DivergenceRecord, RunRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer
 
 pytest_plugins = ["pytester"]
@@ -176,7 +176,7 @@ def test_a_session_that_died_between_cases_left_nothing(run: Run, case: Case) ->
 
 
 def test_a_finding_in_full(case: Case) -> None:
-    record = crash("eager-cpu", "matmul", case, "the process died")
+    record = unanswered("eager-cpu", "crash", case, "the process died", "matmul")
     record = msgspec.structs.replace(
         record, kind="dtype", where="v0", op="mm", policy="lower_precision_fp", dtypes="float32"
     )
@@ -195,7 +195,7 @@ def test_a_long_finding_is_cut(case: Case) -> None:
     long = msgspec.structs.replace(
         case, program=msgspec.structs.replace(case.program, inputs=inputs)
     )
-    record = crash("eager-cpu", "matmul", long, "word " * 100)
+    record = unanswered("eager-cpu", "crash", long, "word " * 100, "matmul")
     lines = show_finding(record)
     assert len(lines) == 3 + 40 + 1 + 2
     more = len(str(long).splitlines()) - 40
