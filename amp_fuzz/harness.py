@@ -45,7 +45,7 @@ class Observation:
     """What one implementation did with a case.
 
     values: label -> a detached copy of the tensor observed there, or None for a missing gradient,
-    in the order of observation. state: the autocast state after, if it is not what it was before.
+    in the order of observation. leaked: what of the state is not what it was before; see `changes`.
     kernels: the autocast kernels reached, where the implementation can tell. graphs: how many
     graphs a compiler made of it; None where none are made.
     """
@@ -62,7 +62,7 @@ class Observation:
 class Runtime:
     """One implementation of autocast on one device.
 
-    state: returns the implementation's whole autocast state, comparable. reset: puts it back to
+    state: returns the implementation's whole state of the thread, by name. reset: puts it back to
     that of a fresh thread, after a case that left it otherwise. scope: a context for the whole run
     (fake tensors). fake: tensors have no values. driver: given the program's globals, returns
     names that mean something else to the plan's code (the compiled program). noted: told each
@@ -74,7 +74,7 @@ class Runtime:
     checkpoint: Callable[..., Any]
     custom_fwd: Callable[..., Any]
     custom_bwd: Callable[..., Any]
-    state: Callable[[], tuple[object, ...]]
+    state: Callable[[], Mapping[str, object]]
     reset: Callable[[], None]
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     fake: bool = False
@@ -180,11 +180,16 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
         except Exception as error:  # the case's own; an interrupt passes
             seen.raised = _raised(error, source)
     seen.seconds = time.perf_counter() - start
-    after = runtime.state()
-    if after != before:
-        seen.leaked = f"{before} became {after}"
+    seen.leaked = changes(before, runtime.state())
+    if seen.leaked:
         runtime.reset()
     return seen
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object], how: str = "") -> str | None:
+    """Return as text what of a state is not what it was, joined by ``; ``; None if all of it is."""
+    parts = [f"{n}: {before[n]} became {after[n]}{how}" for n in before if before[n] != after[n]]
+    return "; ".join(parts) or None
 
 
 def _observer(

@@ -309,8 +309,13 @@ class Judge:
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".
 
-        An error in a backward pass names no statement: its text has to do.
+        An error in a backward pass names no statement: its text has to do. Of a state, each part
+        has to be explained, and may be by an entry of its own.
         """
+        parts = found.observed.split("; ") if found.kind == "state" else []
+        if len(parts) > 1:
+            ids = [self._listed(case, replace(found, observed=part)) for part in parts]
+            return "+".join(dict.fromkeys(ids)) if all(ids) else ""
         op = guilty_op(case, found)
         entries = [k for k in self._speaking(case, found) if not k.without]
         entries = [k for k in entries if op or k.expected or k.observed]
@@ -396,7 +401,24 @@ class Judge:
 
 
 def _complaints(seen: Observation) -> set[str]:
-    """Return what was raised, without what wrapped it: ``SomeError: `` and a line stand inside."""
+    """Return what was raised, without what wrapped it: ``SomeError: `` and a line stand inside.
+
+    Fake kernels, which are Python, say the name of their own op first and write dtypes as Python
+    does: ``linalg.inv_ex: ... Got torch.float16`` is the kernel's ``linalg.inv: ... Got Half``.
+    """
+    return {_alike(text) for text in _texts(seen)}
+
+
+_DTYPES = {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"}
+_SPELLED = re.compile(rf"\b(?:torch\.|c10::)?({'|'.join([*_DTYPES, *_DTYPES.values()])})\b")
+
+
+def _alike(text: str) -> str:
+    text = re.sub(r"^[\w.:]+: ", "", text)
+    return _SPELLED.sub(lambda m: _DTYPES.get(m[1], m[1]), text)
+
+
+def _texts(seen: Observation) -> set[str]:
     if seen.raised is None:
         return set()
     lines = [line.strip() for line in seen.raised.message.splitlines()]

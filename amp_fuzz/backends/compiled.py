@@ -9,6 +9,7 @@ cases, so that no artefact of another case can hide a bug.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import shutil
@@ -29,7 +30,16 @@ from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
-from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region, statements
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    Node,
+    NoGrad,
+    Region,
+    regions,
+    statements,
+)
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 
@@ -104,9 +114,8 @@ class CompileBackend(TorchBackend):
         import torch._dynamo
 
         torch._dynamo.reset()
-        plan, device = self._configuring(case.plan), self.device
+        plan = self._configuring(case.plan)
         runtime = self.runtime(
-            state=lambda: _state(device),
             driver=lambda names: self._driver(case, names),
             # The configuration of torch.compile is of a thread.
             thread=lambda *call: in_thread(self._configured, plan, *call),
@@ -115,6 +124,9 @@ class CompileBackend(TorchBackend):
         try:
             seen: Observation = self._configured(plan, harness.run, case, runtime)
             seen.graphs = _graphs() - before
+            if seen.raised is not None and _infers(case):
+                undone = self._undone()
+                seen.leaked = "; ".join(filter(None, (seen.leaked, undone))) or None
             return seen
         finally:
             torch._dynamo.reset()
@@ -147,6 +159,17 @@ class CompileBackend(TorchBackend):
         finally:
             trace.handlers = listeners
             logging.disable(disabled)
+
+    def _undone(self) -> str | None:
+        """Return what a garbage collection does to this thread's state, if anything.
+
+        The graph's guard of an inference_mode region is an object. A compilation that fails in the
+        region leaves it in the frames of the error, a cycle; whichever thread collects it is put
+        back to the state that the guard has seen. Here, it is the thread of the case and no other.
+        """
+        before = torch_state(self.device)
+        gc.collect()
+        return harness.changes(before, torch_state(self.device), " by a garbage collection")
 
     def _configuring(self, plan: Plan) -> Plan:
         """Return the plan that torch is configured for."""
@@ -271,15 +294,14 @@ def _unreentrant(body: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
+def _infers(case: Case) -> bool:
+    return any(isinstance(context, InferenceMode) for context in regions(case.program.body))
+
+
 def _graphs() -> int:
     """Return how many graphs dynamo has handed to a compiler in this process."""
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return count
-
-
-def _state(device: str) -> tuple[object, ...]:
-    """Return autocast's state, and how many dispatch modes a compilation left on the thread."""
-    return (*torch_state(device), torch._C._len_torch_dispatch_stack())
 
 
 def _backward_context(plan: Plan, device: str) -> Any:

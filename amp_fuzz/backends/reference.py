@@ -79,9 +79,17 @@ def reference_runtime(
             grad=reference.grad(device),
             vmap=reference.vmap,
             custom_op=reference.custom_op,
-            state=lambda: (*state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+            state=_named,
             reset=reset,
             scope=scope,
             fake=fake,
         )
     )
+
+
+def _named() -> dict[str, object]:
+    return {
+        "autocast of the reference": state(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+    }

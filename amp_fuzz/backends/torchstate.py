@@ -1,4 +1,4 @@
-"""Read and restore torch's own autocast state: for the check that a case leaves none behind."""
+"""Read and restore torch's own state of a thread: for the check that a case leaves none behind."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 _INITIAL = {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.amp.is_autocast_available(d)}
 
 
-def torch_state(device: str) -> tuple[object, ...]:
-    """Return autocast's state of this thread for the CPU and `device`, and the grad modes."""
+def torch_state(device: str) -> dict[str, object]:
+    """Return this thread's state by name: autocast's, the grad modes, the dispatcher's.
+
+    The dispatcher has keys and modes of its own in a thread, which a compilation that fails can
+    leave behind. There is no way to read them but by private names of torch.
+    """
     # There is no way to read the nesting depth but to step in and out.
     torch.autocast_increment_nesting()
     nesting = torch.autocast_decrement_nesting()
-    return (
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled(device),
-        torch.get_autocast_dtype(device),
-        torch.is_autocast_cache_enabled(),
-        nesting,
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-    )
+    return {
+        "autocast on cpu": torch.is_autocast_enabled("cpu"),
+        "its dtype on cpu": torch.get_autocast_dtype("cpu"),
+        f"autocast on {device}": torch.is_autocast_enabled(device),
+        f"its dtype on {device}": torch.get_autocast_dtype(device),
+        "weight cache": torch.is_autocast_cache_enabled(),
+        "nesting": nesting,
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "dispatch keys": str(torch._C._dispatch_tls_local_include_set()),
+    }
 
 
 def reset_state(device: str) -> None:

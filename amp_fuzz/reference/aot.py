@@ -49,6 +49,24 @@ class _Functions(TorchFunctionMode):
 
 
 @contextmanager
+def _ranks() -> Iterator[None]:
+    """Leave the ``out=`` of ``matrix_rank`` as it is, and return it."""
+    honest: Callable[..., torch.Tensor] = torch.linalg.matrix_rank
+
+    def matrix_rank(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        if out is None:
+            return honest(*args, **kwargs)
+        honest(*args, out=torch.empty_like(out), **kwargs)  # it may raise
+        return out
+
+    torch.linalg.matrix_rank = matrix_rank
+    try:
+        yield
+    finally:
+        torch.linalg.matrix_rank = honest
+
+
+@contextmanager
 def _functions() -> Iterator[dict[int, torch.Tensor]]:
     """Imitate what the functions do that forget an argument.
 
@@ -118,6 +136,7 @@ def _register(name: str) -> None:
 QUIRKS: dict[str, Callable[[], Any]] = {
     "compile-functions": _functions,
     "compile-kernels": _Kernels,
+    "compile-matrix-rank": _ranks,
     "compile-out": _out,
     "compile-weight-cache": own_cache,
 }

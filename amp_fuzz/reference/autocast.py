@@ -179,6 +179,7 @@ QUIRKS = (
     "compile-backward-autocast",
     "compile-functions",
     "compile-kernels",
+    "compile-matrix-rank",
     "compile-out",
     "compile-views",
     "compile-weight-cache",

@@ -49,6 +49,9 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "_grid_sampler_2d_cpu_fallback",
     ),
+    "compile-inference-guard": Example(
+        case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
+    ),
     "compile-inference-tensors": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, backward="none"), "unsqueeze"
     ),
@@ -167,12 +170,6 @@ def test_a_wrong_result_of_the_listed_shape_is_not_hidden_where_eager_agrees_wit
 @pytest.mark.parametrize(
     ("name", "kind", "expected", "observed"),
     [
-        (
-            "compile-python-dispatcher",
-            "nondeterminism",
-            "no error",
-            'RuntimeError: 0 INTERNAL ASSERT FAILED at "/a/PythonFallbackKernel.cpp":132',
-        ),
         ("compile-range", "range", "0 not finite of float32[2]: x left the range", "2 not finite"),
         (
             "compile-saved-tensors",
@@ -193,7 +190,7 @@ def test_an_entry_that_no_small_case_shows_speaks_of_its_own_text_only(
     assert not entry.on("compile[eager]")
 
 
-UNSHOWN = {"compile-python-dispatcher", "compile-range", "compile-saved-tensors"}
+UNSHOWN = {"compile-range", "compile-saved-tensors"}
 
 
 def test_each_listed_entry_of_a_compiler_is_shown_here() -> None:

@@ -108,6 +108,27 @@ def test_nothing_is_said_where_the_shadows_do_not_come() -> None:
     assert rounding.unjudged == {"v0"}
 
 
+def test_nothing_is_said_where_the_shadows_compute_something_else() -> None:
+    """Bilinear casts what it calls; a mode sees the kernel whole, and so do the shadows."""
+    shapes = {"x0": (3, 4), "x1": (3, 5), "x2": (2, 4, 5)}
+    inputs_ = [x(name, *shape) for name, shape in shapes.items()]
+    example = case(inputs_, call("bilinear", *shapes), backward="none", contexts=(BF16,))
+    verdict = judged(nextafter, example)
+    assert (verdict.outcome, verdict.unjudged) == ("agreed", 1)
+    plain = case(inputs_, call("bilinear", *shapes), backward="none", contexts=())
+    verdict = judged(lambda v: v * 1.02, plain)
+    assert (kind(verdict), verdict.unjudged) == ("value", 0)
+
+
+@pytest.mark.parametrize("nominal", [torch.zeros(3), torch.zeros(2, dtype=torch.bfloat16)])
+def test_nothing_is_said_where_the_shadows_have_another_type(nominal: torch.Tensor) -> None:
+    clean = nominal.double()
+    band = Band(nominal, clean, clean.expand(8, *clean.shape), True, ())
+    rounding = Rounding(lambda n, seed: (Observation(), {"v0": band}))
+    assert rounding("v0", torch.zeros(2), torch.ones(2)) is None
+    assert rounding.unjudged == {"v0"}
+
+
 def test_a_reference_that_is_finite_by_chance_says_nothing_of_nan() -> None:
     """float16 matrix_exp near overflow is finite in torch, and NaN in float64."""
     nominal, got = torch.tensor([1.0, 2.0]), torch.tensor([torch.nan, 2.0])

@@ -21,7 +21,7 @@ from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.program import Autocast, NoGrad, downstream, statements
+from amp_fuzz.program import Autocast, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import QUIRKS
 from amp_fuzz.session import known_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, one_line, program, under, x
@@ -81,6 +81,18 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "compile-kernels": Example(
         AOT, case([x("x0", 4, 4)], NEG, call("linalg.pinv", "x0"), backward="none")
+    ),
+    "compile-matrix-rank": Example(
+        AOT,
+        case(
+            [x("x0", 3, 3), x("b1", dtype="int64")],
+            NEG,
+            under(
+                InferenceMode(), call("linalg.matrix_rank", "x0", form="out", out="b1", to="v1")
+            ),
+            contexts=(),
+            backward="none",
+        ),
     ),
     "compile-out": Example(
         AOT,
