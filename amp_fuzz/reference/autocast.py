@@ -177,6 +177,7 @@ QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
     "compile-backward-autocast",
+    "compile-fractional-pool",
     "compile-functions",
     "compile-kernels",
     "compile-matrix-rank",

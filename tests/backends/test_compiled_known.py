@@ -12,23 +12,61 @@ from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
+from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Checkpoint, InferenceMode
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
-AOT, DECOMPOSED = "compile[aot_eager]", "compile[aot_eager_decomp_partition]"
+AOT, DECOMPOSED, INDUCTOR = (
+    "compile[aot_eager]",
+    "compile[aot_eager_decomp_partition]",
+    "compile[inductor]",
+)
 NEG = call("neg", "x0", to="v9")
 INFERENCE = under(InferenceMode(), call("unsqueeze", "x0", -1, form="method"))
 
 
 class Example(NamedTuple):
-    """A case that shows a bug; `op` is the op at which another may hide."""
+    """A case that shows a bug; `op` is the op at which another may hide. Returns: if not all."""
 
     case: Case
     op: str
     backend: str = AOT
+    returns: tuple[str, ...] = ()
 
 
 EXAMPLES: Mapping[str, Example] = {
+    "compile-batch-norm-statistics": Example(
+        case(
+            [x("x0", 2, 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16")],
+            NEG,
+            call(
+                "_native_batch_norm_legit_functional",
+                *("x0", None, None, "x1", "x1", False, 1.0, 1.0),
+                form="overload",
+                to="v0 v1 v2 v3 v4",
+            ),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        DECOMPOSED,
+    ),
+    "compile-checkpoint-dead": Example(
+        case(
+            [x("x0"), x("w1")],
+            NEG,
+            under(
+                Checkpoint(use_reentrant=True),
+                call("logaddexp", "w1", "w1"),
+                call("add", "x0", "x0", to="v1"),
+            ),
+            checkpoint="reentrant",
+            contexts=(),
+        ),
+        "neg",
+        "compile[eager]",
+        ("v9", "v1"),
+    ),
     "compile-checkpoint-random": Example(
         case(
             [x("x0", 4)],
@@ -40,6 +78,36 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
     ),
+    "compile-cond-saved": Example(
+        case(
+            [x("x0"), x("w1", 2, 2)],
+            NEG,
+            call("linalg.cond.p_str", "w1", p="fro"),
+            contexts=(),
+            backward="none",
+        ),
+        "",
+    ),
+    "compile-eig-gauge": Example(
+        case(
+            [x("x0"), x("w1", 2, 2, values=bits_of([0.0, 1.0, -1.0, 0.0], "float32"))],
+            NEG,
+            call("linalg.eig", "w1", to="v0 v1"),
+            contexts=(),
+        ),
+        "neg",
+    ),
+    "compile-erf": Example(
+        case(
+            [x("x0", 16), x("x1", 16, domain="subnormal")],
+            NEG,
+            call("erf", "x1"),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
+    ),
     "compile-grid-sampler-fallback": Example(
         case(
             [x("x0", 1, 1, 5, 1), x("x1", 1, 2, 3, 2)],
@@ -49,8 +117,29 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "_grid_sampler_2d_cpu_fallback",
     ),
+    "compile-group-norm": Example(
+        case(
+            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
+            NEG,
+            call("group_norm", "x0", 1, "w1"),
+            contexts=(),
+        ),
+        "neg",
+        DECOMPOSED,
+    ),
     "compile-inference-guard": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
+    ),
+    "compile-inference-saved": Example(
+        case(
+            [x("x0", 1, 1), x("x1", 1, 1, 1), x("w2", 1, 1, 1)],
+            call("neg", "x0", to="v9"),
+            under(InferenceMode(), call("conv1d.padding", "x0", "x1")),
+            call("conv1d.padding", "v0", "w2", to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "",  # eager raises, and shows no value in which another bug could be seen
     ),
     "compile-inference-tensors": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, backward="none"), "unsqueeze"
@@ -78,6 +167,16 @@ EXAMPLES: Mapping[str, Example] = {
             call("add", "b2", "w3", form="inplace", to="v1"),
         ),
         "add",
+    ),
+    "compile-no-derivative": Example(
+        case(
+            [x("x0"), x("w1", 1, 1)],
+            NEG,
+            call("linalg.ldl_factor", "w1", to="v0 v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "",
     ),
     "compile-norm-statistics": Example(
         case(
@@ -107,6 +206,32 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "",
     ),
+    "compile-probability-checks": Example(
+        case(
+            [
+                x("x0", 2),
+                x("x1", 2, domain="unit"),
+                x("x2", 2, values=bits_of([1.5, 0.5], "float32")),
+            ],
+            NEG,
+            call("binary_cross_entropy", "x1", "x2"),
+            contexts=(),
+            backward="none",
+        ),
+        "",
+        DECOMPOSED,
+    ),
+    "compile-weight-norm": Example(
+        case(
+            [x("x0"), x("x1", 8)],
+            NEG,
+            call("_weight_norm", "x1", "x1", 0),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        DECOMPOSED,
+    ),
     "compile-zero-dim-loss": Example(
         case(
             [x("x0", 3), x("x1", dtype="int64", domain="index", bound=3), x("x2", 2, 3)],
@@ -120,9 +245,12 @@ EXAMPLES: Mapping[str, Example] = {
 
 
 def judged(example: Example, known: tuple[Known, ...], *, wrong: str = "") -> Verdict:
-    backend = backends()[example.backend]
+    backend, one = backends()[example.backend], example.case
+    if example.returns:
+        program = msgspec.structs.replace(one.program, outputs=example.returns)
+        one = msgspec.structs.replace(one, program=program)
     with quiet():
-        return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(example.case)
+        return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(one)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -190,7 +318,13 @@ def test_an_entry_that_no_small_case_shows_speaks_of_its_own_text_only(
     assert not entry.on("compile[eager]")
 
 
-UNSHOWN = {"compile-range", "compile-saved-tensors"}
+UNSHOWN = {
+    "compile-not-implemented",
+    "compile-onednn-descriptor",
+    "compile-range",
+    "compile-rnn-layer",
+    "compile-saved-tensors",
+}
 
 
 def test_each_listed_entry_of_a_compiler_is_shown_here() -> None:

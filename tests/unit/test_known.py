@@ -70,6 +70,16 @@ EXAMPLES: Mapping[str, Example] = {
             under(Autocast(enabled=False), call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1")),
         ),
     ),
+    "compile-fractional-pool": Example(
+        "compile[inductor]",
+        case(
+            [x("x0", 1, 5, 3, 5), x("x1", 1, 1, 3, domain="unit")],
+            NEG,
+            call("fractional_max_pool3d", "x0", [1, 2, 2], [3, 1, 3], "x1", to="v0 v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-functions": Example(
         AOT,
         case(
