@@ -227,6 +227,7 @@ def draw(task: Task, settings: Settings) -> Iterator[Case]:
             ops=ops,
             focus=focus,
             statements=settings.max_statements,
+            fused=not backend.exact,
         )
 
 

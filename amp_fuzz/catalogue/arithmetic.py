@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amp_fuzz.catalogue.core import Builder, Call, Kind, Shape, Value, op, out
+from amp_fuzz.catalogue.core import Builder, Call, Kind, Shape, Value, broadcasts, op, out
 from amp_fuzz.catalogue.promotion import floating, is_float, result_type
 
 __all__ = ["pair", "receiver_kind", "torch_forms"]
@@ -36,10 +36,11 @@ def pair(g: Builder, first: Kind = "real", second: Kind = "real") -> tuple[Value
     Two of different kinds keep their order, and so does an in-place form, which writes the first.
     """
     a = g.receiver(kind=receiver_kind(g, first))
-    b = g.broadcastable(a.shape, kind=second)
+    b = g.broadcastable(a.shape, kind=second, either=g.form != "inplace")
+    shape = b.shape if broadcasts(a.shape, b.shape) else a.shape
     if g.form != "inplace" and first == second and g.flag():
-        return b, a, a.shape
-    return a, b, a.shape
+        return b, a, shape
+    return a, b, shape
 
 
 def _number(g: Builder) -> int | float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias
 
-__all__ = ["Builder", "Call", "Kind", "Op", "Out", "Value", "op", "out"]
+__all__ = ["Builder", "Call", "Kind", "Op", "Out", "Value", "broadcasts", "op", "out"]
 
 Shape: TypeAlias = tuple[int, ...]
 Kind: TypeAlias = Literal["float", "real", "int", "index", "bool", "complex", "any"]
@@ -68,6 +68,15 @@ class Out:
 def out(*shapes: Shape, dtype: str | None = None) -> tuple[Out, ...]:
     """Return one `Out` for each shape, all of that dtype."""
     return tuple(Out(tuple(shape), dtype) for shape in shapes)
+
+
+def broadcasts(shape: Shape, to: Shape) -> bool:
+    """Return whether a shape is another one than `to` and broadcasts to it."""
+    return (
+        shape != to
+        and len(shape) <= len(to)
+        and all(s in (1, t) for s, t in zip(reversed(shape), reversed(to), strict=False))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +144,11 @@ class Builder(Protocol):
     def receiver(self, shape: Shape | None = None, **options: Any) -> Value:
         """Draw the tensor that a method is called on: writable if the form is in-place."""
 
-    def broadcastable(self, shape: Shape, *, kind: Kind = "float") -> Value:
-        """Draw a tensor that broadcasts to `shape`, itself of that shape most of the time."""
+    def broadcastable(self, shape: Shape, *, kind: Kind = "float", either: bool = False) -> Value:
+        """Draw a tensor that broadcasts to `shape`, itself of that shape most of the time.
+
+        `either` also takes one at hand that `shape` broadcasts to.
+        """
 
     def scalar(self, kind: Literal["float", "int"] = "float") -> Any:
         """Draw a Python number."""

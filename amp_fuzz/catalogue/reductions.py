@@ -23,8 +23,8 @@ def _dims(g: Builder, rank: int) -> int | list[int]:
 
 
 def _dtype(g: Builder) -> dict[str, Any]:
-    """Draw ``dtype=``: seldom, for autocast leaves a call alone that names its dtype."""
-    name = g.choice((*[None] * 7, "float32", "bfloat16", "float64"))
+    """Draw ``dtype=``, or not: autocast leaves a call alone that names its dtype."""
+    name = g.choice((*[None] * 5, "float32", "bfloat16", "float16", "float64"))
     return {} if name is None or g.form == "inplace" else {"dtype": DType(name)}
 
 

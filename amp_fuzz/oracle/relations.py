@@ -15,7 +15,7 @@ import msgspec
 from amp_fuzz.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.oracle.compare import Divergence, compare
-from amp_fuzz.program import Autocast, NoGrad, Region, regions
+from amp_fuzz.program import Autocast, NoGrad, Region, regions, statements
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 
@@ -203,9 +203,10 @@ def _together(
     raised = run(case).raised
     if raised is None or run(apart).raised or run(bare(case)).raised:
         return None
-    names = case.program.outputs
-    made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in names]
-    made = made or [n for i, n in enumerate(names) if run(_until(case, i)).raised]
+    values = {n for s in statements(case.program.body) for n in s.outputs}  # returned or not
+    made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in values]
+    outputs = enumerate(case.program.outputs)
+    made = made or [n for i, n in outputs if run(_until(case, i)).raised]
     where = made[0] if made else raised.text
     return Divergence("relation", f"{name}: {where}", "no error", f"{raised.kind}: {_line(raised)}")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from amp_fuzz.catalogue.core import Kind, Op, Out, Value
+from amp_fuzz.catalogue.core import Kind, Op, Out, Value, broadcasts
 from amp_fuzz.program import (
     FLOAT_DTYPES,
     Arg,
@@ -57,13 +57,17 @@ _TRAITS = (12, 6, 8, 40, 40, 256)  # how many each of `_Traits` is drawn from
 class Palette:
     """What a program draws its inputs from: dtypes, value domains, layouts.
 
-    `mixes` lets ops that need one dtype meet several where no policy casts for them.
+    `mixes` lets ops that need one dtype meet several where no policy casts for them. `chains` lets
+    most calls begin with the last result that they can take. `plain` of eight inputs are no
+    leaves that require grad.
     """
 
     floats: tuple[str, ...] = ("float32",)
     domains: tuple[Domain, ...] = ("normal",)
     layouts: tuple[Layout, ...] = ("contiguous",)
     mixes: bool = False
+    chains: bool = False
+    plain: int = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,11 @@ class _Traits:
     domain: int
     at_hand: int
 
-    def pick(self, found: Sequence[Value]) -> Value | None:
-        """Return one of the tensors at hand, or None for a fresh one."""
-        i = self.at_hand % (len(found) + 1)
+    def pick(self, found: Sequence[Value], *, last: Value | None = None) -> Value | None:
+        """Return one of the tensors at hand, or None for a fresh one; `last` most of the time."""
+        if last is not None and self.at_hand % 4:
+            return last
+        i = self.at_hand // 4 % (len(found) + 1)
         return found[i - 1] if i else None
 
 
@@ -111,6 +117,7 @@ class ProgramBuilder:
     form: str = "function"
     _op: Op | None = None
     _same: str | None = None
+    _begins: bool = False
     _names: builtins.int = 0
 
     # -- statements ---------------------------------------------------------------------------
@@ -124,7 +131,7 @@ class ProgramBuilder:
             forms = self.forms(op)
             form = forms[number * len(forms) // FORMS]
         self.form = form
-        self._op, self._same = op, None
+        self._op, self._same, self._begins = op, None, True
         call = op.build(self)
         kwargs = dict(call.kwargs)
         arguments = [v for v in _flat((*call.args, *kwargs.values())) if isinstance(v, Value)]
@@ -250,7 +257,7 @@ class ProgramBuilder:
             return self.tensor(shape, **options)
         rank, empty = options.get("rank"), bool(options.get("empty"))
         drawn = self._traits(shape, rank, empty=empty)
-        found = drawn.pick(self._existing(shape, rank, options, writable=True))
+        found = self._pick(drawn, self._existing(shape, rank, options, writable=True))
         if found is None:
             dtype = options.get("dtype") or self._dtype(options.get("kind", "float"), drawn.dtype)
             shape = drawn.shape
@@ -258,10 +265,14 @@ class ProgramBuilder:
             found = self._fresh(shape, dtype, drawn, role="buffer", domain=domain, bound=bound)
         return self._took(found)
 
-    def broadcastable(self, shape: Shape, *, kind: Kind = "float") -> Value:
-        """Draw a tensor that broadcasts to `shape`."""
+    def broadcastable(self, shape: Shape, *, kind: Kind = "float", either: bool = False) -> Value:
+        """Draw a tensor that broadcasts to `shape`; if `either`, or one that `shape` does to."""
         how, bits, *drawn = self.digits(6, 2 ** max(len(shape), 1), *_TRAITS)
-        if how == 3:
+        if how in (1, 2):
+            near = self._existing(shape, None, {"kind": kind}, near="either" if either else "to")
+            if near:
+                return self._took(near[bits % len(near)])
+        elif how == 3:
             shape = shape[bits % (len(shape) + 1) :]
         elif how == 4:
             shape = tuple(1 if bits >> i & 1 else s for i, s in enumerate(shape))
@@ -302,7 +313,7 @@ class ProgramBuilder:
     def _tensor(self, drawn: _Traits, options: Mapping[str, Any], given: Shape | None) -> Value:
         kind, domain = options["kind"], options.get("domain")
         if domain is None and kind != "index":
-            found = drawn.pick(self._existing(given, options.get("rank"), options))
+            found = self._pick(drawn, self._existing(given, options.get("rank"), options))
             if found is not None:
                 return self._took(found)
         weight = options.get("weight", False)
@@ -311,7 +322,7 @@ class ProgramBuilder:
         dtype = options.get("dtype") or self._dtype(kind, drawn.dtype, plain=plain)
         role: Role = "input"
         trains = dtype in _FLOATS or dtype.startswith("complex")
-        if can_train and trains and (drawn.other_role == 7) != weight:
+        if can_train and trains and (drawn.other_role >= self.palette.plain) != weight:
             role = "weight"
         wanted: Any = "index" if kind == "index" else domain
         bound = options.get("bound", 0)
@@ -319,10 +330,18 @@ class ProgramBuilder:
             self._fresh(drawn.shape, dtype, drawn, role=role, domain=wanted, bound=bound)
         )
 
+    def _pick(self, drawn: _Traits, found: Sequence[Value]) -> Value | None:
+        if not (self.palette.chains and self._begins):
+            return drawn.pick(found)
+        # Of several elements: what was reduced to one leads to nothing but more of these.
+        results = (v for v in found if v.name.startswith("v") and _size(v.shape) > 1)
+        return drawn.pick(found, last=next(results, None))
+
     def _may_require_grad(self) -> bool:
         return not (self.form == "out" and self.frame.grad)
 
     def _took(self, value: Value) -> Value:
+        self._begins = False
         if self._same is None and value.dtype in _FLOATS:
             self._same = value.dtype
         return value
@@ -354,6 +373,7 @@ class ProgramBuilder:
         options: Mapping[str, Any],
         *,
         writable: bool = False,
+        near: Literal["", "to", "either"] = "",
     ) -> list[Value]:
         dtype = options.get("dtype")
         dtypes = {dtype} if dtype else self._allowed(options.get("kind", "float"))
@@ -369,6 +389,10 @@ class ProgramBuilder:
                 if not low <= value.rank <= high:
                     continue
                 if not options.get("empty") and 0 in value.shape:
+                    continue
+            elif near:
+                narrower = broadcasts(value.shape, shape)
+                if not (narrower or (near == "either" and broadcasts(shape, value.shape))):
                     continue
             elif value.shape != shape:
                 continue

@@ -27,6 +27,7 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
+from amp_fuzz.strategies.idioms import IDIOMS, stages
 from amp_fuzz.strategies.source import Bytes, digits, integer
 
 __all__ = ["draw_case", "draw_plan", "draw_program", "usable"]
@@ -68,6 +69,8 @@ _FUNCTIONS = _ENTRIES[1:]
 # (docs/findings/README.md).
 _UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer", "_native_multi_head_attention"})
 _SWARM = 8
+_STYLES = 16
+_FREE, _FREE_FUSED = 8, 4  # how many of these draw from all ops; the others are idioms
 _STATEMENTS = 12
 _MAX_DEPTH = 3
 
@@ -201,18 +204,22 @@ def draw_program(
     focus: Sequence[Op] = (),
     forms: str | None = None,
     statements: int = _STATEMENTS,
+    fused: bool = False,
 ) -> Program:
     """Draw a program whose statements come from a random few of `ops`, and from `focus`.
 
     ops: what to draw from (`usable` on the device); all that are if None. focus: ops of which the
-    program has at least one, in its first statements. forms: the form of that statement.
+    program has at least one, in its first statements. forms: the form of that statement. fused: it
+    is for a backend that fuses ops: more chains, of which more return their last values only.
     """
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
     if plan is not None and plan.transform != "none":
         pool, focus = _transformable(pool) or pool, _transformable(focus)
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
-    return _ProgramDrawing(source, device, pool or focus, focus, forms, statements).draw(plan)
+    return _ProgramDrawing(source, device, pool or focus, focus, forms, statements, fused).draw(
+        plan
+    )
 
 
 def _transformable(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -228,16 +235,25 @@ class _ProgramDrawing:
         focus: Sequence[Op],
         form: str | None,
         limit: int,
+        fused: bool,
     ) -> None:
         self.source, self.device, self.limit, self.form = source, device, limit, form
-        i, j, k, rare = digits(source, len(_PALETTES), len(_DOMAINS), 2, 16)
-        palette = Palette(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k], mixes=rare == 15)
-        self.keeps = rare < 11
+        i, j, k, rare, style = digits(source, len(_PALETTES), len(_DOMAINS), 2, 16, _STYLES)
+        free = _FREE_FUSED if fused else _FREE
+        path = stages(pool, style % len(IDIOMS)) if style >= free else []
+        palette = Palette(
+            *(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k]),
+            mixes=rare == 15,
+            chains=bool(path),
+            plain=4 if path else 7,
+        )
+        self.keeps = rare < (7 if fused else 11)
         self.build = ProgramBuilder(source, _policies(device), palette)
         # Swarm testing (Groce et al. 2012): a program of few ops repeats them and lets rare ones
         # meet; over many programs every pair comes up.
         start = integer(source, 0x10000)
-        self.swarm = [pool[_spread(start, i) % len(pool)] for i in range(min(_SWARM, len(pool)))]
+        swarm = [_few(ops, start + i, _SWARM // len(path)) for i, ops in enumerate(path)]
+        self.swarm = swarm or [_few(pool, start, min(_SWARM, len(pool)))]
         self.focus = [focus[integer(source, len(focus))]] if focus else []
         self.count = 0
 
@@ -255,9 +271,7 @@ class _ProgramDrawing:
         while True:
             # One draw says whether there is another node, and which: 0 is the end. It is made even
             # where no other may follow: shrinking then finds it there when it takes one away.
-            end, which, region, form = digits(
-                self.source, 10 - 2 * depth, len(self.swarm), 10, FORMS
-            )
+            end, which, region, form = digits(self.source, 10 - 2 * depth, _SWARM, 10, FORMS)
             if self.count >= self.limit:
                 break
             if nodes and end == 0 and not (self.focus and depth == 0):
@@ -269,14 +283,15 @@ class _ProgramDrawing:
         return nodes
 
     def statement(self, which: int, number: int) -> Statement:
+        swarm = self.swarm[self.count % len(self.swarm)]
         self.count += 1
         form = None
         if self.focus and (self.count >= min(3, self.limit) or which % 3 == 0):
             op, form = self.focus.pop(), self.form
         else:
-            op = self.swarm[which]
+            op = swarm[which * len(swarm) // _SWARM]
         if form is None and not self.build.forms(op):
-            op = next((o for o in self.swarm if self.build.forms(o)), CATALOGUE["mm"])
+            op = next((o for o in swarm if self.build.forms(o)), CATALOGUE["mm"])
         return self.build.statement(op, form, number)
 
     def region(self, depth: int) -> Region:
@@ -294,6 +309,10 @@ class _ProgramDrawing:
         if i < 8:
             return Checkpoint(use_reentrant=i == 7)
         return NoGrad() if i == 8 else InferenceMode()
+
+
+def _few(ops: Sequence[Op], start: int, count: int) -> list[Op]:
+    return [ops[_spread(start, i) % len(ops)] for i in range(count)]
 
 
 def _spread(start: int, i: int) -> int:
@@ -340,10 +359,18 @@ def draw_case(
     focus: Sequence[Op] = (),
     form: str | None = None,
     statements: int = _STATEMENTS,
+    fused: bool = False,
 ) -> Case:
     """Draw a case for a device type."""
     plan = draw_plan(source, device, trains=trains)
     program = draw_program(
-        source, device, plan=plan, ops=ops, focus=focus, forms=form, statements=statements
+        source,
+        device,
+        plan=plan,
+        ops=ops,
+        focus=focus,
+        forms=form,
+        statements=statements,
+        fused=fused,
     )
     return Case(program, plan, integer(source, 0x10000))

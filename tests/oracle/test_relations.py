@@ -15,7 +15,7 @@ from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import RELATIONS, check_relation, within
-from amp_fuzz.program import Autocast, InferenceMode, NoGrad, regions
+from amp_fuzz.program import Autocast, InferenceMode, NoGrad, regions, returning_last
 from tests.helpers import BF16, F16, call, case, drawn, eager, under, x
 
 Run = Callable[[Case], Observation]
@@ -88,6 +88,21 @@ def test_a_violation_is_found_and_named(name: str) -> None:
     assert found is not None
     assert found.kind == "relation"
     assert found.where.startswith(f"{name}: ")
+
+
+def test_what_raises_is_named_though_it_is_not_returned() -> None:
+    def raises_at_v0(case: Case) -> Observation:
+        seen = honest(case)
+        if case.plan.transform != "none" and case.plan.contexts:
+            seen.raised = Raised("RuntimeError", "seeded", 0, "v0 = torch.mm(x0, w1)")
+        return seen
+
+    both = case(W, call("mm", "x0", "w1"), call("relu", "v0", to="v1"), transform="vmap_grad")
+    last = msgspec.structs.replace(both, program=returning_last(both.program))
+    assert last.program.outputs == ("v1",)
+    found = check_relation(RELATIONS["transform"], last, raises_at_v0)
+    assert found is not None
+    assert found.where == "transform: v0"
 
 
 def test_one_bit_of_what_a_function_returns_is_a_violation() -> None:

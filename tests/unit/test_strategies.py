@@ -37,6 +37,7 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference import DEVICES
 from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.strategies.idioms import IDIOMS, stages
 from tests.helpers import STEADY, drawn, eager, one_line
 
 
@@ -261,6 +262,82 @@ def test_every_field_of_a_plan_is_asked_for_here() -> None:
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 4])
 def test_every_depth_of_contexts_comes_up(depth: int) -> None:
     find_any(lambda c: len(c.plan.contexts) == depth)
+
+
+# -- idioms --------------------------------------------------------------------------------------
+
+
+def made_by(case: Case, name: str) -> str:
+    """Return the op that makes a value, "" for an input."""
+    return next((s.op for s in statements(case.program.body) if name in s.outputs), "")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("idiom", range(len(IDIOMS)))
+def test_every_stage_of_an_idiom_has_ops_on_every_device(device: str, idiom: int) -> None:
+    found = stages(usable(CATALOGUE.values(), device), idiom)
+    assert len(found) == len(IDIOMS[idiom])
+    assert all(len(ops) > 3 for ops in found)
+    assert 8 % len(found) == 0  # the statements of a program share eight ops
+
+
+def test_ops_that_lack_a_stage_are_drawn_from_without_idioms() -> None:
+    for idiom in range(len(IDIOMS)):
+        assert stages([CATALOGUE["mm"], CATALOGUE["cumsum"]], idiom) == []
+    ops = {s.op for c in drawn(200, ops=["mm", "cumsum"]) for s in statements(c.program.body)}
+    assert ops == {"mm", "cumsum"}
+
+
+def test_a_value_is_compared_with_its_extreme() -> None:
+    def compared(case: Case) -> bool:
+        calls = list(statements(case.program.body))
+        extremes = {n: set(uses(s)) for s in calls if s.op in ("amax", "amin") for n in s.outputs}
+        return any(
+            s.op in ("eq", "ge", "le")
+            and any(extremes.get(n, set()) & set(uses(s)) for n in uses(s))
+            for s in calls
+        )
+
+    find_any(compared)
+
+
+def test_a_constant_is_counted_in_a_dtype_that_is_asked_for() -> None:
+    def counted(case: Case) -> bool:
+        sums = [s for s in statements(case.program.body) if s.op == "cumsum"]
+        sums = [s for s in sums if "dtype" in dict(s.kwargs)]
+        return any(
+            made_by(case, n) in ("ones_like", "zeros_like", "full_like")
+            for s in sums
+            for n in uses(s)
+        )
+
+    find_any(counted)
+
+
+def test_a_norm_follows_a_layer() -> None:
+    def follows(case: Case) -> bool:
+        norms = [s for s in statements(case.program.body) if s.op == "layer_norm"]
+        return any(made_by(case, n) in ("linear", "matmul") for s in norms for n in uses(s))
+
+    find_any(follows)
+
+
+def test_backends_that_fuse_get_more_chains_and_fewer_outputs() -> None:
+    def last_only(cases: list[Case]) -> int:
+        return sum(c.program != returning_all(c.program) for c in cases)
+
+    def of_idioms(cases: list[Case]) -> int:
+        ops = {
+            op.name
+            for i in range(len(IDIOMS))
+            for s in stages(list(CATALOGUE.values()), i)
+            for op in s
+        }
+        return sum({s.op for s in statements(c.program.body)} <= ops for c in cases)
+
+    plain, fused = list(drawn(400)), list(drawn(400, fused=True))
+    assert last_only(fused) > 1.4 * last_only(plain)
+    assert of_idioms(fused) > 1.2 * of_idioms(plain)
 
 
 # -- what is drawn runs --------------------------------------------------------------------------
