@@ -127,6 +127,11 @@ EXAMPLES: Mapping[str, Example] = {
         "neg",
         DECOMPOSED,
     ),
+    "compile-hardsigmoid": Example(
+        case([x("x0"), x("w1", dtype="float64")], NEG, call("hardsigmoid", "w1"), contexts=()),
+        "neg",
+        DECOMPOSED,
+    ),
     "compile-inference-guard": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
     ),
@@ -143,6 +148,25 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "compile-inference-tensors": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, backward="none"), "unsqueeze"
+    ),
+    "compile-max-pool-indices": Example(
+        case(
+            [
+                x("x0"),
+                x(
+                    "x1",
+                    *(1, 2, 2),
+                    layout="transposed",
+                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
+                ),
+            ],
+            NEG,
+            call("max_pool2d_with_indices", "x1", kernel_size=2, to="v0 v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
     ),
     "compile-mixed-dtype": Example(
         case(

@@ -241,3 +241,19 @@ def test_state_left_behind_is_a_divergence_only_if_the_backend_alone_left_it() -
     assert (found.kind, found.observed) == ("state", "(False,) became (True,)")
     assert compare(leaky, leaky) is None
     assert compare(leaky, clean) is None
+
+
+@pytest.mark.parametrize(
+    ("gradient", "kind"), [([0.0, -0.0], None), ([0.0, 1e-45], "grad-missing")]
+)
+def test_a_compiler_may_answer_zeros_where_there_is_no_gradient(
+    gradient: list[float], kind: str | None
+) -> None:
+    """AOTAutograd does so for what is used but has no part in the result; eager never does."""
+    none, zeros = Observation(), Observation()
+    none.values["w0.grad"], zeros.values["w0.grad"] = None, torch.tensor(gradient)
+    inexact = compare(none, zeros, rounding=lambda label, want, got: None)
+    assert (inexact.kind if inexact else None) == kind
+    exact = compare(none, zeros)
+    assert exact is not None
+    assert exact.kind == "grad-missing"
