@@ -75,6 +75,17 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "dropout",
     ),
+    "compile-context-fallback": Example(
+        case(
+            [x("x0"), x("x1", dtype="int64", domain="zeros")],
+            NEG,
+            under(BF16, call("take", "x0", "x1")),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        DECOMPOSED,
+    ),
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
     ),
