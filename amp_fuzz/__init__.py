@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amp_fuzz import reference, strategies
     from amp_fuzz.case import Case, CaseError, Plan, load, loads
+    from amp_fuzz.checking import CheckError, CheckFailed, CheckResult, check
     from amp_fuzz.program import Program, ProgramError
 
 __all__ = [
     "Case",
     "CaseError",
+    "CheckError",
+    "CheckFailed",
+    "CheckResult",
     "Plan",
     "Program",
     "ProgramError",
+    "check",
     "load",
     "loads",
     "reference",
@@ -32,9 +37,13 @@ __all__ = [
 _HOMES = {
     "Case": "amp_fuzz.case",
     "CaseError": "amp_fuzz.case",
+    "CheckError": "amp_fuzz.checking",
+    "CheckFailed": "amp_fuzz.checking",
+    "CheckResult": "amp_fuzz.checking",
     "Plan": "amp_fuzz.case",
     "Program": "amp_fuzz.program",
     "ProgramError": "amp_fuzz.program",
+    "check": "amp_fuzz.checking",
     "load": "amp_fuzz.case",
     "loads": "amp_fuzz.case",
 }

@@ -43,7 +43,7 @@ from amp_fuzz.program import (
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 
-__all__ = ["LADDER", "CompileBackend", "backends"]
+__all__ = ["LADDER", "CompileBackend", "backends", "graphs"]
 
 QUIRK = "compile-backward-autocast"
 # Each does more than the one before it: the first that diverges is where a bug is.
@@ -114,24 +114,24 @@ class CompileBackend(TorchBackend):
         import torch._dynamo
 
         torch._dynamo.reset()
-        plan = self._configuring(case.plan)
+        plan = self.configuring(case.plan)
         runtime = self.runtime(
             driver=lambda names: self._driver(case, names),
             # The configuration of torch.compile is of a thread.
-            thread=lambda *call: in_thread(self._configured, plan, *call),
+            thread=lambda *call: in_thread(self.configured, plan, *call),
         )
-        before = _graphs()
+        before = graphs()
         try:
-            seen: Observation = self._configured(plan, harness.run, case, runtime)
-            seen.graphs = _graphs() - before
+            seen: Observation = self.configured(plan, harness.run, case, runtime)
+            seen.graphs = graphs() - before
             if seen.raised is not None and _infers(case):
-                undone = self._undone()
+                undone = self.undone()
                 seen.leaked = "; ".join(filter(None, (seen.leaked, undone))) or None
             return seen
         finally:
             torch._dynamo.reset()
 
-    def _configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
+    def configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function as a plan needs torch configured; nothing is cached, nor logged."""
         import torch._dynamo
         import torch._functorch.config
@@ -160,7 +160,7 @@ class CompileBackend(TorchBackend):
             trace.handlers = listeners
             logging.disable(disabled)
 
-    def _undone(self) -> str | None:
+    def undone(self) -> str | None:
         """Return what a garbage collection does to this thread's state, if anything.
 
         The graph's guard of an inference_mode region is an object. A compilation that fails in the
@@ -171,7 +171,7 @@ class CompileBackend(TorchBackend):
         gc.collect()
         return harness.changes(before, torch_state(self.device), " by a garbage collection")
 
-    def _configuring(self, plan: Plan) -> Plan:
+    def configuring(self, plan: Plan) -> Plan:
         """Return the plan that torch is configured for."""
         return plan if self.told else msgspec.structs.replace(plan, backward="inside")
 
@@ -181,8 +181,8 @@ class CompileBackend(TorchBackend):
 
         def made(function: Callable[..., Any]) -> Any:
             if not self.freezing:
-                return self._compile(function)
-            return prelude.holding(function, weights, self._compile)
+                return self.compiled(function)
+            return prelude.holding(function, weights, self.compiled)
 
         class around(torch.autocast):
             """A context; as a decorator of the program it is compiled with it."""
@@ -208,7 +208,8 @@ class CompileBackend(TorchBackend):
         compiled = made(program)
         return {"program": compiled, "autocast": around, "as_custom_op": opaque}
 
-    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function, or module, as `torch.compile` makes it on this rung."""
         options: Any = dict(self.options) if self.options else None
         compiled: Callable[..., Any] = torch.compile(
             function, backend=self.rung, dynamic=self.dynamic, options=options
@@ -233,7 +234,7 @@ class CompileBackend(TorchBackend):
             return ""
         lines = ["import torch._functorch.config"]
         if hasattr(torch._functorch.config, "backward_pass_autocast"):
-            context = _backward_context(self._configuring(case.plan), self.device)
+            context = _backward_context(self.configuring(case.plan), self.device)
             lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
         if case.plan.second != "none":
             lines.append("torch._functorch.config.donated_buffer = False")
@@ -298,7 +299,7 @@ def _infers(case: Case) -> bool:
     return any(isinstance(context, InferenceMode) for context in regions(case.program.body))
 
 
-def _graphs() -> int:
+def graphs() -> int:
     """Return how many graphs dynamo has handed to a compiler in this process."""
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return count

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import torch
@@ -24,7 +25,7 @@ from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import CUSTOM_OPS, Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.harness import Observation, Runtime
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
@@ -132,12 +133,16 @@ class FakeBackend(TorchBackend):
 
     def observe(self, case: Case) -> Observation:
         """Run one case under the fake mode."""
-        runtime = self.runtime(autocast=FakeAutocast, scope=self.scope, fake=True)
         try:
-            return harness.run(case, runtime)
+            return harness.run(case, self.runtime())
         finally:
             if case.plan.entry in CUSTOM_OPS:  # an op that nobody calls again stays in the cache
                 FakeTensorMode.cache_clear()
+
+    def runtime(self, **more: Any) -> Runtime:
+        """Return torch's autocast kernels of the device, on fake tensors."""
+        own = {"autocast": FakeAutocast, "scope": self.scope, "fake": True}
+        return TorchBackend.runtime(self, **{**own, **more})
 
     def scope(self) -> AbstractContextManager[None]:
         """Return the context in which tensors of the device are fake."""

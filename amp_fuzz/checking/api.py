@@ -1,0 +1,324 @@
+"""`amp_fuzz.check`: a callable under the reference and under real backends, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.case import Plan
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.checking.judging import Judged, judged, others
+from amp_fuzz.checking.locate import Place, locate
+from amp_fuzz.checking.result import CheckResult, Diverged, Ran
+from amp_fuzz.checking.subject import CheckError, Subject
+from amp_fuzz.checking.ways import Checked, refusal
+from amp_fuzz.config import Options
+from amp_fuzz.explicit import explicit_form
+from amp_fuzz.judge import quiet
+from amp_fuzz.known import Known
+from amp_fuzz.program import FLOAT_DTYPES, Autocast
+from amp_fuzz.reference import load_table
+from amp_fuzz.session import MissingBackend, choose_backends, known_of
+from amp_fuzz.store import Store
+from amp_fuzz.triage import fingerprint
+
+__all__ = ["BACKENDS", "check"]
+
+BACKENDS = ("eager-cpu", "fake-cuda", "compile[aot_eager]")
+"""What `check` calls a callable on unless it is told: on any machine, in seconds."""
+
+Context = torch.dtype | str | Mapping[str, Any] | None
+
+
+def check(
+    function: Callable[..., Any],
+    /,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    backends: Iterable[str | Backend] | str | Backend = BACKENDS,
+    autocast: Context | Sequence[Context] = torch.bfloat16,
+    backward: bool = True,
+    seed: int = 0,
+    known: Iterable[str | Path] = (),
+    seconds: float = 60.0,
+    store: str | Path | None = ".amp-fuzz",
+) -> CheckResult:
+    """Compare what a callable does under autocast on real backends with what the reference says.
+
+    Eager must agree bit for bit, a fake device in dtypes and shapes, and a compiler within the
+    rounding that shadow arithmetic measures in the call itself: outputs, gradients of parameters
+    and inputs, and buffers. Parameters, buffers, gradients, attributes, train or eval mode and
+    random generators are put back; dropout draws the same on both sides.
+
+    Args:
+        function: a `torch.nn.Module`, or any callable. Modules and tensors that it is bound to,
+            closes over or finds among its globals belong to it.
+        inputs: what it is called with; tensors are copied. kwargs: keyword arguments.
+        backends: names as in ``amp-fuzz run --backends``, or backends; * stands for those that are
+            ready here.
+        autocast: the dtype of the context around the call, ``torch.bfloat16`` or ``"bfloat16"``;
+            or the keyword arguments of `torch.autocast` as a mapping; or None for no context, as
+            for a callable that opens its own. Several, as a list, are checked one by one.
+        backward: whether a backward pass follows, from every output that requires grad, after the
+            context.
+        seed: of torch's, Python's and NumPy's generators, before each call.
+        known: files of known findings, beside the list that comes with the package.
+        seconds: how long to look for the submodule and op of a divergence, for each.
+        store: the folder where the case of a divergence is kept; None keeps none.
+
+    Returns what it found; it is true if all is well, and `raise_if_failed` raises if not.
+
+    Raises:
+        CheckError: the callable cannot be checked as it is, or it is checked within a context.
+        BackendError, MissingBackend: a backend is unknown, or named and cannot be used here.
+    """
+    _check_surroundings(backward=backward)
+    subject = Subject.of(function, inputs, kwargs, seed)
+    chosen = _chosen(backends)
+    contexts = _contexts(autocast)
+    entries = known_of(Options(known=tuple(map(Path, known))))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
+    try:
+        runs = [
+            _run(subject, backend, context, entries, backward, seconds, store)
+            for backend in chosen
+            for context in contexts
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    return CheckResult(subject.name, tuple(runs), seed)
+
+
+def _check_surroundings(*, backward: bool) -> None:
+    devices = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+    if any(torch.is_autocast_enabled(d) for d in devices if torch.amp.is_autocast_available(d)):
+        raise CheckError("autocast is on around check: call it outside, and say autocast=")
+    if backward and (not torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+        raise CheckError("gradients are off around check: call it outside, or say backward=False")
+
+
+def _chosen(backends: Iterable[str | Backend] | str | Backend) -> list[Backend]:
+    if isinstance(backends, str) or not isinstance(backends, Iterable):
+        backends = [backends]
+    found: dict[str, Backend] = {}
+    for one in backends:
+        for backend in choose_backends([one]) if isinstance(one, str) else [one]:
+            state = backend.availability()
+            if state.status != "ready":
+                raise MissingBackend(
+                    f"backend {backend.name} is {state.status} here: {state.detail}"
+                )
+            found[backend.name] = backend
+    if not found:
+        raise BackendError(f"backends={backends!r} names none that is ready here")
+    return list(found.values())
+
+
+def _contexts(autocast: Context | Sequence[Context]) -> list[tuple[Autocast, ...]]:
+    several = autocast if isinstance(autocast, (list, tuple)) else [autocast]
+    if not several:
+        raise CheckError("autocast=[] has nothing to check: give a dtype, or None for no context")
+    return [_context(one) for one in several]
+
+
+def _context(one: Any) -> tuple[Autocast, ...]:
+    if one is None:
+        return ()
+    options = dict(one) if isinstance(one, Mapping) else {"dtype": one}
+    dtype = options.pop("dtype", None)
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    if name not in (None, *FLOAT_DTYPES):
+        raise CheckError(f"autocast={one!r} is no floating dtype: use torch.bfloat16 or float16")
+    unknown = set(options) - {"enabled", "cache_enabled"}
+    if unknown:
+        raise CheckError(
+            f"autocast has {sorted(unknown)}: it takes dtype, enabled and cache_enabled; each "
+            "backend has its own device"
+        )
+    return (Autocast(dtype=name, **options),)
+
+
+# -- one backend under one autocast ---------------------------------------------------------------
+
+
+def _run(
+    subject: Subject,
+    backend: Backend,
+    contexts: tuple[Autocast, ...],
+    known: Sequence[Known],
+    backward: bool,
+    seconds: float,
+    store: str | Path | None,
+) -> Ran:
+    shown = _shown(contexts)
+
+    def ran(status: Any, detail: str = "", **more: Any) -> Ran:
+        return Ran(backend=backend.name, autocast=shown, status=status, detail=detail, **more)
+
+    reason = refusal(backend, subject) or _unsupported(backend, contexts)
+    if reason:
+        return ran("skipped", reason)
+    checked = Checked(subject, backend)
+    plan = msgspec.structs.replace(
+        Plan(), contexts=contexts, backward="outside" if backward else "none"
+    )
+    found = judged(checked, plan, known)
+    verdict, raised = found.verdict, found.expected.raised
+    if raised is not None and found.observed.raised is not None and verdict.divergence is None:
+        said = f"{raised.kind}: {_line(raised.message)}"
+        if not backend.values:
+            return ran("skipped", f"it raises on tensors without values: {said}")
+        at = f" ({raised.text})" if raised.text else ""
+        return ran("raised", f"{said}{at}, under the reference too")
+    labels = [label for label in found.expected.values if label in found.observed.values]
+    gradients = sum(label.endswith(".grad") for label in labels)
+    values = sum(label[0] == "v" for label in labels)
+    counts = {"values": values, "gradients": gradients}
+    if verdict.divergence is None:
+        if verdict.uncompiled:
+            return ran("nothing", "the compiler made no graph of it", **counts)
+        written = _written(subject, found)
+        if values + gradients + written - verdict.unjudged <= 0:
+            return ran("nothing", _nothing(found), **counts)
+        return ran("agreed", _agreement(checked, found, values, gradients, written), **counts)
+    if verdict.known:
+        return ran("known", verdict.known, divergence=_diverged(checked, found, shown), **counts)
+    divergence = _diverged(checked, found, shown)
+    if divergence.kind not in ("state", "nondeterminism"):
+        place = locate(checked, found.case.plan, known, seconds)
+        divergence = _placed(divergence, place, checked, found, store)
+    return ran("diverged", divergence.kind, divergence=divergence, **counts)
+
+
+def _shown(contexts: tuple[Autocast, ...]) -> str:
+    if not contexts:
+        return "no context"
+    (context,) = contexts
+    words = [context.dtype or "default dtype"]
+    words += [] if context.enabled else ["enabled=False"]
+    words += [] if context.cache_enabled is None else [f"cache_enabled={context.cache_enabled}"]
+    return " ".join(words)
+
+
+def _unsupported(backend: Backend, contexts: tuple[Autocast, ...]) -> str:
+    supported = load_table(backend.device).supported_dtypes
+    for context in contexts:
+        if context.enabled and context.dtype is not None and context.dtype not in supported:
+            return f"autocast for {backend.device} does not take {context.dtype}"
+    return ""
+
+
+def _line(message: str) -> str:
+    return message.strip().partition("\n")[0][:200]
+
+
+def _written(subject: Subject, found: Judged) -> int:
+    """Return how many of the tensors that it holds, or was given, a call writes."""
+    before = list({**subject.inputs(), **subject.state()}.values())
+    count = 0
+    for label, after in found.expected.values.items():
+        if label[0] == "b" and after is not None:
+            tensor = before[int(label[1:])]
+            fake = not hasattr(after, "device") or after.device.type != tensor.device.type
+            count += not fake and not torch.equal(tensor.detach(), after)
+    return count
+
+
+def _nothing(found: Judged) -> str:
+    if found.verdict.unjudged:
+        return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
+    return "it returned no tensor: return what is to be compared, in tuples, dicts or dataclasses"
+
+
+def _agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
+    words = [_plural(values, "value")]
+    words += [_plural(gradients, "gradient")] if gradients else []
+    words += [_plural(written, "tensor") + " written"] if written else []
+    how = "bit for bit" if checked.exact else "within their rounding"
+    if not checked.values:
+        how = "dtypes and shapes"
+    text = f"{', '.join(words)}, {how}"
+    if found.observed.graphs is not None:
+        text += f", {_plural(found.observed.graphs, 'graph')}"
+    if found.verdict.unjudged:
+        text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
+    return text
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _diverged(checked: Checked, found: Judged, shown: str) -> Diverged:
+    divergence = found.verdict.divergence
+    assert divergence is not None
+    every = [] if found.verdict.known else others(checked, found)
+    also = [checked.names(d.where) for d in every if d.where != divergence.where]
+    return Diverged(
+        backend=checked.name,
+        autocast=shown,
+        kind=divergence.kind,
+        where=checked.names(divergence.where),
+        expected=divergence.expected,
+        observed=divergence.observed,
+        also=tuple(also),
+        known=found.verdict.known,
+    )
+
+
+def _placed(
+    divergence: Diverged,
+    place: Place,
+    checked: Checked,
+    found: Judged,
+    store: str | Path | None,
+) -> Diverged:
+    """Return a divergence with where it comes from, its case kept."""
+    notes = list(place.notes)
+    case, path, policy = None, None, ""
+    commands: tuple[str, ...] = ()
+    op = place.op
+    if place.verdict is not None:
+        record = place.verdict.finding("check", op=op)
+        explicit = _explicit(checked, place.verdict.case)
+        record = msgspec.structs.replace(record, stage=place.stage, explicit=explicit)
+        record = msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
+        case, policy = place.verdict.case, record.policy
+        if store is not None:
+            kept = Store(store)
+            path = kept.save(record)
+            more = "" if kept.root == Path(".amp-fuzz") else f" --store={kept.root}"
+            commands = (
+                f"amp-fuzz minimize {record.id}{more}",
+                f"amp-fuzz repro {record.id}{more} > repro.py",
+            )
+    elif op and op not in CATALOGUE:
+        notes.append(f"{op} is not in the catalogue (amp_fuzz.register_op adds ops of yours)")
+    return replace(
+        divergence,
+        module=place.module,
+        module_type=place.kind,
+        op=op,
+        policy="" if policy == "none" else policy,
+        dtypes=place.dtypes,
+        stage=place.stage,
+        case=case,
+        path=path,
+        commands=commands,
+        notes=tuple(notes),
+    )
+
+
+def _explicit(checked: Checked, case: Any) -> str:
+    try:
+        with quiet():
+            return explicit_form(case, checked.inner.reference())
+    except Exception as error:  # it explains; it must not cost the finding
+        return f"# no explicit form: {type(error).__name__}: {error}"

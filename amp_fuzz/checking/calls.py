@@ -1,0 +1,185 @@
+"""Record what a subject calls under the reference: its submodules, or the functions of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.case import Plan
+from amp_fuzz.checking.running import Names, call
+from amp_fuzz.checking.subject import Subject
+from amp_fuzz.program import Autocast
+from amp_fuzz.reference import log_kernels, snapshot
+from amp_fuzz.reference.autocast import enabled_devices
+
+__all__ = ["FunctionCall", "ModuleCall", "function_calls", "module_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a submodule: its path, and copies of what it was called with.
+
+    contexts: the autocast state around it, as contexts that bring it about.
+    """
+
+    path: str
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    contexts: tuple[Autocast, ...]
+    grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """One call of a function of torch.
+
+    given, made: the tensors that went in and came out, which tell values from one another by
+    identity. args, kwargs: copies of what it was called with. kernels: the overloads that autocast
+    saw in it.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    given: tuple[torch.Tensor, ...]
+    result: Any
+    contexts: tuple[Autocast, ...]
+    grad: bool
+    kernels: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The function's name: ``torch.nn.functional.linear``, ``torch.Tensor.add``."""
+        return resolve_name(self.function) or str(getattr(self.function, "__name__", "?"))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The copies of the tensors that went in."""
+        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[ModuleCall]:
+    """Call a subject under the reference; return the outermost calls of its submodules in order."""
+    found: list[ModuleCall] = []
+    depth = [0]
+    device = reference.runtime.device
+    paths = {
+        module: ".".join(filter(None, (prefix, name)))
+        for prefix, root in subject.modules.items()
+        for name, module in root.named_modules()
+        if module is not subject.function
+    }
+
+    def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if not depth[0] and torch._C._current_graph_task_id() == -1:  # no recomputation
+            given, named = _copied((args, kwargs))
+            found.append(
+                ModuleCall(
+                    paths[module], module, given, named, _around(device), torch.is_grad_enabled()
+                )
+            )
+        depth[0] += 1
+
+    def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+        depth[0] -= 1
+
+    hooks = [m.register_forward_pre_hook(before, with_kwargs=True, prepend=True) for m in paths]
+    hooks += [m.register_forward_hook(after, always_call=True) for m in paths]
+    try:
+        _call(subject, reference, plan)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[FunctionCall]:
+    """Call a subject under the reference; return what it calls of torch, tensors in and out."""
+    found: list[FunctionCall] = []
+    device = reference.runtime.device
+
+    class Recording(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            given = _tensors((args, kwargs))
+            backward = torch._C._current_graph_task_id() != -1
+            if not given or backward or getattr(func, "__name__", "") in ("__get__", "__set__"):
+                return func(*args, **kwargs)
+            copies, named = _copied((args, kwargs))
+            around, grad = _around(device), torch.is_grad_enabled()
+            with log_kernels() as log:
+                result = func(*args, **kwargs)
+            if _tensors(result):
+                kernels = tuple(dict.fromkeys(k.overload for k in log))
+                found.append(
+                    FunctionCall(func, copies, named, tuple(given), result, around, grad, kernels)
+                )
+            return result
+
+    def invoke(*args: Any, **kwargs: Any) -> Any:
+        with Recording():
+            return subject.function(*args, **kwargs)
+
+    _call(subject, reference, plan, invoke)
+    return found
+
+
+def _call(subject: Subject, reference: ReferenceRuntime, plan: Plan, invoke: Any = None) -> None:
+    call(subject, reference.runtime, plan, Names(), invoke=invoke, redirect=True)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _copied(tree: Any) -> Any:
+    """Return a tree with a copy of each tensor, without history; one that comes twice once."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in copies:
+            with torch.no_grad():
+                made = torch.empty_strided(
+                    leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+                )
+                made.copy_(leaf.detach())
+            copies[id(leaf)] = made.requires_grad_(leaf.requires_grad)
+        return copies[id(leaf)]
+
+    with torch._C.DisableTorchFunctionSubclass(), _off():
+        return pytree.tree_map(copy, tree)
+
+
+def _off() -> Any:
+    """Return a context in which autocast casts nothing: copies are no part of what is recorded."""
+    from amp_fuzz.reference import dispatch
+
+    return dispatch.exclude()
+
+
+def _around(device: str) -> tuple[Autocast, ...]:
+    """Return contexts that bring about the autocast state of this moment; none if all is off."""
+    if not enabled_devices():
+        return ()
+    return tuple(
+        Autocast(
+            device=None if name == device else name,
+            dtype=str(dtype).removeprefix("torch."),
+            enabled=enabled,
+            cache_enabled=None if cache else False,
+        )
+        for name, dtype, enabled, cache, _ in snapshot(device).contexts
+        if enabled
+    )

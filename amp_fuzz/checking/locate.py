@@ -1,0 +1,178 @@
+"""Find where a divergence comes from: the submodule, the op in it, and a case that shows it.
+
+From the whole inward: the first submodule whose own output, given the reference's inputs, diverges;
+in that one the same again; then, of the functions of torch that it calls, the first that diverges
+on the reference's values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from amp_fuzz.backends import BackendError
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.checking.calls import FunctionCall, ModuleCall, function_calls, module_calls
+from amp_fuzz.checking.cut import Unsayable, cut, sayable
+from amp_fuzz.checking.judging import Judged, judged
+from amp_fuzz.checking.subject import Subject
+from amp_fuzz.checking.ways import Checked
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import Known
+from amp_fuzz.program import Autocast
+
+__all__ = ["Place", "locate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a divergence comes from, as far as it was found.
+
+    module: the path of the submodule, "" for the whole; kind: its class. op: the op of the
+    catalogue, or the function of torch, "" if none diverges alone. dtypes: of its tensors. verdict:
+    of the case that was cut out, if there is one. notes: what a reader should know beside.
+    """
+
+    module: str = ""
+    kind: str = ""
+    op: str = ""
+    dtypes: str = ""
+    stage: str = ""
+    verdict: Verdict | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search on one backend, with the time that it may take."""
+
+    checked: Checked
+    plan: Plan
+    known: Sequence[Known]
+    until: float
+    late: bool = False
+
+    def over(self) -> bool:
+        self.late = self.late or time.monotonic() > self.until
+        return self.late
+
+    def at(self, contexts: tuple[Autocast, ...]) -> Plan:
+        return msgspec.structs.replace(self.plan, contexts=contexts)
+
+    def diverges(self, subject: Subject, plan: Plan) -> Judged | None:
+        checked = Checked(subject, self.checked.inner)
+        found = judged(checked, plan, self.known, confirm=False)
+        return found if found.diverged and found.expected.raised is None else None
+
+
+def locate(checked: Checked, plan: Plan, known: Sequence[Known], seconds: float) -> Place:
+    """Return where the divergence of a call comes from; search for so many seconds at most."""
+    search = _Search(checked, plan, known, time.monotonic() + seconds)
+    with quiet():
+        path, subject, inner = _submodule(search)
+        kind = type(subject.function).__name__ if path or subject.modules.get("") else ""
+        stage = _stage(search, subject, inner)
+        place = _op(search, subject, inner)
+    notes = place.notes
+    if search.late:
+        notes = (*notes, f"the search ended after {seconds:g} s: seconds= gives it more")
+    return Place(path, kind, place.op, place.dtypes, stage, place.verdict, notes)
+
+
+def _submodule(search: _Search) -> tuple[str, Subject, Plan]:
+    """Return the innermost submodule that diverges: path, call and the plan around it."""
+    subject, plan, path = search.checked.subject, search.plan, ""
+    reference = search.checked.inner.reference()
+    while True:
+        deeper = next(_diverging(search, module_calls(subject, reference, plan), subject), None)
+        if deeper is None:
+            return path, subject, plan
+        call, subject = deeper
+        plan = search.at(call.contexts)
+        path = ".".join(filter(None, (path, call.path)))
+
+
+def _diverging(
+    search: _Search, calls: Iterable[ModuleCall], outer: Subject
+) -> Iterator[tuple[ModuleCall, Subject]]:
+    for call in calls:
+        if search.over():
+            return
+        subject = Subject.of(call.module, call.args, call.kwargs, outer.seed)
+        if search.diverges(subject, search.at(call.contexts)):
+            yield call, subject
+
+
+def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
+    """Return the first rung of the backend's ladder on which it diverges, or ""."""
+    rungs = Checked(subject, search.checked.inner).ladder()
+    for rung in rungs:
+        if search.over():
+            return ""
+        assert isinstance(rung, Checked)
+        if judged(rung, plan, search.known, confirm=False).diverged:
+            return rung.name
+    return search.checked.name if rungs else ""
+
+
+def _op(search: _Search, subject: Subject, plan: Plan) -> Place:
+    calls = function_calls(subject, search.checked.inner.reference(), plan)
+    for call in calls:
+        if search.over():
+            return Place()
+        found = _guilty(search, call, subject.seed)
+        if found is not None:
+            return found
+    try:
+        whole = _cut(search, calls, plan.contexts, subject.seed)
+    except Unsayable as why:
+        return Place(notes=(f"none of its calls diverges alone, and no case can be cut: {why}",))
+    verdict = _judge(search, whole)
+    if verdict is None:
+        return Place(notes=("none of its calls diverges alone, nor all that a case can say",))
+    return Place(verdict=verdict, notes=("no op diverges alone: the case holds all of its calls",))
+
+
+def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
+    """Return a call as the guilty one, if it diverges alone on the reference's values."""
+    dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.tensors)
+    known = sayable(call)
+    notes: tuple[str, ...] = ()
+    try:
+        verdict = _judge(search, _cut(search, [call], call.contexts, seed))
+        if verdict is not None:
+            return Place(op=known.op if known else "", dtypes=dtypes, verdict=verdict)
+        if known is not None:
+            return None
+    except Unsayable as why:
+        notes = (f"no case was cut: {why}",)
+    subject = Subject(call.function, call.args, call.kwargs, seed)
+    if not search.diverges(subject, search.at(call.contexts)):
+        return None
+    return Place(op=known.op if known else call.name, dtypes=dtypes, notes=notes)
+
+
+def _cut(
+    search: _Search, calls: Sequence[FunctionCall], contexts: tuple[Autocast, ...], seed: int
+) -> Case:
+    return cut(
+        calls,
+        contexts,
+        backward=search.plan.backward != "none" and search.checked.trains,
+        values=search.checked.values,
+        seed=seed,
+    )
+
+
+def _judge(search: _Search, case: Case) -> Verdict | None:
+    """Return the verdict on a case if it diverges and nothing explains it, confirmed."""
+    try:
+        verdict = Judge(search.checked.inner, search.known, "none").judge(case)
+    except BackendError:  # it has no words for the op
+        return None
+    if verdict.outcome != "diverged" or verdict.divergence is None:
+        return None
+    return None if verdict.divergence.kind == "nondeterminism" else verdict

@@ -1,0 +1,190 @@
+"""Call what is checked once, under one implementation of autocast, and write down what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+import amp_fuzz
+from amp_fuzz import prelude
+from amp_fuzz.case import Plan
+from amp_fuzz.checking.redirect import contexts_of
+from amp_fuzz.checking.subject import Subject, leaves_of
+from amp_fuzz.harness import Observation, Raised, Runtime
+
+__all__ = ["Names", "call", "entered", "outputs_of"]
+
+Invoke = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Names:
+    """What a report calls the values of a call, by label.
+
+    Labels are those of a case: ``v3`` an output, ``w2.grad`` the gradient of an input or of what
+    the callable holds, ``b2`` what such a tensor is after the call.
+    """
+
+    of: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, label: str) -> str:
+        """Return the name of a label."""
+        return self.of.get(label, label)
+
+
+def outputs_of(result: Any, *, numbers: bool) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that a call returned, by name; Python's numbers too, if asked."""
+    found = []
+    for path, leaf in leaves_of(result):
+        if numbers and isinstance(leaf, (bool, int, float)):
+            leaf = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+        if isinstance(leaf, torch.Tensor):
+            found.append((f"output{path}", leaf))
+    return found
+
+
+def call(
+    subject: Subject,
+    runtime: Runtime,
+    plan: Plan,
+    names: Names,
+    *,
+    invoke: Invoke | None = None,
+    numbers: bool = False,
+    redirect: bool = False,
+) -> Observation:
+    """Call a subject in the contexts of a plan, and its backward pass after them.
+
+    invoke: calls it, in place of the callable itself. redirect: ``torch.autocast`` in its own code
+    is the runtime's, too. The subject's state is as before when this returns.
+    """
+    kept = subject.kept()
+    seen = Observation()
+    before = runtime.state()
+    start = time.perf_counter()
+    copy = _copier(runtime)
+    try:
+        with ExitStack() as stack:
+            held = subject.state().values()
+            moved = runtime.fake or any(t.device.type != runtime.device for t in held)
+            inputs = None if runtime.fake else subject.fresh(copy)
+            if redirect:
+                stack.enter_context(contexts_of(runtime.autocast, asked=runtime.fake))
+            stack.enter_context(runtime.scope())
+            if moved:
+                with _disable_current_modes() if not runtime.fake else nullcontext():
+                    stack.enter_context(subject.moved(copy))
+            kept.begin(subject.seed)
+            args, kwargs = inputs or subject.fresh(copy)
+            try:
+                _drive(subject, runtime, plan, names, seen, (args, kwargs), invoke, numbers)
+            except Exception as error:  # the callable's own; an interrupt passes
+                seen.raised = _raised(error)
+    finally:
+        kept.restore()
+    seen.seconds = time.perf_counter() - start
+    after = runtime.state()
+    if after != before:
+        seen.leaked = f"{before} became {after}"
+        runtime.reset()
+    return seen
+
+
+def _drive(
+    subject: Subject,
+    runtime: Runtime,
+    plan: Plan,
+    names: Names,
+    seen: Observation,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    invoke: Invoke | None,
+    numbers: bool,
+) -> None:
+    args, kwargs = inputs
+    given = Subject(subject.function, args, kwargs).inputs()
+
+    def observe(label: str, name: str, tensor: torch.Tensor | None) -> None:
+        names.of.setdefault(label, name)
+        if tensor is None:
+            seen.values[label] = None
+            return
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        value = tensor.detach()
+        seen.values[label] = value if runtime.fake else value.clone()
+        if runtime.noted is not None:
+            runtime.noted(label, tensor)
+
+    with entered(runtime, plan):
+        result = (subject.function if invoke is None else invoke)(*args, **kwargs)
+    outputs = outputs_of(result, numbers=numbers)
+    for i, (name, tensor) in enumerate(outputs):
+        observe(f"v{i}", name, tensor)
+    tensors = {**given, **subject.state()}
+    if plan.backward != "none":
+        starts = prelude.trains([t for _, t in outputs])  # type: ignore[no-untyped-call]
+        if starts:
+            cotangents = [prelude.cotangent(t) for t in starts]  # type: ignore[no-untyped-call]
+            torch.autograd.backward(starts, cotangents)
+    for i, (name, tensor) in enumerate(tensors.items()):
+        # A step of the callable's own may have run backward, whatever the plan.
+        trained = tensor.requires_grad and tensor.is_leaf
+        if trained and (plan.backward != "none" or tensor.grad is not None):
+            observe(f"w{i}.grad", f"{name}.grad", tensor.grad)
+    for i, (name, tensor) in enumerate(tensors.items()):
+        observe(f"b{i}", f"{name} after the call", tensor)
+
+
+@contextmanager
+def entered(runtime: Runtime, plan: Plan) -> Iterator[None]:
+    """Enter the contexts of a plan."""
+    with ExitStack() as stack:
+        for context in plan.contexts:
+            dtype = None if context.dtype is None else getattr(torch, context.dtype)
+            stack.enter_context(
+                runtime.autocast(
+                    context.device or runtime.device,
+                    dtype=dtype,
+                    enabled=context.enabled,
+                    cache_enabled=context.cache_enabled,
+                )
+            )
+        yield
+
+
+def _copier(runtime: Runtime) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return how a tensor is copied for a run: with its strides, to the device, without history."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if runtime.fake:
+            return torch.empty_strided(
+                tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=runtime.device
+            )
+        tensor = tensor.detach()
+        return tensor.clone() if tensor.device.type == runtime.device else tensor.to(runtime.device)
+
+    return copy
+
+
+_OURS = str(Path(amp_fuzz.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _raised(error: Exception) -> Raised:
+    """Return an error, with the last line of it that is the user's own."""
+    line, text = 0, ""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith((_OURS, _TORCH, "<")):
+            line, text = traceback.tb_lineno, f"{Path(file).name}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return Raised(type(error).__name__, str(error), line, text)

@@ -1,0 +1,305 @@
+"""How each backend calls what is checked: the callable in place of a case's program.
+
+`Checked` is a backend that runs one callable, whatever the case: of the case it reads the plan. So
+the same judge decides as in a run, known findings and all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from amp_fuzz import prelude, reference
+from amp_fuzz.backends import Availability, Backend
+from amp_fuzz.backends.compiled import CompileBackend, graphs
+from amp_fuzz.backends.exported import ExportBackend
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.scripted import ScriptBackend
+from amp_fuzz.backends.torchbackend import TorchBackend, inferring
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.checking.running import Names, call, outputs_of
+from amp_fuzz.checking.subject import Subject
+from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.oracle.compare import same
+from amp_fuzz.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.reference import aot
+from amp_fuzz.reference.shadows import Band, Shadow
+
+__all__ = ["Checked", "case_of", "refusal"]
+
+
+def refusal(backend: Any, subject: Subject) -> str:
+    """Return why a backend cannot call a callable, or ""."""
+    if isinstance(backend, ScriptBackend):
+        return "TorchScript's own casts can be told from bugs in drawn cases only"
+    if not isinstance(backend, TorchBackend):
+        return "it runs cases, not callables: make it an amp_fuzz.backends TorchBackend"
+    if isinstance(backend, CompileBackend) and backend.freezing and not subject.modules:
+        return "only modules can be frozen"
+    return ""
+
+
+@dataclass(slots=True)
+class Checked:
+    """A backend that calls a subject.
+
+    names: what its values are called. seen: what it and its reference did last.
+    """
+
+    subject: Subject
+    inner: Any
+    names: Names = field(default_factory=Names)
+    seen: dict[str, Observation] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the backend."""
+        return str(self.inner.name)
+
+    @property
+    def device(self) -> str:
+        """Its device type."""
+        return str(self.inner.device)
+
+    @property
+    def trains(self) -> bool:
+        """Whether backward passes run."""
+        return bool(self.inner.trains)
+
+    @property
+    def values(self) -> bool:
+        """Whether results have values."""
+        return bool(self.inner.values)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it runs the reference's kernels."""
+        return bool(self.inner.exact)
+
+    def availability(self) -> Availability:
+        """Say whether it can be used here."""
+        found: Availability = self.inner.availability()
+        return found
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return that a callable's ops are not asked about."""
+        return True
+
+    def fit(self, case: Case) -> Case:
+        """Return the case; without a backward pass where there is none."""
+        infers = isinstance(self.inner, CompileBackend) and self.inner.freezing
+        infers |= isinstance(self.inner, ExportBackend) and self.inner.decomposed
+        return inferring(case) if infers or not self.trains else case
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Call the subject as the plan of each case says."""
+        return [self._observe(case) for case in cases]
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return what does less than this one."""
+        return [Checked(self.subject, rung, self.names) for rung in self.inner.ladder()]
+
+    def reference(self) -> CheckedReference:
+        """Return the reference, which calls the same subject."""
+        return CheckedReference(self.inner.reference().runtime, self)
+
+    def _observe(self, case: Case) -> Observation:
+        self.seen["observed"] = found = _way(self.inner)(self.inner, self, case.plan)
+        return found
+
+    def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
+        """Call the subject under one implementation."""
+        return call(
+            self.subject,
+            runtime,
+            plan,
+            self.names,
+            invoke=invoke,
+            numbers=self.exact and self.values,
+            redirect=runtime.autocast is not torch.autocast,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedReference(ReferenceRuntime):
+    """The reference, calling a subject."""
+
+    checked: Checked
+
+    def run(self, case: Case) -> Observation:
+        """Call the subject under the reference."""
+        checked, inner = self.checked, self.checked.inner
+        with reference.log_kernels() as kernels:
+            seen = checked.called(self._runtime(), self._plan(case), self._traced())
+        seen.kernels = kernels
+        checked.seen["expected"] = seen
+        assert inner is not None
+        return seen
+
+    def shadowed(self, case: Case, samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
+        """Call the subject with shadows; return a band for each value on which the sides differ."""
+        mode = Shadow(samples, seed)
+        bands: dict[str, Band] = {}
+        wanted = _differing(self.checked.seen)
+
+        def note(label: str, tensor: torch.Tensor) -> None:
+            if label in wanted:
+                bands[label] = mode.band(tensor)
+
+        runtime = replace(self._runtime(), scope=lambda: mode, noted=note)
+        return self.checked.called(runtime, self._plan(case), self._traced()), bands
+
+    def _runtime(self) -> Runtime:
+        return self.runtime
+
+    def _plan(self, case: Case) -> Plan:
+        meant: Case = self.checked.inner.reference().meant(case)
+        return meant.plan
+
+    def _traced(self) -> Callable[..., Any] | None:
+        """Return a call that imitates, for quirks, what AOTAutograd does to a program."""
+        inner = self.checked.inner
+        if not isinstance(inner, CompileBackend) or inner.rung == "eager":
+            return None
+        return imitated(self.checked.subject.function)
+
+
+def imitated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs as a graph of AOTAutograd does, in what the quirks ask for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        box: list[Any] = []
+
+        def program() -> tuple[torch.Tensor, ...]:
+            box.append(function(*args, **kwargs))
+            return tuple(t for _, t in outputs_of(box[0], numbers=False))
+
+        outputs = list(aot.traced(program)())
+        plain = [t for _, t in outputs_of(box[0], numbers=False)]
+        changed = any(a is not b for a, b in zip(outputs, plain, strict=True))
+        return outputs if changed else box[0]
+
+    return run
+
+
+def _differing(seen: Mapping[str, Observation]) -> set[str]:
+    """Return the labels of the values on which the two sides differ in a bit."""
+    expected, observed = seen["expected"].values, seen["observed"].values
+    found = set()
+    for label, want in expected.items():
+        got = observed.get(label)
+        if want is None or got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
+            continue
+        if not same(want, got):
+            found.add(label)
+    return found
+
+
+# -- one way a kind of backend --------------------------------------------------------------------
+
+
+def _plain(backend: TorchBackend, checked: Checked, plan: Plan) -> Observation:
+    """Call it as it is, under the backend's autocast."""
+    return checked.called(backend.runtime(), plan)
+
+
+def _compiled(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
+    """Compile it and call it, in a thread of its own as `CompileBackend.run` does."""
+    return prelude.in_thread(_compile, backend, checked, plan)  # type: ignore[no-any-return]
+
+
+def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
+    import torch._dynamo
+    import torch._inductor.config
+
+    torch._dynamo.reset()
+    subject = checked.subject
+    try:
+        invoke = backend.compiled(subject.function)
+        if backend.freezing:
+            invoke = torch.no_grad()(invoke)
+        # Dropout draws from torch's generator, as it does in eager.
+        with torch._inductor.config.patch(fallback_random=True):
+            before = graphs()
+            runtime = backend.runtime()
+            seen: Observation = backend.configured(
+                backend.configuring(plan), checked.called, runtime, plan, invoke
+            )
+        seen.graphs = graphs() - before
+        return seen
+    finally:
+        torch._dynamo.reset()
+
+
+def _exported(backend: ExportBackend, checked: Checked, plan: Plan) -> Observation:
+    """Export it where it is called, and call what comes out, in a thread of its own."""
+
+    def invoke(*args: Any, **kwargs: Any) -> Any:
+        module = checked.subject.function
+        if not isinstance(module, torch.nn.Module):
+            module = _Function(module)
+        random = torch.get_rng_state()
+        found = torch.export.export(module, args, kwargs)
+        torch.set_rng_state(random)
+        if backend.decomposed:
+            run = torch.autocast("cpu", enabled=False)(found.run_decompositions().module())
+            return run(*args, **kwargs)
+        return found.module()(*args, **kwargs)
+
+    def run() -> Observation:
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
+        try:
+            return checked.called(backend.runtime(), plan, invoke)
+        finally:
+            logging.disable(disabled)
+
+    return prelude.in_thread(run)  # type: ignore[no-any-return]
+
+
+class _Function(torch.nn.Module):
+    """A function as a module, which `torch.export` takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _way(backend: Backend) -> Callable[..., Observation]:
+    if isinstance(backend, CompileBackend):
+        return _compiled
+    return _exported if isinstance(backend, ExportBackend) else _plain
+
+
+# -- the case that stands for a call --------------------------------------------------------------
+
+
+def case_of(plan: Plan, expected: Observation, seed: int) -> Case:
+    """Return a case that stands for a call in the eyes of the judge, which asks it two things.
+
+    What is computed from what: all outputs from all inputs, in one statement of no op of the
+    catalogue. And which ops there are, for entries that blame a library: those whose autocast
+    kernels were reached.
+    """
+    numbers = {label.partition(".")[0][1:] for label in expected.values if label[0] == "w"}
+    weights = [TensorSpec(f"w{n}", (), "float32", role="weight") for n in sorted(numbers)]
+    made = tuple(label for label in expected.values if label[0] in "vb")
+    reached = {k.overload for k in expected.kernels}
+    ops = (
+        name
+        for name, op in CATALOGUE.items()
+        if reached.intersection(o.removeprefix("aten::") for o in op.overloads)
+    )
+    body = (
+        Statement("?", "function", tuple(Ref(spec.name) for spec in weights), (), made),
+        *(Statement(name, "function", ()) for name in ops),
+    )
+    return Case(Program(tuple(weights), body, made), plan, seed)
