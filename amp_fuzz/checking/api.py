@@ -83,7 +83,7 @@ def check(
     chosen = _chosen(backends)
     contexts = _contexts(autocast)
     entries = known_of(Options(known=tuple(map(Path, known))))
-    threads = torch.get_num_threads()
+    threads, kept = torch.get_num_threads(), subject.kept()
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     try:
         runs = [
@@ -93,6 +93,7 @@ def check(
         ]
     finally:
         torch.set_num_threads(threads)
+        kept.restore()  # the cases that were cut out seed torch too
     return CheckResult(subject.name, tuple(runs), seed)
 
 
@@ -183,7 +184,8 @@ def _run(
     counts = {"values": values, "gradients": gradients}
     if verdict.divergence is None:
         if verdict.uncompiled:
-            return ran("nothing", "the compiler made no graph of it", **counts)
+            why = f": {checked.refused[0]}" if checked.refused else ""
+            return ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
         written = _written(subject, found)
         if values + gradients + written - verdict.unjudged <= 0:
             return ran("nothing", _nothing(found), **counts)

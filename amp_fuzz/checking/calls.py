@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ class FunctionCall:
 
     given, made: the tensors that went in and came out, which tell values from one another by
     identity. args, kwargs: copies of what it was called with. kernels: the overloads that autocast
-    saw in it.
+    saw in it. path: of the submodule that called it.
     """
 
     function: Callable[..., Any]
@@ -53,6 +54,7 @@ class FunctionCall:
     contexts: tuple[Autocast, ...]
     grad: bool
     kernels: tuple[str, ...] = ()
+    path: str = ""
 
     @property
     def name(self) -> str:
@@ -69,8 +71,28 @@ class FunctionCall:
 def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[ModuleCall]:
     """Call a subject under the reference; return the outermost calls of its submodules in order."""
     found: list[ModuleCall] = []
-    depth = [0]
     device = reference.runtime.device
+
+    def enter(path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if len(stack) == 1 and not _in_backward():  # a recomputation is no call of its own
+            given, named = _copied((args, kwargs))
+            around, grad = _around(device), torch.is_grad_enabled()
+            found.append(ModuleCall(path, module, given, named, around, grad))
+
+    with _followed(subject, enter) as stack:
+        _call(subject, reference, plan)
+    return found
+
+
+@contextmanager
+def _followed(
+    subject: Subject, enter: Callable[[str, torch.nn.Module, Any, Any], None]
+) -> Iterator[list[str]]:
+    """Keep the paths of the submodules that are being called, outermost first, in a list.
+
+    enter: told each call of one, with its path and arguments, once it stands in the list.
+    """
+    stack: list[str] = []
     paths = {
         module: ".".join(filter(None, (prefix, name)))
         for prefix, root in subject.modules.items()
@@ -79,26 +101,23 @@ def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> l
     }
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if not depth[0] and torch._C._current_graph_task_id() == -1:  # no recomputation
-            given, named = _copied((args, kwargs))
-            found.append(
-                ModuleCall(
-                    paths[module], module, given, named, _around(device), torch.is_grad_enabled()
-                )
-            )
-        depth[0] += 1
+        stack.append(paths[module])
+        enter(paths[module], module, args, kwargs)
 
     def after(module: torch.nn.Module, args: Any, result: Any) -> None:
-        depth[0] -= 1
+        stack.pop()
 
     hooks = [m.register_forward_pre_hook(before, with_kwargs=True, prepend=True) for m in paths]
     hooks += [m.register_forward_hook(after, always_call=True) for m in paths]
     try:
-        _call(subject, reference, plan)
+        yield stack
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[FunctionCall]:
@@ -112,8 +131,7 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
         ) -> Any:
             kwargs = kwargs or {}
             given = _tensors((args, kwargs))
-            backward = torch._C._current_graph_task_id() != -1
-            if not given or backward or getattr(func, "__name__", "") in ("__get__", "__set__"):
+            if not given or _in_backward() or getattr(func, "__name__", "") in ("__get__", "__set__"):
                 return func(*args, **kwargs)
             copies, named = _copied((args, kwargs))
             around, grad = _around(device), torch.is_grad_enabled()
@@ -130,7 +148,8 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
         with Recording():
             return subject.function(*args, **kwargs)
 
-    _call(subject, reference, plan, invoke)
+    with _followed(subject, lambda *call: None) as stack:
+        _call(subject, reference, plan, invoke)
     return found
 
 

@@ -73,13 +73,23 @@ def locate(checked: Checked, plan: Plan, known: Sequence[Known], seconds: float)
     search = _Search(checked, plan, known, time.monotonic() + seconds)
     with quiet():
         path, subject, inner = _submodule(search)
-        kind = type(subject.function).__name__ if path or subject.modules.get("") else ""
         stage = _stage(search, subject, inner)
         place = _op(search, subject, inner)
+        # A part may be within its rounding alone, and an op in it not be.
+        path = ".".join(filter(None, (path, place.module)))
+        kind = _class(search.checked.subject, path)
     notes = place.notes
     if search.late:
         notes = (*notes, f"the search ended after {seconds:g} s: seconds= gives it more")
     return Place(path, kind, place.op, place.dtypes, stage, place.verdict, notes)
+
+
+def _class(subject: Subject, path: str) -> str:
+    for prefix, root in subject.modules.items():
+        for name, module in root.named_modules():
+            if ".".join(filter(None, (prefix, name))) == path:
+                return type(module).__name__
+    return ""
 
 
 def _submodule(search: _Search) -> tuple[str, Subject, Plan]:
@@ -144,7 +154,8 @@ def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
     try:
         verdict = _judge(search, _cut(search, [call], call.contexts, seed))
         if verdict is not None:
-            return Place(op=known.op if known else "", dtypes=dtypes, verdict=verdict)
+            op = known.op if known else ""
+            return Place(module=call.path, op=op, dtypes=dtypes, verdict=verdict)
         if known is not None:
             return None
     except Unsayable as why:
@@ -152,7 +163,8 @@ def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
     subject = Subject(call.function, call.args, call.kwargs, seed)
     if not search.diverges(subject, search.at(call.contexts)):
         return None
-    return Place(op=known.op if known else call.name, dtypes=dtypes, notes=notes)
+    op = known.op if known else call.name
+    return Place(module=call.path, op=op, dtypes=dtypes, notes=notes)
 
 
 def _cut(

@@ -48,13 +48,15 @@ def refusal(backend: Any, subject: Subject) -> str:
 class Checked:
     """A backend that calls a subject.
 
-    names: what its values are called. seen: what it and its reference did last.
+    names: what its values are called. seen: what it and its reference did last. refused: why a
+    compiler left parts of it to eager, in the compiler's words.
     """
 
     subject: Subject
     inner: Any
     names: Names = field(default_factory=Names)
     seen: dict[str, Observation] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -231,6 +233,8 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
                 backend.configuring(plan), checked.called, runtime, plan, invoke
             )
         seen.graphs = graphs() - before
+        refused = torch._dynamo.utils.counters["unimplemented"]
+        checked.refused = tuple(text.partition("\n")[0] for text in refused)
         return seen
     finally:
         torch._dynamo.reset()

@@ -1,0 +1,236 @@
+"""`amp_fuzz.check` on real models: honest ones pass, and in broken ones the place is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import amp_fuzz
+from amp_fuzz.backends import Backend
+from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.harness import Runtime
+from amp_fuzz.judge import Judge, quiet
+from tests.check.models import MODELS
+from tests.faults.corrupted import wrong_kernels
+from tests.faults.numeric import NUMERIC
+from tests.faults.wrapper import POLICIES, Wrapper, installed
+
+HALVES = [torch.bfloat16, torch.float16]
+DTYPES = ["bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Broken(EagerBackend):
+    """Eager on the CPU in a torch that is patched while it runs."""
+
+    device: str = "cpu"
+    patches: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext, compare=False)
+
+    def runtime(self, **more: Any) -> Runtime:
+        return EagerBackend.runtime(self, **{"scope": self.patches, **more})
+
+
+@dataclass(frozen=True)
+class BrokenCompiler(CompileBackend):
+    """A rung of torch.compile in a torch that is patched while it runs, as are those below."""
+
+    patches: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext, compare=False)
+
+    def runtime(self, **more: Any) -> Runtime:
+        return CompileBackend.runtime(self, **{"scope": self.patches, **more})
+
+    def ladder(self) -> list[Backend]:
+        rungs = CompileBackend.ladder(self)
+        return [replace(self, rung=r.rung) for r in rungs if isinstance(r, CompileBackend)]
+
+
+def kernels(wrong: Mapping[str, Callable[..., Any]]) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: wrong_kernels(wrong)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a check stores out of the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
+def statuses(result: amp_fuzz.CheckResult) -> dict[tuple[str, str], str]:
+    return {(run.backend, run.autocast): run.status for run in result.runs}
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"tagger"}))
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_an_honest_model_agrees(name: str, train: bool) -> None:
+    model, inputs = MODELS[name]()
+    model.train(train)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    result = amp_fuzz.check(model, *inputs, autocast=HALVES)
+    assert result.ok, result
+    backends = ("eager-cpu", "fake-cuda", "compile[aot_eager]")
+    assert statuses(result) == {(b, d): "agreed" for b in backends for d in DTYPES}
+    assert all(run.gradients for run in result.runs if run.backend != "fake-cuda")
+    assert model.training is train
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_recurrent_model_agrees_where_torch_can_run_it() -> None:
+    """oneDNN has no LSTM of float16, and dynamo leaves modules with one to eager."""
+    model, inputs = MODELS["tagger"]()
+    result = amp_fuzz.check(model, *inputs, backends=["eager-cpu", "fake-cuda"])
+    assert result.ok, result
+    assert {run.status for run in result.runs} == {"agreed"}
+    half = amp_fuzz.check(
+        model, *inputs, autocast="float16", backends=["eager-cpu", "fake-cuda"]
+    )
+    assert statuses(half) == {("eager-cpu", "float16"): "raised", ("fake-cuda", "float16"): "agreed"}
+    assert not half.ok
+    compiled = amp_fuzz.check(model, *inputs, backends=["compile[aot_eager]"])
+    assert statuses(compiled) == {("compile[aot_eager]", "bfloat16"): "skipped"}
+    assert "RNN, GRU, or LSTM" in compiled.runs[0].detail
+    assert not compiled.ok  # nothing was compared
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet"])
+@pytest.mark.slow
+def test_an_honest_model_agrees_with_inductor(name: str) -> None:
+    model, inputs = MODELS[name]()
+    result = amp_fuzz.check(model, *inputs, backends=["compile[inductor]"], autocast=HALVES)
+    assert result.ok, result
+    assert {run.status for run in result.runs} == {"agreed"}
+
+
+# -- seeded faults --------------------------------------------------------------------------------
+
+
+def _silu(op: Any, x: torch.Tensor) -> torch.Tensor:
+    return op(x) * 1.01
+
+
+def _deep_convolution(op: Any, x: Any, w: Any, b: Any, *args: Any) -> Any:
+    out = op(x, w, b, *args)
+    return out * 1.01 if tuple(w.shape) == (16, 16, 3, 3) else out
+
+
+def _deep_addmm(op: Any, bias: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    out = op(bias, a, b, **kwargs)
+    return out * 1.01 if tuple(b.shape) == (32, 64) else out
+
+
+_FAULTS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "silu": ("gpt", {"aten.silu.default": _silu}, "layers.0.mlp", "silu"),
+    "rms-norm": (
+        "gpt",
+        {"aten.rsqrt.default": lambda op, x: op(x) * 1.01},
+        "layers.0.norm1",
+        "rms_norm",
+    ),
+    "convolution": (
+        "resnet",
+        {
+            "aten.convolution.default": _deep_convolution,
+            "aten.mkldnn_convolution.default": _deep_convolution,
+        },
+        "stages.1.conv2",
+        "conv2d",
+    ),
+    "group-norm": (
+        "unet",
+        {
+            "aten.native_group_norm.default": lambda op, x, w, b, n, c, s, g, eps: (
+                op(x, w, None, n, c, s, g, eps) if c == 16 else op(x, w, b, n, c, s, g, eps)
+            )
+        },
+        "deep.body.1",
+        "group_norm",
+    ),
+    "linear": ("vit", {"aten.addmm.default": _deep_addmm}, "encoder.layers.0.linear1", "linear"),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_wrong_kernel_is_found_in_its_submodule(fault: str) -> None:
+    name, wrong, module, op = _FAULTS[fault]
+    model, inputs = MODELS[name]()
+    if fault == "group-norm":
+        torch.nn.init.ones_(model.deep.body[1].bias)  # type: ignore[union-attr,index]
+    backend = Broken(patches=kernels(wrong))
+    result = amp_fuzz.check(model, *inputs, backends=[backend])
+    assert not result
+    (found,) = result.divergences
+    assert (found.module, found.op) == (module, op), result
+    _replays(found, backend)
+
+
+def _replays(found: Any, backend: Backend) -> None:
+    """Hold the case that was cut to diverging alike where the fault is, and to agreeing without."""
+    assert found.case is not None
+    assert found.path is not None
+    assert amp_fuzz.loads(found.case.json()) == found.case
+    with quiet():
+        again = Judge(backend).judge(found.case)
+        honest = replace(backend, patches=nullcontext)  # type: ignore[type-var]
+        assert Judge(honest).judge(found.case).outcome == "agreed"
+    assert again.outcome == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "policy", "module", "own"),
+    [
+        ("gpt", "linear", "fp32", "layers.0.attn.qkv", "lower_precision_fp"),
+        # On the CPU no table lists it.
+        ("vit", "layer_norm", "lower_precision_fp", "encoder.layers.0.norm1", ""),
+    ],
+)
+def test_a_wrong_cast_policy_is_found_in_its_submodule(
+    name: str, op: str, policy: str, module: str, own: str
+) -> None:
+    model, inputs = MODELS[name]()
+    backend = Broken(patches=lambda: installed(Wrapper(), {**POLICIES, op: policy}))
+    result = amp_fuzz.check(model, *inputs, backends=[backend], autocast=HALVES)
+    for found in result.divergences:
+        assert found.kind in ("bitwise", "dtype")
+        assert (found.module, found.op, found.policy) == (module, op, own)
+        _replays(found, backend)
+    assert len(result.divergences) == 2
+
+
+def test_a_wrong_gradient_is_found_in_its_submodule() -> None:
+    model, inputs = MODELS["vit"]()
+    backend = Broken(patches=NUMERIC["gelu-saved"].corrupt)
+    result = amp_fuzz.check(model, *inputs, backends=[backend])
+    (found,) = result.divergences
+    assert found.kind.startswith("grad-")
+    assert (found.module, found.op) == ("encoder.layers.0", "gelu")
+    _replays(found, backend)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "module", "op"),
+    [
+        ("gpt", "graph-mm-gain", "layers.0.mlp.gate", "linear"),
+        ("unet", "decomposed-silu-gain", "enter.body.2", "silu"),
+        ("vit", "decomposed-gelu-tanh", "encoder.layers.0", "gelu"),
+        pytest.param(
+            "unet", "inductor-sigmoid-sign", "enter.body.2", "silu", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_fault_of_a_compiler_is_found_in_its_submodule_and_stage(
+    name: str, fault: str, module: str, op: str
+) -> None:
+    model, inputs = MODELS[name]()
+    stage = NUMERIC[fault].stage
+    rung = stage.removeprefix("compile[").removesuffix("]")
+    backend = BrokenCompiler(rung, patches=NUMERIC[fault].corrupt)
+    result = amp_fuzz.check(model, *inputs, backends=[backend])
+    (found,) = result.divergences
+    assert (found.module, found.op, found.stage) == (module, op, stage), str(result)
+    _replays(found, backend)
