@@ -194,7 +194,7 @@ def _run(
         return ran("known", verdict.known, divergence=_diverged(checked, found, shown), **counts)
     divergence = _diverged(checked, found, shown)
     if divergence.kind not in ("state", "nondeterminism"):
-        place = locate(checked, found.case.plan, known, seconds)
+        place = locate(checked, found.case.plan, known, divergence.kind, seconds)
         divergence = _placed(divergence, place, checked, found, store)
     return ran("diverged", divergence.kind, divergence=divergence, **counts)
 

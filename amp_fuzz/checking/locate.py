@@ -22,6 +22,7 @@ from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import Checked
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
+from amp_fuzz.oracle import Kind
 from amp_fuzz.program import Autocast
 
 __all__ = ["Place", "locate"]
@@ -33,7 +34,8 @@ class Place:
 
     module: the path of the submodule, "" for the whole; kind: its class. op: the op of the
     catalogue, or the function of torch, "" if none diverges alone. dtypes: of its tensors. verdict:
-    of the case that was cut out, if there is one. notes: what a reader should know beside.
+    of the case that was cut out, if there is one. notes: what a reader should know beside. known:
+    the ids of the known findings that explain what the op alone does.
     """
 
     module: str = ""
@@ -43,6 +45,7 @@ class Place:
     stage: str = ""
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
+    known: str = ""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class _Search:
     checked: Checked
     plan: Plan
     known: Sequence[Known]
+    kind: Kind
     until: float
     late: bool = False
 
@@ -65,12 +69,23 @@ class _Search:
     def diverges(self, subject: Subject, plan: Plan) -> Judged | None:
         checked = Checked(subject, self.checked.inner)
         found = judged(checked, plan, self.known, confirm=False)
-        return found if found.diverged and found.expected.raised is None else None
+        return found if found.diverged and self.alike(found.verdict) else None
+
+    def alike(self, verdict: Verdict) -> bool:
+        """Return whether a divergence is of the sort that is looked for: values, types, errors."""
+        return verdict.divergence is not None and _sort(verdict.divergence.kind) == _sort(self.kind)
 
 
-def locate(checked: Checked, plan: Plan, known: Sequence[Known], seconds: float) -> Place:
-    """Return where the divergence of a call comes from; search for so many seconds at most."""
-    search = _Search(checked, plan, known, time.monotonic() + seconds)
+def _sort(kind: Kind) -> str:
+    bare = kind.removeprefix("grad-")
+    return "type" if bare in ("dtype", "shape", "missing") else "raise" if bare == "raise" else ""
+
+
+def locate(
+    checked: Checked, plan: Plan, known: Sequence[Known], kind: Kind, seconds: float
+) -> Place:
+    """Return where a call's divergence of a kind comes from; search for so many seconds at most."""
+    search = _Search(checked, plan, known, kind, time.monotonic() + seconds)
     with quiet():
         path, subject, inner = _submodule(search)
         stage = _stage(search, subject, inner)
@@ -130,12 +145,17 @@ def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
 
 def _op(search: _Search, subject: Subject, plan: Plan) -> Place:
     calls = function_calls(subject, search.checked.inner.reference(), plan)
+    explained: Place | None = None
     for call in calls:
         if search.over():
-            return Place()
+            return explained or Place()
         found = _guilty(search, call, subject.seed)
-        if found is not None:
+        if found is not None and found.known:
+            explained = explained or found
+        elif found is not None:
             return found
+    if explained is not None:
+        return explained
     try:
         whole = _cut(search, calls, plan.contexts, subject.seed)
     except Unsayable as why:
@@ -154,8 +174,16 @@ def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
     try:
         verdict = _judge(search, _cut(search, [call], call.contexts, seed))
         if verdict is not None:
-            op = known.op if known else ""
-            return Place(module=call.path, op=op, dtypes=dtypes, verdict=verdict)
+            op, ids = known.op if known else "", verdict.known
+            note = (f"alone, the op diverges as {ids} says; the whole is not explained",)
+            return Place(
+                module=call.path,
+                op=op,
+                dtypes=dtypes,
+                verdict=verdict,
+                notes=note if ids else (),
+                known=ids,
+            )
         if known is not None:
             return None
     except Unsayable as why:
@@ -180,11 +208,10 @@ def _cut(
 
 
 def _judge(search: _Search, case: Case) -> Verdict | None:
-    """Return the verdict on a case if it diverges and nothing explains it, confirmed."""
+    """Return the verdict on a case if it diverges as what is looked for, confirmed."""
     try:
         verdict = Judge(search.checked.inner, search.known, "none").judge(case)
     except BackendError:  # it has no words for the op
         return None
-    if verdict.outcome != "diverged" or verdict.divergence is None:
-        return None
-    return None if verdict.divergence.kind == "nondeterminism" else verdict
+    steady = verdict.divergence is not None and verdict.divergence.kind != "nondeterminism"
+    return verdict if steady and search.alike(verdict) else None

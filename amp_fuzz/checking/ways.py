@@ -28,6 +28,7 @@ from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.reference import aot
+from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import Band, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]
@@ -49,7 +50,7 @@ class Checked:
     """A backend that calls a subject.
 
     names: what its values are called. seen: what it and its reference did last. refused: why a
-    compiler left parts of it to eager, in the compiler's words.
+    compiler left parts of it to eager, in the compiler's words. bands: what shadows came to.
     """
 
     subject: Subject
@@ -57,6 +58,7 @@ class Checked:
     names: Names = field(default_factory=Names)
     seen: dict[str, Observation] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -145,9 +147,17 @@ class CheckedReference(ReferenceRuntime):
 
     def shadowed(self, case: Case, samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
         """Call the subject with shadows; return a band for each value on which the sides differ."""
+        wanted = _differing(self.checked.seen)
+        key = (case.plan, samples, seed, active_quirks(), frozenset(wanted))
+        if key not in self.checked.bands:
+            self.checked.bands[key] = self._followed(case, samples, seed, wanted)
+        return self.checked.bands[key]
+
+    def _followed(
+        self, case: Case, samples: int, seed: int, wanted: set[str]
+    ) -> tuple[Observation, dict[str, Band]]:
         mode = Shadow(samples, seed)
         bands: dict[str, Band] = {}
-        wanted = _differing(self.checked.seen)
 
         def note(label: str, tensor: torch.Tensor) -> None:
             if label in wanted:

@@ -215,9 +215,8 @@ def test_a_wrong_gradient_is_found_in_its_submodule() -> None:
 @pytest.mark.parametrize(
     ("name", "fault", "module", "op"),
     [
-        ("gpt", "graph-mm-gain", "layers.0.mlp.gate", "linear"),
-        ("unet", "decomposed-silu-gain", "enter.body.2", "silu"),
-        ("vit", "decomposed-gelu-tanh", "encoder.layers.0", "gelu"),
+        # In the graph of its backward pass: addmm has one, too.
+        ("gpt", "graph-mm-gain", "layers.0.attn.qkv", "linear"),
         pytest.param(
             "unet", "inductor-sigmoid-sign", "enter.body.2", "silu", marks=pytest.mark.slow
         ),
