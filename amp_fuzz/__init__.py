@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from amp_fuzz.case import Case, CaseError, Plan, load, loads
     from amp_fuzz.checking import CheckError, CheckFailed, CheckResult, check
     from amp_fuzz.program import Program, ProgramError
+    from amp_fuzz.registration import RegistrationError, register_op
 
 __all__ = [
     "Case",
@@ -27,10 +28,12 @@ __all__ = [
     "Plan",
     "Program",
     "ProgramError",
+    "RegistrationError",
     "check",
     "load",
     "loads",
     "reference",
+    "register_op",
     "strategies",
 ]
 
@@ -43,9 +46,11 @@ _HOMES = {
     "Plan": "amp_fuzz.case",
     "Program": "amp_fuzz.program",
     "ProgramError": "amp_fuzz.program",
+    "RegistrationError": "amp_fuzz.registration",
     "check": "amp_fuzz.checking",
     "load": "amp_fuzz.case",
     "loads": "amp_fuzz.case",
+    "register_op": "amp_fuzz.registration",
 }
 
 

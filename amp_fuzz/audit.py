@@ -41,6 +41,7 @@ from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
+from amp_fuzz.plugins import inherited
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import PolicyTable, load_table
@@ -283,6 +284,7 @@ def _alone(backend: Backend, op: Op, known: tuple[Known, ...]) -> list[Cell]:
 def _send(
     pipe: connection.Connection, backend: str, op: str, known: tuple[Known, ...], start: int
 ) -> None:
+    inherited()
     for i in range(start, len(_cases(backends()[backend], CATALOGUE[op]))):
         pipe.send(_work(backend, op, known, slice(i, i + 1))[0])
 
@@ -297,4 +299,5 @@ def _work(backend: str, op: str, known: tuple[Known, ...], part: slice = slice(N
     import torch
 
     torch.set_num_threads(1)
+    inherited()
     return audit_op(backends()[backend], CATALOGUE[op], known, part)

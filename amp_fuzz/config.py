@@ -269,6 +269,9 @@ class Options:
         "Seconds for making each new finding smaller; 0: keep it as it was drawn.",
         minimum=0,
     )
+    plugins: tuple[str, ...] = _option(
+        "list", (), "MODULE,...", "Modules to import first: those that register ops of yours."
+    )
     fail_fast: bool = _option("flag", False, "yes|no", "Stop at the first new divergence.")
     require: tuple[str, ...] = _option(
         "list", (), "NAME,...", "Backends that must be ready, or exit with code 4."

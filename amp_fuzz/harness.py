@@ -7,8 +7,10 @@ something else.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +24,7 @@ from amp_fuzz import catalogue, inputs, prelude
 from amp_fuzz.case import Case
 from amp_fuzz.program import Program, TensorSpec
 from amp_fuzz.reference import KernelCall
-from amp_fuzz.source import driver_source, program_source
+from amp_fuzz.source import driver_source, imports_of, program_source
 
 __all__ = ["Observation", "Raised", "Runtime", "run"]
 
@@ -120,6 +122,7 @@ class Compiled:
     program: str
     driver: str
     codes: tuple[CodeType, CodeType]
+    imports: tuple[str, ...] = ()
 
     def line(self, filename: str, number: int) -> tuple[int, str]:
         """Return the line in the whole source, program first, and its text."""
@@ -129,18 +132,18 @@ class Compiled:
 
 
 @lru_cache(maxsize=256)
-def _program(program: Program) -> tuple[str, CodeType]:
+def _program(program: Program) -> tuple[str, CodeType, tuple[str, ...]]:
     catalogue.check(program)
     text = program_source(program)
-    return text, compile(text, PROGRAM, "exec")
+    return text, compile(text, PROGRAM, "exec"), imports_of(program)
 
 
 @lru_cache(maxsize=256)
 def compiled(case: Case) -> Compiled:
     """Return a case's source and code. Raises `ProgramError` for what the catalogue lacks."""
-    program, code = _program(case.program)
+    program, code, modules = _program(case.program)
     driver = driver_source(case)
-    return Compiled(program, driver, (code, compile(driver, DRIVER, "exec")))
+    return Compiled(program, driver, (code, compile(driver, DRIVER, "exec")), modules)
 
 
 def run(case: Case, runtime: Runtime) -> Observation:
@@ -155,7 +158,8 @@ def run_marked(
     catalogue.check(case.program)
     program, driver = program_source(case.program, marks=True), driver_source(case)
     codes = compile(program, PROGRAM, "exec"), compile(driver, DRIVER, "exec")
-    return _run(case, runtime, Compiled(program, driver, codes), {"mark": mark})
+    source = Compiled(program, driver, codes, imports_of(case.program))
+    return _run(case, runtime, source, {"mark": mark})
 
 
 def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]) -> Observation:
@@ -163,7 +167,7 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
     before = runtime.state()
     start = time.perf_counter()
     with runtime.scope():
-        names = {**runtime.names(), **more}
+        names = {**runtime.names(), **more, **_imported(source.imports)}
         names["observe"] = _observer(seen.values, runtime)
         program, driver = source.codes
         exec(program, names)
@@ -190,6 +194,13 @@ def changes(before: Mapping[str, object], after: Mapping[str, object], how: str 
     """Return as text what of a state is not what it was, joined by ``; ``; None if all of it is."""
     parts = [f"{n}: {before[n]} became {after[n]}{how}" for n in before if before[n] != after[n]]
     return "; ".join(parts) or None
+
+
+def _imported(modules: Iterable[str]) -> dict[str, Any]:
+    """Import modules; return the names that ``import`` binds."""
+    for module in modules:
+        importlib.import_module(module)
+    return {root: sys.modules[root] for root in (module.partition(".")[0] for module in modules)}
 
 
 def _observer(

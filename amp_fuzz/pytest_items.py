@@ -92,9 +92,10 @@ _TRIES = (3, 6, 6, 6, 6, 6, 6, 6)
 def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
     pool = runnable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend)
     for kernel in kernels(backend.device).reachable:
-        able = tuple(op.name for op in pool if f"aten::{kernel}" in op.overloads)
+        name = kernel if "::" in kernel else f"aten::{kernel}"
+        able = tuple(op.name for op in pool if name in op.overloads)
         # Those that dispatch to it come first; composites reach it on some of their ways only.
-        own = tuple(op.name for op in pool if op.overloads[:1] == (f"aten::{kernel}",)) or able
+        own = tuple(op.name for op in pool if op.overloads[:1] == (name,)) or able
         if not able:
             continue
         for number, cases in enumerate(_TRIES):

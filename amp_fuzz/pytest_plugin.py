@@ -8,6 +8,7 @@ nothing but pytest and the standard library. What it takes to fuzz stands in
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ OPTIONS = {
     "store": ("FOLDER", "Where records and findings are kept."),
     "report": ("FOLDER", "Where the HTML and Markdown report goes."),
     "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
+    "plugins": ("MODULE,...", "Modules to import first: those that register ops of yours."),
     "max-statements": ("N", "The most statements of a program."),
     "minimize": (
         "S",
@@ -70,7 +72,10 @@ def dest(name: str) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker; get ready to fuzz if ``--amp-fuzz`` was given."""
     config.addinivalue_line(
-        "markers", "amp_fuzz: an item that amp-fuzz made: pytest --amp-fuzz -m 'not amp_fuzz'"
+        "markers",
+        "amp_fuzz(**defaults): a test of autocast: the items that --amp-fuzz makes, and tests of "
+        "yours that use the fixture amp_check, whose defaults the keywords are: "
+        "@pytest.mark.amp_fuzz(backends=['compile[inductor]'])",
     )
     if config.option.amp_fuzz and not (config.option.help or config.option.version):
         with warnings.catch_warnings():
@@ -80,9 +85,32 @@ def pytest_configure(config: pytest.Config) -> None:
             activate(config)
 
 
+@pytest.fixture
+def amp_check(request: pytest.FixtureRequest) -> Any:
+    """Compare what a callable does under autocast on real backends with the reference.
+
+    ``amp_check(model, inputs)`` fails the test unless they agree; arguments as `amp_fuzz.check`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch warns of on import is not the project's
+        from amp_fuzz import pytest_check
+
+    return pytest_check.amp_check(request)
+
+
+# Those that mean something to the fixture, with or without --amp-fuzz.
+_OF_THE_FIXTURE = ("backends", "known", "plugins", "seed", "store")
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Say so when options of amp-fuzz have no effect."""
     given = [name for name in OPTIONS if getattr(config.option, dest(name)) is not None]
     if config.option.amp_fuzz or not given:
         return None
+    given.sort(key=lambda name: name in _OF_THE_FIXTURE)
+    if given[0] in _OF_THE_FIXTURE:
+        return (
+            f"amp-fuzz: off, --amp-fuzz-{given[0]} is for the fixture amp_check alone: add "
+            "--amp-fuzz to fuzz"
+        )
     return f"amp-fuzz: off, --amp-fuzz-{given[0]} has no effect: add --amp-fuzz"

@@ -28,6 +28,7 @@ from amp_fuzz import config as configuration
 from amp_fuzz.backends import BackendError, backends, matching
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.known import KnownError
+from amp_fuzz.plugins import load_plugins
 from amp_fuzz.program import ProgramError
 from amp_fuzz.pytest_items import ROOT, Job, Root, jobs, show_finding, store_option
 from amp_fuzz.pytest_plugin import OPTIONS, dest
@@ -36,7 +37,7 @@ from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.session import MissingBackend, prepare
 from amp_fuzz.store import Store, StoreError
 
-__all__ = ["FuzzSession", "activate"]
+__all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
 _KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
@@ -55,8 +56,9 @@ def activate(config: pytest.Config) -> None:
 
 
 def _session(config: pytest.Config) -> FuzzSession:
-    resolved = resolve(_given(config), start=_start(config), prefix=_PREFIX)
+    resolved = resolve(given_options(config), start=start_folder(config), prefix=_PREFIX)
     options = resolved.options
+    load_plugins(options.plugins, resolved.sources["plugins"], start_folder(config))
     folder = config.invocation_params.dir / options.store
     sent: dict[str, Any] | None = None
     if hasattr(config, "workerinput"):
@@ -95,7 +97,7 @@ def _session(config: pytest.Config) -> FuzzSession:
     return FuzzSession(run, found, options, began, lost, in_worker=sent is not None)
 
 
-def _given(config: pytest.Config) -> dict[str, object]:
+def given_options(config: pytest.Config) -> dict[str, object]:
     """Return the options of the command line as values."""
     given: dict[str, object] = {}
     for name in OPTIONS:
@@ -120,7 +122,7 @@ def _again(config: pytest.Config, options: Options) -> str:
     return shlex.join(["pytest", *args, *([] if getattr(config.option, dest("seed")) else [seed])])
 
 
-def _start(config: pytest.Config) -> Path:
+def start_folder(config: pytest.Config) -> Path:
     """Return the folder to look for configuration from: the current one, if it is the project's."""
     here, root = config.invocation_params.dir, config.rootpath
     return here if here.is_relative_to(root) else root

@@ -28,7 +28,7 @@ from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, leans, unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
-from amp_fuzz.source import driver_source
+from amp_fuzz.source import driver_source, imports_of
 
 __all__ = ["ReproError", "repro"]
 
@@ -48,7 +48,8 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     if isinstance(backend, CompileBackend):
         setup.append(backend.configuration(case))
     code = _joined([*setup, prefix, *_helpers(body), body])
-    return f"{script.head()}\n{_imports(code)}\n\n{code}\n"
+    ours = "".join(f"\nimport {module}" for module in imports_of(case.program))
+    return f"{script.head()}\n{_imports(code)}{ours}\n\n{code}\n"
 
 
 def _joined(parts: list[str]) -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "autocast_call",
     "case_source",
     "driver_source",
+    "imports_of",
     "program_source",
     "statement_source",
 ]
@@ -63,6 +64,12 @@ def argument(arg: Arg) -> str:
     if isinstance(arg, Items):
         return "[" + ", ".join(argument(a) for a in arg.items) + "]"
     return repr(arg)
+
+
+def imports_of(program: Program) -> tuple[str, ...]:
+    """Return the modules that must be imported before a program can be called, torch aside."""
+    named = (module for s in statements(program.body) for module in CATALOGUE[s.op].imports)
+    return tuple(dict.fromkeys(named))
 
 
 def statement_source(statement: Statement) -> str:

@@ -25,6 +25,7 @@ from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import Smaller
+from amp_fuzz.plugins import inherited
 from amp_fuzz.records import DivergenceRecord, unanswered
 from amp_fuzz.shrink import (
     PARTS,
@@ -159,6 +160,7 @@ def _prepared() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
+    inherited()
     # What libraries print of hundreds of candidates helps nobody.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

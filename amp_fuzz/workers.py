@@ -39,6 +39,7 @@ from amp_fuzz.engine import (
     signature_of,
 )
 from amp_fuzz.interrupts import no_interrupts
+from amp_fuzz.plugins import inherited
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer
 
@@ -85,7 +86,7 @@ def _aimed(
     for backend in chosen:
         missing = set(kernels(backend.device).reachable) - reached.get(backend.name, set())
         for kernel in sorted(missing):
-            name = f"aten::{kernel}"
+            name = kernel if "::" in kernel else f"aten::{kernel}"
             reaching = [op for op in runnable(pool, backend) if name in op.overloads]
             named = [op for op in reaching if op.overloads[0] == name]
             focus = tuple(op.name for op in named or reaching)
@@ -247,6 +248,7 @@ def _worker_main(
     import torch
 
     torch.set_num_threads(1)
+    inherited()
     store = Store(root)
     path = store.run_path(run_id) / f"current-{number}.json"
 

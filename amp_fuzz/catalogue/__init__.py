@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value
+from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value, out
 from amp_fuzz.program import Node, Program, ProgramError, Ref, Region, Statement, show_arg
 
 __all__ = [
@@ -24,8 +24,10 @@ __all__ = [
     "Op",
     "Out",
     "Value",
+    "adopt",
     "check",
     "families",
+    "out",
     "select",
 ]
 
@@ -33,7 +35,14 @@ for _module in pkgutil.iter_modules(__path__):
     if _module.name != "core":
         importlib.import_module(f"{__name__}.{_module.name}")
 
-CATALOGUE: Mapping[str, Op] = MappingProxyType(dict(sorted(REGISTRY.items())))
+_OPS = dict(sorted(REGISTRY.items()))
+CATALOGUE: Mapping[str, Op] = MappingProxyType(_OPS)
+
+
+def adopt() -> None:
+    """Take in what was registered since: ops of the user's."""
+    _OPS.clear()
+    _OPS.update(sorted(REGISTRY.items()))
 
 
 def families(ops: Iterable[Op] | None = None) -> tuple[str, ...]:
@@ -82,7 +91,7 @@ def _check_statement(statement: Statement, where: str) -> None:
     op = CATALOGUE.get(statement.op)
     if op is None:
         raise ProgramError(
-            f"{where}.op={statement.op!r} is not in the catalogue{_hint(statement.op, CATALOGUE)}"
+            f"{where}.op={statement.op!r} is not in the catalogue{_way_out(statement.op)}"
         )
     if statement.form not in op.forms:
         raise ProgramError(f"{where}.form={statement.form!r}: {op.name} has {', '.join(op.forms)}")
@@ -103,6 +112,17 @@ def _check_statement(statement: Statement, where: str) -> None:
             arg = statement.args[int(hole)]
             if not (arg is None or isinstance(arg, Ref)):
                 raise ProgramError(f"{where}.args[{hole}]={show_arg(arg)} must name a tensor")
+
+
+def _way_out(name: str) -> str:
+    near = _hint(name, CATALOGUE)
+    root = name.partition(".")[0]
+    if "." not in name or any(known.startswith(f"{root}.") for known in CATALOGUE):
+        return near
+    return (
+        f"{near}: if it is an op of yours, name the module that registers it, as in "
+        f"--plugins={root if root.isidentifier() else 'MODULE'} (docs/check.md)"
+    )
 
 
 def _hint(word: str, words: Iterable[str]) -> str:

@@ -173,6 +173,7 @@ class Op:
     several dtypes promote or raise where autocast does not cast. floats: the floating dtypes that
     kernels take. devices: device types where it can run; None is all. view: the output may share
     memory with the first argument. unpacks: it returns a sequence even when that holds one tensor.
+    imports: the modules that a script must import before it can call the op; torch aside.
     """
 
     name: str
@@ -185,6 +186,7 @@ class Op:
     devices: tuple[str, ...] | None = None
     view: bool = False
     unpacks: bool = False
+    imports: tuple[str, ...] = ()
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -236,6 +238,8 @@ def op(
     devices: tuple[str, ...] | None = None,
     view: bool = False,
     unpacks: bool = False,
+    imports: tuple[str, ...] = (),
+    family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
 
@@ -244,7 +248,8 @@ def op(
     (``"{0} @ {1}"``), `overload` a callable under ``torch.ops.aten``, `module` a template for
     what none of these says. A template has holes ``{0}``, ``{1}`` for positional arguments,
     ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
-    form may be given as a template: text with a hole is taken as one.
+    form may be given as a template: text with a hole is taken as one. `family` is by default the
+    catalogue file.
     """
 
     def template(text: str, plain: str) -> str:
@@ -267,9 +272,18 @@ def op(
             )
         if name in REGISTRY:
             raise ValueError(f"op {name!r} is registered twice")
-        family = build.__module__.rpartition(".")[2]
         REGISTRY[name] = Op(
-            name, family, tuple(overloads), forms, build, mixed, floats, devices, view, unpacks
+            name,
+            family or build.__module__.rpartition(".")[2],
+            tuple(overloads),
+            forms,
+            build,
+            mixed,
+            floats,
+            devices,
+            view,
+            unpacks,
+            imports,
         )
         return build
 

@@ -131,7 +131,11 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
         ) -> Any:
             kwargs = kwargs or {}
             given = _tensors((args, kwargs))
-            if not given or _in_backward() or getattr(func, "__name__", "") in ("__get__", "__set__"):
+            if (
+                not given
+                or _in_backward()
+                or getattr(func, "__name__", "") in ("__get__", "__set__")
+            ):
                 return func(*args, **kwargs)
             copies, named = _copied((args, kwargs))
             around, grad = _around(device), torch.is_grad_enabled()
@@ -139,8 +143,11 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
                 result = func(*args, **kwargs)
             if _tensors(result):
                 kernels = tuple(dict.fromkeys(k.overload for k in log))
+                path = stack[-1] if stack else ""
                 found.append(
-                    FunctionCall(func, copies, named, tuple(given), result, around, grad, kernels)
+                    FunctionCall(
+                        func, copies, named, tuple(given), result, around, grad, kernels, path
+                    )
                 )
             return result
 

@@ -77,8 +77,8 @@ class _Search:
 
 
 def _sort(kind: Kind) -> str:
-    bare = kind.removeprefix("grad-")
-    return "type" if bare in ("dtype", "shape", "missing") else "raise" if bare == "raise" else ""
+    what = kind.removeprefix("grad-")
+    return "type" if what in ("dtype", "shape", "missing") else "raise" if what == "raise" else ""
 
 
 def locate(

@@ -20,7 +20,7 @@ __all__ = ["audit"]
 
 
 @click.command(short_help="Check every op in every mix of floating dtypes.")
-@options("backends", "ops", "workers", "known", "require", "store", "report")
+@options("backends", "ops", "workers", "known", "require", "store", "report", "plugins")
 def audit(**given: Any) -> int:
     """Call every op with every mix of floating dtypes on every backend, and compare.
 

@@ -144,6 +144,11 @@ def resolve_options(given: Mapping[str, Any]) -> Resolved:
             value = tuple(item for part in value for item in part) or None
         explicit[name] = value
     resolved = resolve(explicit)
+    if "plugins" in given:
+        from amp_fuzz.plugins import load_plugins
+
+        source = resolved.sources["plugins"]
+        load_plugins(resolved.options.plugins, source)
     folder = resolved.options.report
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"report: {folder} is a file: give a folder")

@@ -67,7 +67,7 @@ class _Answer:
 @click.command(short_help="Judge cases again, by id or file.")
 @click.argument("cases", nargs=-1, required=True, metavar="ID|PATH...")
 @click.option("--backend", metavar="NAME", help="In place of the one that found it.")
-@options("store", "known", "timeout")
+@options("store", "known", "timeout", "plugins")
 def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 
@@ -157,9 +157,11 @@ def _judge_all(pipe: connection.Connection, jobs: list[_Job], known: tuple[Known
     import torch
 
     from amp_fuzz.backends import BackendError
+    from amp_fuzz.plugins import inherited
     from amp_fuzz.session import MissingBackend
 
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
+    inherited()
     for job in jobs:
         try:
             answer = _judge(job, known)
@@ -246,7 +248,7 @@ def _indented(text: str) -> list[str]:
 @click.argument("case", metavar="ID|PATH")
 @click.option("--backend", metavar="NAME", help="In place of the one that found it.")
 @click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
-@options("store", "timeout")
+@options("store", "timeout", "plugins")
 def repro(case: str, backend: str | None, output: str | None, **given: Any) -> int:
     """Print a finding as a script that imports only torch and exits with 1 if it reproduces."""
     chosen = resolve_options(given).options

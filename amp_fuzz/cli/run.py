@@ -39,7 +39,17 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 # What a run depends on, but its profile: that stands for values of the others.
-_AGAIN = ("seed", "backends", "ops", "cases", "relations", "max-statements", "seconds", "known")
+_AGAIN = (
+    "seed",
+    "backends",
+    "ops",
+    "cases",
+    "relations",
+    "max-statements",
+    "seconds",
+    "known",
+    "plugins",
+)
 
 
 @click.command(short_help="Fuzz: random programs, a summary, a report.")
@@ -54,6 +64,7 @@ _AGAIN = ("seed", "backends", "ops", "cases", "relations", "max-statements", "se
     "relations",
     "max-statements",
     "known",
+    "plugins",
     "fail-fast",
     "require",
     "timeout",

@@ -16,7 +16,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.utils.checkpoint
 
-from amp_fuzz.reference import dispatch
+from amp_fuzz.reference import dispatch, tables
 from amp_fuzz.reference.casts import (
     cacheable,
     eligible,
@@ -52,6 +52,7 @@ __all__ = [
     "clear_cache",
     "custom_bwd",
     "custom_fwd",
+    "declare_op",
     "grad",
     "log_kernels",
     "quirks",
@@ -265,6 +266,23 @@ def _table(device: str) -> PolicyTable:
     return load_table(device)
 
 
+# Ops of the user's that have no policy: what their bodies call is cast.
+_bodies: set[str] = set()
+
+
+def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
+    """Tell the reference of an op of the user's: its rule for each device type that has one.
+
+    Without one its body runs under the autocast around it, as any Python does.
+    """
+    for device, rule in rules.items():
+        tables.declare(device, rule)
+    if not rules:
+        _bodies.add(overload)
+        _register([overload])
+    _table.cache_clear()
+
+
 def _dtype(name: str) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
@@ -276,8 +294,10 @@ _keys: tuple[str, ...] = (dispatch.OWN,)
 def _register(names: Iterable[str]) -> None:
     for name, key in itertools.product(names, _keys):
         if (name, key) not in _registered:
-            _registered.add((name, key))
             overload = dispatch.overload_of(name)
+            if overload is None and "::" in name:
+                continue  # an op of the user's, which may still come
+            _registered.add((name, key))
             if overload is not None:  # this torch is older or newer than the rule
                 dispatch.register(name, _kernel(name, overload, key), key)
 
@@ -288,6 +308,9 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         found = _rule(name, args, kwargs)
+        if name in _bodies and "custom-op-body-off" in _quirks:
+            with dispatch.exclude():
+                return overload(*args, **kwargs)
         if found is None and whole:  # what its batching rule calls is no call of the program
             with dispatch.exclude():
                 return overload(*args, **kwargs)
@@ -435,6 +458,21 @@ def _set_dtype(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str,
         return overload(*args, **kwargs)
 
 
+def _cast_inputs(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Cast the inputs of a custom op with `register_autocast`; its body runs without autocast."""
+    to = _dtype(cast(str, c.rule.cast_inputs))
+    with dispatch.exclude():
+        given = tensors_of((*args, *kwargs.values()))
+        c.casts += [
+            Cast(id(t), t.dtype, to) for t in given if t.dtype is not to and eligible(t, c.device)
+        ]
+        c.log(args, kwargs)
+        return overload(
+            *(cast_eligible(a, c.device, to) for a in args),
+            **{k: cast_eligible(a, c.device, to) for k, a in kwargs.items()},
+        )
+
+
 def _append_dtype(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``norm(x, p)`` runs as the overload of ``norm`` that takes a dtype."""
     with dispatch.exclude():
@@ -468,6 +506,7 @@ _POLICIES: dict[Policy, Callable[..., Any]] = {
     Policy.FP32_APPEND_DTYPE: _append_dtype,
     Policy.PROMOTE: _promote,
     Policy.BANNED: _banned,
+    Policy.CAST_INPUTS: _cast_inputs,
 }
 
 

@@ -38,23 +38,33 @@ _AFTER = {
 
 # Libraries keep their registrations alive; dropping them would unregister.
 _fallback: torch.library.Library | None = None
-_library: torch.library.Library | None = None
+_libraries: dict[str, torch.library.Library] = {}
 
 
 def register(name: str, kernel: Callable[..., Any], key: str = OWN) -> None:
-    """Put a Python kernel for ``aten::name`` on one of the keys; it gets the key set first."""
-    global _fallback, _library
-    if _library is None:
+    """Put a Python kernel for an op on one of the keys; it gets the key set first.
+
+    ``addmm`` is ``aten::addmm``.
+    """
+    global _fallback
+    if _fallback is None:
         _fallback = torch.library.Library("_", "IMPL")
         _fallback.fallback(torch.library.fallthrough_kernel, OWN)
-        _library = torch.library.Library("aten", "IMPL")
-    _library.impl(name, kernel, key, with_keyset=True)
+    namespace, _, own = name.rpartition("::")
+    namespace = namespace or "aten"
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    _libraries[namespace].impl(own, kernel, key, with_keyset=True)
 
 
 def overload_of(name: str) -> Any | None:
-    """Return the OpOverload of ``addmm`` or ``sum.dim_IntList``, or None if this torch lacks it."""
-    base, _, overload = name.partition(".")
-    packet = getattr(torch.ops.aten, base, None)
+    """Return the OpOverload of ``addmm`` or ``sum.dim_IntList``, or None if this torch lacks it.
+
+    An op of another namespace is written with it: ``mylib::foo``.
+    """
+    namespace, _, own = name.rpartition("::")
+    base, _, overload = own.partition(".")
+    packet = getattr(getattr(torch.ops, namespace or "aten"), base, None)
     return None if packet is None else getattr(packet, overload or "default", None)
 
 

@@ -12,7 +12,7 @@ import importlib.metadata
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -78,6 +78,9 @@ class Policy(StrEnum):
     """
     BANNED = "banned"
     """Raise RuntimeError, which names a safe op to use instead."""
+    CAST_INPUTS = "cast_inputs"
+    """Cast every eligible argument to one dtype whatever the autocast dtype is, never cached: what
+    `torch.library.register_autocast` does to a custom op."""
 
 
 class PolicyTableError(ValueError):
@@ -104,6 +107,7 @@ class Rule:
     source: the upstream file, documentation section or pull request that says so.
     redispatch: the overload that is called instead, with a dtype appended; None unless the
         policy is `Policy.FP32_APPEND_DTYPE`.
+    cast_inputs: the dtype of `Policy.CAST_INPUTS`.
     """
 
     overload: str
@@ -111,6 +115,7 @@ class Rule:
     versions: str
     source: str
     redispatch: str | None = None
+    cast_inputs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,18 @@ def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
         )
     name = f"{device}.toml"
     text = _POLICIES.joinpath(name).read_text(encoding="utf-8")
-    return _read(text, f"policies/{name}", torch_version)
+    table = _read(text, f"policies/{name}", torch_version)
+    declared = _declared.get(device, {})
+    return replace(table, rules=MappingProxyType({**table.rules, **declared}))
+
+
+# device -> overload -> the rule of an op that is the user's own.
+_declared: dict[str, dict[str, Rule]] = {}
+
+
+def declare(device: str, rule: Rule) -> None:
+    """Add the rule of an op of the user's to the tables that `load_table` returns from now on."""
+    _declared.setdefault(device, {})[rule.overload] = rule
 
 
 def load_table_file(path: str | Path, *, torch_version: str | None = None) -> PolicyTable:
@@ -172,6 +188,7 @@ def all_overloads(*, torch_version: str | None = None) -> frozenset[str]:
         text = _POLICIES.joinpath(name).read_text(encoding="utf-8")
         _, groups = _parse(text, f"policies/{name}")
         rules.update(rule.overload for rule in _holding(groups, version))
+    rules.update(name for declared in _declared.values() for name in declared)
     return frozenset(rules)
 
 

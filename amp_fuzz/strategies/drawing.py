@@ -30,7 +30,7 @@ from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
 from amp_fuzz.strategies.idioms import IDIOMS, stages
 from amp_fuzz.strategies.source import Bytes, digits, integer
 
-__all__ = ["draw_case", "draw_plan", "draw_program", "usable"]
+__all__ = ["draw_case", "draw_plan", "draw_program", "forget_tables", "usable"]
 
 _PALETTES: tuple[tuple[str, ...], ...] = (
     ("float32",),
@@ -78,6 +78,12 @@ _MAX_DEPTH = 3
 @lru_cache(maxsize=32)
 def _table(device: str) -> PolicyTable:
     return load_table(device)
+
+
+def forget_tables() -> None:
+    """Read policy tables anew: an op of the user's has got a rule."""
+    _table.cache_clear()
+    _policies.cache_clear()
 
 
 @lru_cache(maxsize=32)

@@ -82,15 +82,16 @@ def test_an_honest_model_agrees(name: str, train: bool) -> None:
 
 
 def test_a_recurrent_model_agrees_where_torch_can_run_it() -> None:
-    """oneDNN has no LSTM of float16, and dynamo leaves modules with one to eager."""
+    """The CPU has no LSTM of float16, and dynamo leaves modules with one to eager."""
     model, inputs = MODELS["tagger"]()
     result = amp_fuzz.check(model, *inputs, backends=["eager-cpu", "fake-cuda"])
     assert result.ok, result
     assert {run.status for run in result.runs} == {"agreed"}
-    half = amp_fuzz.check(
-        model, *inputs, autocast="float16", backends=["eager-cpu", "fake-cuda"]
-    )
-    assert statuses(half) == {("eager-cpu", "float16"): "raised", ("fake-cuda", "float16"): "agreed"}
+    half = amp_fuzz.check(model, *inputs, autocast="float16", backends=["eager-cpu", "fake-cuda"])
+    assert statuses(half) == {
+        ("eager-cpu", "float16"): "raised",
+        ("fake-cuda", "float16"): "agreed",
+    }
     assert not half.ok
     compiled = amp_fuzz.check(model, *inputs, backends=["compile[aot_eager]"])
     assert statuses(compiled) == {("compile[aot_eager]", "bfloat16"): "skipped"}

@@ -1,0 +1,46 @@
+"""Import the modules that register ops of the user's, here and in every process started from here.
+
+They are named by the option ``plugins``. Processes inherit them through its environment variable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from amp_fuzz.config import OPTIONS, ConfigError
+
+__all__ = ["inherited", "load_plugins"]
+
+
+def load_plugins(
+    modules: Sequence[str], source: str = "plugins", folder: Path | None = None
+) -> None:
+    """Import modules; those of a folder, by default the current one, are found too.
+
+    source: where they were named, for messages. Raises `ConfigError`, one line.
+    """
+    if not modules:
+        return
+    here = str((folder or Path.cwd()).absolute())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever the user's code raises
+            first = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"{source}: {module!r} cannot be imported: {type(error).__name__}: {first}"
+            ) from error
+    os.environ[OPTIONS["plugins"].variable] = ",".join(modules)
+
+
+def inherited() -> None:
+    """Import what the process that started this one had imported."""
+    text = os.environ.get(OPTIONS["plugins"].variable, "")
+    for module in filter(None, text.split(",")):
+        importlib.import_module(module)
