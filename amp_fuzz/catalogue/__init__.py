@@ -115,12 +115,11 @@ def _check_statement(statement: Statement, where: str) -> None:
 
 
 def _way_out(name: str) -> str:
-    near = _hint(name, CATALOGUE)
     root = name.partition(".")[0]
-    if "." not in name or any(known.startswith(f"{root}.") for known in CATALOGUE):
-        return near
+    if "." not in name or any(known.partition(".")[0] == root for known in CATALOGUE):
+        return _hint(name, CATALOGUE)
     return (
-        f"{near}: if it is an op of yours, name the module that registers it, as in "
+        f": if it is an op of yours, name the module that registers it, as in "
         f"--plugins={root if root.isidentifier() else 'MODULE'} (docs/check.md)"
     )
 

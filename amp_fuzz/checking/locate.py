@@ -92,11 +92,11 @@ def locate(
         place = _op(search, subject, inner)
         # A part may be within its rounding alone, and an op in it not be.
         path = ".".join(filter(None, (path, place.module)))
-        kind = _class(search.checked.subject, path)
+        name = _class(search.checked.subject, path)
     notes = place.notes
     if search.late:
         notes = (*notes, f"the search ended after {seconds:g} s: seconds= gives it more")
-    return Place(path, kind, place.op, place.dtypes, stage, place.verdict, notes)
+    return Place(path, name, place.op, place.dtypes, stage, place.verdict, notes)
 
 
 def _class(subject: Subject, path: str) -> str:

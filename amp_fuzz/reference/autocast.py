@@ -277,6 +277,7 @@ def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
     """
     for device, rule in rules.items():
         tables.declare(device, rule)
+    _bodies.discard(overload)
     if not rules:
         _bodies.add(overload)
         _register([overload])

@@ -167,6 +167,11 @@ def declare(device: str, rule: Rule) -> None:
     _declared.setdefault(device, {})[rule.overload] = rule
 
 
+def declared(device: str, overload: str) -> Rule | None:
+    """Return the rule of an op of the user's, or None."""
+    return _declared.get(device, {}).get(overload)
+
+
 def load_table_file(path: str | Path, *, torch_version: str | None = None) -> PolicyTable:
     """Read a table from a TOML file of the user's, in the format of ``policies/*.toml``.
 

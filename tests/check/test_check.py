@@ -1,0 +1,311 @@
+"""`amp_fuzz.check` on any callable: what it keeps, what it refuses, what it prints."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_fuzz
+from amp_fuzz import checking
+from amp_fuzz.backends import BackendError
+from amp_fuzz.session import MissingBackend
+from tests.check.test_models import Broken, kernels
+from tests.helpers import one_line
+
+EAGER = ["eager-cpu"]
+CHEAP = ["eager-cpu", "fake-cuda"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a check stores out of the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
+class Counting(nn.Module):
+    """Changes all that a call may change: buffers, attributes, lists, weights, gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.calls = 0
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        with torch.no_grad():
+            self.linear.weight.mul_(0.5)
+        noise = random.random() + float(np.random.rand())  # noqa: NPY002
+        return self.drop(self.norm(self.linear(x))) * noise
+
+
+def test_everything_is_as_it_was() -> None:
+    model = Counting()
+    model.norm.eval()
+    x = torch.randn(6, 4, requires_grad=True)
+    model(x).sum().backward()
+    assert model.linear.weight.grad is not None
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    grads = {n: (p.grad, p.grad.clone()) for n, p in model.named_parameters() if p.grad is not None}
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]  # noqa: NPY002
+    result = amp_fuzz.check(model, x, backends=[*CHEAP, "compile[aot_eager]"])
+    assert result, str(result)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    for name, parameter in model.named_parameters():
+        if name in grads:
+            assert parameter.grad is grads[name][0]
+            assert torch.equal(parameter.grad, grads[name][1])
+    assert (model.calls, model.seen) == (1, [1])
+    assert (model.training, model.norm.training) == (True, False)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]  # noqa: NPY002
+    assert torch.equal(generators[0], after[0])
+    assert generators[1:] == after[1:]
+
+
+def test_dropout_draws_the_same_on_both_sides() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+    result = amp_fuzz.check(model, torch.randn(5, 8), backends=["eager-cpu", "compile[inductor]"])
+    assert result, str(result)
+
+
+def test_a_function_is_checked_with_what_it_closes_over() -> None:
+    model, scale = nn.Linear(4, 3), torch.ones(3, requires_grad=True)
+
+    def loss(x: Tensor, *, weight: float) -> dict[str, Any]:
+        return {"loss": (model(x) * scale).square().mean() * weight, "n": len(x)}
+
+    result = amp_fuzz.check(loss, torch.randn(2, 4), kwargs={"weight": 2.0}, backends=CHEAP[:1])
+    assert result, str(result)
+    (run,) = result.runs
+    assert (run.values, run.gradients) == (2, 3)  # the number too; weight, bias and scale
+
+
+def test_contexts_of_its_own_are_the_references() -> None:
+    """Otherwise the reference would run without autocast, and every result would differ."""
+    model = nn.Linear(4, 4)
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.float16):
+            y = model(x)
+            with torch.autocast(x.device.type, enabled=False):
+                y = model(y.float()).relu()
+        return torch.utils.checkpoint.checkpoint(model, y, use_reentrant=False)
+
+    result = amp_fuzz.check(step, torch.randn(2, 4), backends=CHEAP, autocast=None)
+    assert result, str(result)
+    wrong = Broken(patches=kernels({"aten.relu.default": lambda op, x: op(x) + 1}))
+    assert not amp_fuzz.check(step, torch.randn(2, 4), backends=[wrong], autocast=None)
+
+
+def test_a_step_with_its_own_backward_and_optimiser_is_compared() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    before = model.weight.detach().clone()
+    result = amp_fuzz.check(step, torch.randn(3, 4), backends=EAGER, autocast=None, backward=False)
+    assert result, str(result)
+    assert "2 gradients, 2 tensors written" in str(result)
+    assert torch.equal(before, model.weight)
+
+
+def test_custom_ops_are_cast_as_they_asked() -> None:
+    @torch.library.custom_op("amp_check_tests::wide", mutates_args=())
+    def wide(x: Tensor) -> Tensor:
+        return x * 2
+
+    @torch.library.custom_op("amp_check_tests::plain", mutates_args=())
+    def plain(x: Tensor) -> Tensor:
+        return x @ x
+
+    wide.register_fake(torch.empty_like)
+    plain.register_fake(lambda x: torch.empty_like(x))
+    wide.register_autocast("cpu", torch.float32)
+    x = torch.randn(3, 3)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return wide(x @ x), plain(x)
+
+    result = amp_fuzz.check(both, x, backends=[*EAGER, "compile[aot_eager]"])
+    assert result, str(result)
+    assert [run.status for run in result.runs] == ["agreed", "known"]
+    assert result.known[0].known == "custom-op-body-off"
+
+
+# -- what does not pass ---------------------------------------------------------------------------
+
+
+def test_a_callable_that_compares_nothing_does_not_pass() -> None:
+    result = amp_fuzz.check(lambda: None, backends=EAGER)
+    assert not result
+    assert "NOTHING WAS COMPARED" in str(result)
+    with pytest.raises(amp_fuzz.CheckFailed, match="returned no tensor"):
+        result.raise_if_failed()
+
+
+def test_a_callable_that_raises_does_not_pass() -> None:
+    def broken(x: Tensor) -> Tensor:
+        return torch.nn.functional.binary_cross_entropy(x.sigmoid(), x)
+
+    result = amp_fuzz.check(broken, torch.rand(3), backends=CHEAP)
+    assert not result
+    assert [run.status for run in result.runs] == ["agreed", "raised"]  # cuda alone bans it
+    assert "is unsafe to autocast" in result.runs[1].detail
+    with pytest.raises(amp_fuzz.CheckFailed, match="RAISES"):
+        result.raise_if_failed()
+
+
+def test_a_backend_that_cannot_call_it_is_shown_and_does_not_count() -> None:
+    def looks(x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+    result = amp_fuzz.check(looks, torch.ones(3), backends=[*CHEAP, "trace"])
+    assert result, str(result)
+    skipped = {run.backend: run.detail for run in result.skipped}
+    assert "raises on tensors without values" in skipped["fake-cuda"]
+    assert "TorchScript" in skipped["trace"]
+    assert not amp_fuzz.check(looks, torch.ones(3), backends=["fake-cuda"])
+
+
+def test_what_is_not_the_same_twice_is_said_to_be_so() -> None:
+    calls = [0]
+
+    def restless(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return x * calls[0]
+
+    result = amp_fuzz.check(restless, torch.ones(3), backends=EAGER)
+    (found,) = result.divergences
+    assert found.kind == "nondeterminism"
+    assert found.module == found.op == ""
+
+
+def test_a_known_divergence_passes_and_is_shown() -> None:
+    w = torch.randn(3, 3, requires_grad=True)
+
+    def nested(x: Tensor) -> Tensor:
+        y = x @ w
+        with torch.autocast("cpu", torch.float16):
+            return x @ w + y.float().sum()
+
+    result = amp_fuzz.check(nested, torch.randn(2, 3), backends=EAGER)
+    assert result, str(result)
+    assert result.runs[0].status == "known"
+    assert "known as  cache-ignores-dtype" in str(result)
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@dataclass
+class Output:
+    """What some libraries return, and pytrees do not know."""
+
+    logits: Tensor
+    extra: Tensor | None = None
+
+
+def test_the_text_of_a_divergence() -> None:
+    torch.manual_seed(1)
+    model = Tiny()
+    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    result = amp_fuzz.check(
+        lambda x: Output(model(x)), torch.ones(1, 2), backends=["fake-cuda", wrong]
+    )
+    (found,) = result.divergences
+    text = str(result).replace(found.expected, "EXPECTED").replace(found.observed, "OBSERVED")
+    assert found.case is not None
+    text = text.replace(found.case.id, "ID")
+    lines = text.splitlines()
+    lines[0] = lines[0].replace(result.name, "NAME")
+    assert lines == [
+        "amp_fuzz.check of NAME, seed 0: DIVERGES",
+        "  fake-cuda, bfloat16  agrees: 1 value, dtypes and shapes",
+        "  eager-cpu, bfloat16  DIVERGES: bitwise",
+        "",
+        "eager-cpu, bfloat16: bitwise at output.logits",
+        "  expected  EXPECTED",
+        "  observed  OBSERVED",
+        "  also      model.inner.0.weight.grad, model.inner.0.bias.grad",
+        "  module    model.inner.1 (Tanh)",
+        "  op        tanh of bfloat16",
+        "  case      .amp-fuzz/findings/ID.json",
+        "  next      amp-fuzz minimize ID",
+        "  next      amp-fuzz repro ID > repro.py",
+    ]
+    assert repr(result).endswith("FAILED: 1 agreed, 1 diverged>")
+
+
+def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:
+    def odd(x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(x)
+
+    wrong = Broken(patches=kernels({"aten.special_bessel_j0.default": lambda op, x: op(x) + 1}))
+    (found,) = amp_fuzz.check(odd, torch.ones(2), backends=[wrong]).divergences
+    assert (found.op, found.dtypes) == ("torch.special.bessel_j0", "float32")
+    assert found.case is None
+    assert "torch.special.bessel_j0 is not in the catalogue" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"backends": "eager-gpu"}, BackendError, "did you mean 'eager-xpu'?"),
+        ({"backends": ["eager-xpu"]}, MissingBackend, "no xpu device"),
+        ({"backends": []}, BackendError, "names none that is ready"),
+        ({"autocast": torch.int8}, amp_fuzz.CheckError, "no floating dtype"),
+        ({"autocast": []}, amp_fuzz.CheckError, "nothing to check"),
+        ({"autocast": {"device_type": "cpu"}}, amp_fuzz.CheckError, "takes dtype, enabled"),
+    ],
+)
+def test_bad_arguments_say_what_to_write(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error) as caught:
+        amp_fuzz.check(nn.Linear(2, 2), torch.ones(1, 2), **options)
+    assert said in str(caught.value)
+    assert one_line(caught.value)
+
+
+def test_what_cannot_be_checked_says_what_to_give() -> None:
+    x = torch.ones(1, 2)
+    with pytest.raises(amp_fuzz.CheckError, match="compiled already"):
+        amp_fuzz.check(torch.compile(nn.Linear(2, 2)), x)
+    with pytest.raises(amp_fuzz.CheckError, match="call the lazy"):
+        amp_fuzz.check(nn.LazyLinear(2), x)
+    with pytest.raises(amp_fuzz.CheckError, match="not callable"):
+        amp_fuzz.check(3, x)  # type: ignore[arg-type]
+    with torch.autocast("cpu"), pytest.raises(amp_fuzz.CheckError, match="autocast is on"):
+        amp_fuzz.check(nn.Linear(2, 2), x)
+    with torch.no_grad():
+        with pytest.raises(amp_fuzz.CheckError, match="backward=False"):
+            amp_fuzz.check(nn.Linear(2, 2), x)
+        assert amp_fuzz.check(nn.Linear(2, 2), x, backends=EAGER, backward=False)
+
+
+def test_the_public_name_is_the_function() -> None:
+    assert amp_fuzz.check is checking.check
+    assert callable(amp_fuzz.check)
