@@ -18,7 +18,7 @@ from amp_fuzz import prelude
 from amp_fuzz.case import Plan
 from amp_fuzz.checking.redirect import contexts_of
 from amp_fuzz.checking.subject import Subject, leaves_of
-from amp_fuzz.harness import Observation, Raised, Runtime
+from amp_fuzz.harness import Observation, Raised, Runtime, changes
 
 __all__ = ["Names", "call", "entered", "outputs_of"]
 
@@ -91,9 +91,8 @@ def call(
     finally:
         kept.restore()
     seen.seconds = time.perf_counter() - start
-    after = runtime.state()
-    if after != before:
-        seen.leaked = f"{before} became {after}"
+    seen.leaked = changes(before, runtime.state())
+    if seen.leaked:
         runtime.reset()
     return seen
 

@@ -243,6 +243,8 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
                 backend.configuring(plan), checked.called, runtime, plan, invoke
             )
         seen.graphs = graphs() - before
+        if seen.raised is not None:
+            seen.leaked = "; ".join(filter(None, (seen.leaked, backend.undone()))) or None
         refused = torch._dynamo.utils.counters["unimplemented"]
         checked.refused = tuple(text.partition("\n")[0] for text in refused)
         return seen
