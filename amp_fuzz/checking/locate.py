@@ -72,13 +72,12 @@ class _Search:
         return found if found.diverged and self.alike(found.verdict) else None
 
     def alike(self, verdict: Verdict) -> bool:
-        """Return whether a divergence is of the sort that is looked for: values, types, errors."""
-        return verdict.divergence is not None and _sort(verdict.divergence.kind) == _sort(self.kind)
+        """Return whether a divergence is an error if one is looked for, and none if not.
 
-
-def _sort(kind: Kind) -> str:
-    what = kind.removeprefix("grad-")
-    return "type" if what in ("dtype", "shape", "missing") else "raise" if what == "raise" else ""
+        The others become one another: a wrong dtype inside is other bits further on.
+        """
+        found = verdict.divergence
+        return found is not None and (found.kind == "raise") == (self.kind == "raise")
 
 
 def locate(

@@ -815,7 +815,8 @@ def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
     global _keys
     if dispatch.FIRST not in _keys:
         _keys = (dispatch.OWN, dispatch.FIRST)
-        _register(set(all_overloads()))  # also those that have no policy on this device
+        # Also those that have no policy on this device.
+        _register(all_overloads() | tables.declared_overloads())
 
     def call(*args: Any) -> Any:
         if "transform-before-autocast" in _quirks:

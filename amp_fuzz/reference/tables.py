@@ -172,6 +172,11 @@ def declared(device: str, overload: str) -> Rule | None:
     return _declared.get(device, {}).get(overload)
 
 
+def declared_overloads() -> frozenset[str]:
+    """Return the ops of the user's that have a rule on some device."""
+    return frozenset(name for rules in _declared.values() for name in rules)
+
+
 def load_table_file(path: str | Path, *, torch_version: str | None = None) -> PolicyTable:
     """Read a table from a TOML file of the user's, in the format of ``policies/*.toml``.
 
@@ -193,7 +198,6 @@ def all_overloads(*, torch_version: str | None = None) -> frozenset[str]:
         text = _POLICIES.joinpath(name).read_text(encoding="utf-8")
         _, groups = _parse(text, f"policies/{name}")
         rules.update(rule.overload for rule in _holding(groups, version))
-    rules.update(name for declared in _declared.values() for name in declared)
     return frozenset(rules)
 
 
