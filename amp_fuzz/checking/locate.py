@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -50,7 +51,10 @@ class Place:
 
 @dataclass(slots=True)
 class _Search:
-    """A search on one backend, with the time that it may take."""
+    """A search on one backend, with the time that it may take.
+
+    explained: submodules whose divergence a known finding explains.
+    """
 
     checked: Checked
     plan: Plan
@@ -58,6 +62,7 @@ class _Search:
     kind: Kind
     until: float
     late: bool = False
+    explained: set[Any] = field(default_factory=set)
 
     def over(self) -> bool:
         self.late = self.late or time.monotonic() > self.until
@@ -87,8 +92,16 @@ def locate(
     search = _Search(checked, plan, known, kind, time.monotonic() + seconds)
     with quiet():
         path, subject, inner = _submodule(search)
-        stage = _stage(search, subject, inner)
         place = _op(search, subject, inner)
+        explained = path, subject, inner, place
+        # What is known already may hide what is not: look beside it.
+        while place.known and subject is not checked.subject and not search.over():
+            search.explained.add(subject.function)
+            path, subject, inner = _submodule(search)
+            place = _op(search, subject, inner)
+        if not (place.op or place.verdict):
+            path, subject, inner, place = explained
+        stage = _stage(search, subject, inner)
         # A part may be within its rounding alone, and an op in it not be.
         path = ".".join(filter(None, (path, place.module)))
         name = _class(search.checked.subject, path)
@@ -125,6 +138,8 @@ def _diverging(
     for call in calls:
         if search.over():
             return
+        if call.module in search.explained:
+            continue
         subject = Subject.of(call.module, call.args, call.kwargs, outer.seed)
         if search.diverges(subject, search.at(call.contexts)):
             yield call, subject
@@ -133,9 +148,7 @@ def _diverging(
 def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
     """Return the first rung of the backend's ladder on which it diverges, or ""."""
     rungs = Checked(subject, search.checked.inner).ladder()
-    for rung in rungs:
-        if search.over():
-            return ""
+    for rung in rungs:  # a handful, and worth it when the time is up
         assert isinstance(rung, Checked)
         if judged(rung, plan, search.known, confirm=False).diverged:
             return rung.name

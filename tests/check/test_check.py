@@ -224,6 +224,36 @@ def test_a_known_divergence_passes_and_is_shown() -> None:
     assert "known as  cache-ignores-dtype" in str(result)
 
 
+_TANH = """
+[[known]]
+id = "tanh-doubles"
+what = "tanh is twice as large"
+why = "seeded"
+kinds = ["bitwise"]
+ops = ["tanh"]
+"""
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_is_known_of_an_op_hides_nothing_beside_it(tmp_path: Path, beside: bool) -> None:
+    (tmp_path / "known.toml").write_text(_TANH)
+    wrong = {"aten.tanh.default": lambda op, x: op(x) * 2}
+    if beside:
+        wrong["aten.sigmoid.default"] = lambda op, x: op(x) / 2
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Sigmoid())
+    (found,) = amp_fuzz.check(
+        model,
+        torch.ones(2, 3),
+        backends=[Broken(patches=kernels(wrong))],
+        known=[tmp_path / "known.toml"],
+    ).divergences
+    if beside:
+        assert (found.module, found.op, found.notes) == ("3", "sigmoid", ())
+    else:  # the whole is not shown to be that
+        assert (found.module, found.op) == ("1", "tanh")
+        assert "the op diverges as tanh-doubles says" in found.notes[0]
+
+
 class Tiny(nn.Module):
     def __init__(self) -> None:
         super().__init__()
