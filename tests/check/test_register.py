@@ -108,6 +108,7 @@ def test_a_run_draws_them_in_every_worker(project: Path) -> None:
     assert "usual.double" in run(project, "list", "ops", "--ops=usual")
 
 
+@pytest.mark.slow
 def test_a_policy_that_torch_does_not_keep_is_found_and_becomes_a_script(project: Path) -> None:
     (project / "usual/amp_ops.py").write_text(_PLUGIN.format(autocast='"lower_precision_fp"'))
     run(project, *SMALL, PLUGIN, "--ops=usual.scaled_add", "--cases=60", expect=1)
