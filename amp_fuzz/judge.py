@@ -5,6 +5,7 @@ This is what a run, a replay, the minimiser and the pytest plugin all share.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 import warnings
@@ -32,7 +33,7 @@ from amp_fuzz.oracle import (
 )
 from amp_fuzz.program import Statement, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
-from amp_fuzz.reference import KernelCall, quirks
+from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
 from amp_fuzz.without import WITHOUT
 
 __all__ = ["Judge", "Verdict", "unsupported"]
@@ -271,6 +272,20 @@ class Judge:
             if (without := explained(fewer)) is not None:
                 quirky, ids_ = fewer, without
         return "+".join(ids_) if self._sound(case, quirky) else ""
+
+    def agrees_with(
+        self, case: Case, observed: Observation, policies: Mapping[str, Policy | None]
+    ) -> bool:
+        """Return whether the reference, its ops under other policies, does what was observed.
+
+        What state is left behind is no matter of policies, and is not compared.
+        """
+        with supposing(policies):
+            expected = self.backend.reference().run(case)
+            observed = dataclasses.replace(observed, leaked=expected.leaked)
+            if expected.raised and observed.raised and self._elsewise(expected, observed):
+                return False
+            return self._compare(case, expected, observed) is None
 
     def _remaining(
         self, case: Case, expected: Observation, observed: Observation

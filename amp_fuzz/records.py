@@ -72,7 +72,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     divergence of its like is written out with its case; these say how often each came. at: the
     index in `kernels` of that op's kernel; -1 if it reached none. unjudged: how many values differ
     in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
-    but the compiler had made no graph of it.
+    but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if it
+    diverged in a way that no known list explains.
     """
 
     id: str
@@ -88,6 +89,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     at: int = -1
     unjudged: int = 0
     uncompiled: bool = False
+    groups: tuple[str, ...] = ()
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
@@ -100,7 +102,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     bisector can say: ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "".
     bare: the case diverges in the same way with its autocast contexts taken away.
     nearest: a case like the minimised one that agrees with the reference. fingerprint: ten hex
-    digits that name the cause; see `amp_fuzz.triage`.
+    digits that name the cause; see `amp_fuzz.fingerprints`. general: other ops in the place of the
+    guilty one show the same. as_if: policies, or ``none``, with which instead of its own the
+    autocast kernel `overload` explains the whole.
     """
 
     backend: str
@@ -121,6 +125,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     bare: bool = False
     nearest: Case | None = None
     fingerprint: str = ""
+    general: bool = False
+    overload: str = ""
+    as_if: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

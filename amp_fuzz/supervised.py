@@ -21,7 +21,9 @@ import msgspec
 
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
+from amp_fuzz.causes import caused
 from amp_fuzz.explicit import explicit_form
+from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import Smaller
@@ -40,7 +42,6 @@ from amp_fuzz.shrink import (
     shrink,
     stage_of,
 )
-from amp_fuzz.triage import fingerprint
 
 __all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", "run"]
 
@@ -297,6 +298,6 @@ def _final(
             changes = {"case": job.case, "nearest": end.nearest, "stage": target.stage}
             changes["part"] = part
             changes["explicit"] = explicit_form(last.case, judge.backend.reference())
-            record = found
-    record = msgspec.structs.replace(record, **changes)
-    return msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
+            record = msgspec.structs.replace(found, **changes)
+            return fingerprinted(record if target.known else caused(judge, record, last, last))
+    return fingerprinted(msgspec.structs.replace(record, **changes))
