@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import msgspec
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
@@ -24,7 +26,16 @@ from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import KernelCall, Policy, load_table
 from amp_fuzz.shrink import Target, answer_of
 
-__all__ = ["POLICIES", "UNSTEADY", "as_if", "caused", "general", "policies_of", "supposes"]
+__all__ = [
+    "POLICIES",
+    "UNSTEADY",
+    "as_if",
+    "caused",
+    "general",
+    "only_kernel",
+    "policies_of",
+    "supposes",
+]
 
 POLICIES: Mapping[str, Policy | None] = {
     "none": None,
@@ -70,17 +81,56 @@ def caused(
 
     if general(last.case, judge.backend.device, shows):
         return msgspec.structs.replace(record, general=True)
+    if record.kind in _WRONG_VALUES and (kernel := only_kernel(judge, last.case)):
+        record = msgspec.structs.replace(record, overload=kernel)
     if not (supposes(first) and supposes(last)):
         return record
     kernels = policies_of(last.kernels)
     overload, names = as_if(judge, last.case, judge.backend.run([last.case])[0], kernels)
     observed = judge.backend.run([first.case])[0]
-    names = tuple(n for n in names if judge.agrees_with(first.case, observed, {overload: POLICIES[n]}))
+    names = tuple(
+        n for n in names if judge.agrees_with(first.case, observed, {overload: POLICIES[n]})
+    )
     if not names:
         return record
     return msgspec.structs.replace(
         record, overload=overload, as_if=names, policy=kernels[overload].value
     )
+
+
+_WRONG_VALUES = ("bitwise", "value", "nonfinite", "grad-bitwise", "grad-value", "grad-nonfinite")
+
+
+class _Heard(TorchDispatchMode):
+    """Notes what computes: not views, nor what only makes or copies a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        aliases = any(r.alias_info is not None for r in func._schema.returns)
+        if not aliases and any(str(a.type) == "Tensor" for a in func._schema.arguments[:1]):
+            self.names.setdefault(str(func).removeprefix("aten.").removesuffix(".default"))
+        return func(*args, **(kwargs or {}))
+
+
+_COPIES = ("_to_copy", "clone", "detach", "_unsafe_view", "_local_scalar_dense")
+
+
+def only_kernel(judge: Judge, case: Case) -> str:
+    """Return the one kernel below autograd that a case without a backward pass runs, or "".
+
+    Ops of several names are one kernel: what is wrong with that is one cause.
+    """
+    if case.plan.backward != "none" or case.plan.thread != "none":
+        return ""
+    with _Heard() as heard:
+        judge.backend.reference().run(case)
+    names = [name for name in heard.names if name not in _COPIES]
+    return names[0] if len(names) == 1 else ""
 
 
 def supposes(verdict: Verdict) -> bool:
@@ -128,6 +178,26 @@ def general(case: Case, device: str, shows: Callable[[Case], bool]) -> bool:
     return len(others) == 2 and all(shows(_with(case, *made)) for made in others)
 
 
+_SQUARE, _SAME, _LISTED, _ONE = "square", "same", "listed", "one"
+# Ops that can stand for others, and what they take: matrices, two alike, a list, or one of any
+# shape. Which of them have the policy that is asked for, the device's table says.
+_STANDING = {
+    "mm": _SQUARE,
+    "linear": _SQUARE,
+    "bmm": _SQUARE,
+    "cat": _LISTED,
+    "stack": _LISTED,
+    "exp": _ONE,
+    "expm1": _ONE,
+    "l1_loss": _SAME,
+    "smooth_l1_loss": _SAME,
+    "huber_loss": _SAME,
+    "abs": _ONE,
+    "neg": _ONE,
+    "relu": _ONE,
+}
+
+
 def _others(
     case: Case, statement: Statement, device: str
 ) -> Iterator[tuple[tuple[TensorSpec, ...], Statement]]:
@@ -135,20 +205,22 @@ def _others(
     given = [specs[name] for name in dict.fromkeys(uses(statement)) if name in specs]
     if not given:
         return
-    match _policy(statement.op, device):
-        case Policy.LOWER_PRECISION_FP:
-            for op, shape in (("mm", (2, 2)), ("bmm", (1, 2, 2)), ("mv", (2, 2))):
-                first = _shaped(given[0], 0, shape)
-                second = _shaped(given[min(1, len(given) - 1)], 1, shape[:1] if op == "mv" else shape)
-                yield (first, second), _call(op, Ref(first.name), Ref(second.name))
-        case Policy.PROMOTE:
-            for op in ("cat", "stack"):
-                pair = tuple(_named(s, i) for i, s in enumerate((given * 2)[:2]))
-                yield pair, _call(op, Items(tuple(Ref(s.name) for s in pair)), 0)
-        case policy:
-            ops = ("exp", "expm1", "log1p") if policy is not None else ("abs", "neg", "relu")
-            first = _named(given[0], 0)
-            yield from (((first,), _call(op, Ref(first.name))) for op in ops)
+    wanted = _policy(statement.op, device)
+    for op, takes in _STANDING.items():
+        if _policy(op, device) != wanted:
+            continue
+        first, second = (_named(spec, i) for i, spec in enumerate((given * 2)[:2]))
+        if takes == _ONE:
+            yield (first,), _call(op, Ref(first.name))
+            continue
+        if takes == _SQUARE:
+            shape = (1, 2, 2) if op == "bmm" else (2, 2)
+            first, second = (_plain(spec, shape) for spec in (first, second))
+        elif first.shape != second.shape:
+            second = _plain(second, first.shape)
+        names = Ref(first.name), Ref(second.name)
+        args = (Items(names), 0) if takes == _LISTED else names
+        yield (first, second), _call(op, *args)
 
 
 def _policy(op: str, device: str) -> Policy | None:
@@ -162,8 +234,8 @@ def _named(spec: TensorSpec, number: int) -> TensorSpec:
     return msgspec.structs.replace(spec, name=f"{letter}{number}")
 
 
-def _shaped(spec: TensorSpec, number: int, shape: tuple[int, ...]) -> TensorSpec:
-    return msgspec.structs.replace(_named(spec, number), shape=shape, values="")
+def _plain(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    return msgspec.structs.replace(spec, shape=shape, values="")
 
 
 def _call(op: str, *args: object) -> Statement:

@@ -51,7 +51,8 @@ class Settings:
     cases: for each backend. ops: names of the ops that programs are drawn from. seconds: stop the
     run after so long; 0 is never. timeout: seconds after which a worker that answers nothing is
     ended. minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
-    divergence. baseline: the findings that the project knows of.
+    divergence. baseline: the findings that the project knows of. overdue: those that it
+    has known of for too long: they are new again.
     """
 
     backends: tuple[str, ...]
@@ -68,6 +69,7 @@ class Settings:
     max_statements: int = 12
     fail_fast: bool = False
     baseline: tuple[Entry, ...] = ()
+    overdue: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,8 @@ def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
     """Return a task for each backend of which the baseline has cases: do they still diverge?"""
     tasks = []
     for backend in chosen:
-        cases = tuple(e.load() for e in settings.baseline if e.backend == backend.name)
+        entries = [*settings.baseline, *settings.overdue]
+        cases = tuple(e.load() for e in entries if e.backend == backend.name)
         if cases:
             tasks.append(Task(backend.name, "baseline", (), len(cases), 0, cases))
     return tasks

@@ -60,7 +60,7 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         words = set(ingredient(case).split("+")) - {"", "autocast", "nested", "disabled"}
         left = [*_left_behind(record.observed), *sorted(words)]
         return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
-    op = "*" if record.general else record.op
+    op = "*" if record.general else record.overload or record.op
     if kind in ("nondeterminism", "crash", "timeout"):  # these are not minimised by a run
         return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), "")
     more = [ingredient(case)]
@@ -102,7 +102,16 @@ def title(record: DivergenceRecord) -> str:
 
 
 def _dtypes(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
-    """Return the dtypes of what the guilty op is given, as far as they can be told."""
+    """Return the dtypes of what the guilty op is given, as far as they can be told.
+
+    Where it is any op, how many tensors it takes does not matter.
+    """
+    if record.general:
+        return tuple(sorted(set(_given(record, case))))
+    return _given(record, case)
+
+
+def _given(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
     if dtypes := tuple(filter(None, record.dtypes.split(","))):
         return dtypes
     types = {s.name: s.dtype for s in case.program.inputs}

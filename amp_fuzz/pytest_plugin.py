@@ -31,6 +31,7 @@ OPTIONS = {
     "store": ("FOLDER", "Where records and findings are kept."),
     "report": ("FOLDER", "Where the HTML and Markdown report goes."),
     "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
+    "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
     "max-statements": ("N", "The most statements of a program."),
     "minimize": (
         "S",

@@ -14,6 +14,7 @@ from amp_fuzz.case import Case
 
 __all__ = [
     "BackendRecord",
+    "BaselineRecord",
     "CaseRecord",
     "DivergenceRecord",
     "EndRecord",
@@ -43,8 +44,27 @@ class BackendRecord(msgspec.Struct, frozen=True):
     unreachable: tuple[str, ...] = ()
 
 
+class BaselineRecord(msgspec.Struct, frozen=True):
+    """An entry of the project's baseline that speaks of a backend of the run.
+
+    case: the id of its case, which the run judges again. expires: in ISO 8601, or "". expired:
+    whether that day had passed when the run began.
+    """
+
+    id: str
+    fingerprint: str
+    backend: str
+    kind: str
+    case: str
+    title: str
+    reason: str
+    link: str = ""
+    expires: str = ""
+    expired: bool = False
+
+
 class RunRecord(msgspec.Struct, frozen=True):
-    """The head of a run. `started` is UTC in ISO 8601."""
+    """The head of a run. `started` is UTC in ISO 8601. baseline: the file, where there is one."""
 
     id: str
     seed: int
@@ -54,6 +74,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     started: str
     command: str = ""
     format: int = RECORDS_FORMAT
+    baseline: str = ""
+    entries: tuple[BaselineRecord, ...] = ()
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -103,8 +125,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     bare: the case diverges in the same way with its autocast contexts taken away.
     nearest: a case like the minimised one that agrees with the reference. fingerprint: ten hex
     digits that name the cause; see `amp_fuzz.fingerprints`. general: other ops in the place of the
-    guilty one show the same. as_if: policies, or ``none``, with which instead of its own the
-    autocast kernel `overload` explains the whole.
+    guilty one show the same. overload: the kernel to blame, where there is one only. as_if: policies,
+    or ``none``, with which instead of its own that kernel of autocast explains the whole.
     """
 
     backend: str

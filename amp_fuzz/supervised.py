@@ -43,7 +43,7 @@ from amp_fuzz.shrink import (
     stage_of,
 )
 
-__all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", "run"]
+__all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", "prepared", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,8 @@ class _Check:
         return Answer("agreed" if code == 1 else "skipped")
 
 
-def _prepared() -> None:
+def prepared() -> None:
+    """Get a process ready that judges cases for another: quiet, and with one thread."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
@@ -184,7 +185,7 @@ def _asking(job: Job, judge: Judge, target: Target) -> Callable[[Case], Answer]:
 
 def answer(pipe: connection.Connection, job: Job) -> None:
     """Send what comes of a case here and now."""
-    _prepared()
+    prepared()
     with quiet():
         judge = _judge(job)
         if job.check:
@@ -205,7 +206,7 @@ def run(
     from amp_fuzz.backends import BackendError
     from amp_fuzz.session import MissingBackend
 
-    _prepared()
+    prepared()
     try:
         with quiet():
             _search(pipe, job, target, answers, seconds)

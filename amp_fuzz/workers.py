@@ -21,6 +21,7 @@ import msgspec
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.baseline import match
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import (
@@ -40,7 +41,6 @@ from amp_fuzz.engine import (
     runnable,
     seed_of,
 )
-from amp_fuzz.baseline import match
 from amp_fuzz.findings import Groups, signature_of
 from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.interrupts import no_interrupts
