@@ -25,9 +25,9 @@ from amp_fuzz.records import DivergenceRecord
 __all__ = ["Baseline", "BaselineError", "Entry", "added", "entry_of", "match", "read", "removed"]
 
 _HEAD = """\
-# Findings of amp-fuzz that this project knows of: they do not fail a run. Each has a reason, and the
-# case by which `amp-fuzz baseline check` tells whether it still happens. Written by `amp-fuzz baseline
-# update`; reasons, links, dates and comments are yours to edit.
+# Findings of amp-fuzz that this project knows of: they do not fail a run. Each has a reason, and
+# the case by which `amp-fuzz baseline check` tells whether it still happens. Written by
+# `amp-fuzz baseline update`; reasons, links, dates and comments are yours to edit.
 """
 
 

@@ -65,8 +65,8 @@ def caused(
     """Return the record of a minimised divergence with what can be said of its cause.
 
     first: of the case before it was minimised, which a cause must explain too. last: of the one
-    after. deadly: the ids of cases that are not run. On a compiler nothing is tried: each case would
-    be compiled.
+    after. deadly: the ids of cases that are not run. On a compiler nothing is tried: each case
+    would be compiled.
     """
     if judge.backend.ladder() or record.kind in UNSTEADY:
         return record

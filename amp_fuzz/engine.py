@@ -179,7 +179,7 @@ def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
 
 
 def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Return a task for each backend of which the baseline has cases: do they still diverge?"""
+    """Return a task for each backend of which the baseline has cases, to judge them again."""
     tasks = []
     for backend in chosen:
         entries = [*settings.baseline, *settings.overdue]

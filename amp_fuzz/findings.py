@@ -29,6 +29,7 @@ from amp_fuzz.judge import Judge, Verdict
 from amp_fuzz.minimize import Smaller, capture
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
 from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.reference import Policy
 from amp_fuzz.shrink import (
     Answer,
     Memory,
@@ -52,14 +53,14 @@ Look: TypeAlias = tuple[str, ...]
 class Groups:
     """The causes that a run has met: plain data, so that processes can share it.
 
-    looks: the fingerprint of what looks so. as_if: by backend and kernel, the policies that explain
-    all of a cause so far, and its fingerprint. known: by fingerprint, the entry of the baseline.
+    looks: the fingerprints of what looks so. as_if: by backend and kernel, the policies that
+    explain all of a cause so far, and its fingerprint. known: by fingerprint, the entry of the baseline.
     signatures: of divergences that a known list explains. seen: how often a look was met. deadly:
     candidates that a process died of, by id: they are not run again. minimised: how many looks of
     a backend, kind and op were.
     """
 
-    looks: dict[Look, str] = field(default_factory=dict)
+    looks: dict[Look, tuple[str, ...]] = field(default_factory=dict)
     as_if: dict[tuple[str, str], tuple[tuple[str, ...], str]] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)
     signatures: set[Look] = field(default_factory=set)
@@ -120,6 +121,9 @@ def examine(
         yield from work.part(part)
 
 
+# What the shadows say where they cannot follow.
+_NO_SHADOW = ("the shadows did not come", "the band of")
+
 # Of what looks alike, these are minimised too: the so many-th.
 _AGAIN = {4**n for n in range(1, 16)}
 
@@ -178,7 +182,13 @@ class _Examination:
             return None
         self.seen(case)
         related = self.verdict.divergence is not None and self.verdict.divergence.kind == "relation"
-        verdict = replace(self.judge, relations="all" if related else "none").judge(case)
+        judge = replace(self.judge, relations="all" if related else "none")
+        try:
+            verdict = judge.judge(case)
+        except (RuntimeError, ValueError) as error:  # of a case that was not drawn
+            if not any(words in str(error) for words in _NO_SHADOW):
+                raise
+            return None
         return verdict if verdict.divergence is not None else None
 
     def plainer(self, verdict: Verdict) -> Verdict:
@@ -207,11 +217,11 @@ class _Examination:
         groups, look = self.groups, look_of(part, quick=self.quick)
         groups.seen[look] += 1
         if (known := groups.looks.get(look)) and groups.seen[look] not in _AGAIN:
-            yield self.met(known)
+            yield from map(self.met, known)
             return
         if explained := self.explained(part):
             groups.looks[look] = explained
-            yield self.met(explained)
+            yield from map(self.met, explained)
             return
         record = fingerprinted(part.finding(self.family))
         try:
@@ -222,7 +232,7 @@ class _Examination:
         except KeyboardInterrupt:
             yield Step(record, last=True)
             raise
-        groups.looks[look] = record.fingerprint
+        groups.looks[look] = (record.fingerprint,)
         if record.as_if:
             key = record.backend, record.overload
             groups.as_if[key] = record.as_if, record.fingerprint
@@ -241,11 +251,13 @@ class _Examination:
     def met(self, fingerprint: str) -> Met:
         return Met(fingerprint, self.groups.known.get(fingerprint, ""))
 
-    def explained(self, part: Verdict) -> str:
-        """Return the fingerprint of an op's other policy that explains a divergence, or ""."""
+    def explained(self, part: Verdict) -> tuple[str, ...]:
+        """Return the fingerprints of other policies, one or all at once, that explain it."""
         if not (self.quick and supposes(part)):
-            return ""
+            return ()
         groups, observed = self.groups, self.judge.backend.run([part.case])[0]
+        together: dict[str, Policy | None] = {}
+        causes: list[str] = []
         for overload in policies_of(part.kernels):
             key = part.backend, overload
             names, fingerprint = groups.as_if.get(key, ((), ""))
@@ -256,8 +268,13 @@ class _Examination:
             )
             if fits:
                 groups.as_if[key] = fits, fingerprint
-                return fingerprint
-        return ""
+                return (fingerprint,)
+            if names:
+                together[overload] = POLICIES[names[0]]
+                causes.append(fingerprint)
+        if len(causes) > 1 and self.judge.agrees_with(part.case, observed, together):
+            return tuple(causes)
+        return ()
 
     def minimised(self, part: Verdict, seconds: float) -> Iterator[Step]:
         """Yield the record of a divergence, ever smaller; the last one names its cause."""

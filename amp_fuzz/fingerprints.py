@@ -23,11 +23,11 @@ __all__ = ["Fingerprint", "fingerprint", "fingerprinted", "ingredient", "title"]
 class Fingerprint:
     """What names the cause of a divergence.
 
-    kind: of the divergence, ``value`` of all wrong values and ``grad-value`` of all wrong gradients;
-    ``policy``, whatever it shows as, where an op has another policy than
-    its table says. stage: of a compiler, its first rung that diverges, else "". op: the guilty op,
-    two joined by ``+``, or ``*`` where others in its place show the same. policy: what autocast
-    does with it. dtypes: of its inputs. ingredient: what of plan and regions is left; see
+    kind: of the divergence, ``value`` of all wrong values, ``grad-value`` of all wrong gradients;
+    ``policy``, whatever it shows as, where an op has another policy than its table says. stage: of
+    a compiler, its first rung that diverges, else "". op: the guilty op, two joined by ``+``, or
+    ``*`` where others in its place show the same. policy: what autocast does with it, ``*`` where
+    the plan alone matters. dtypes: of its inputs. ingredient: what of plan and regions is left; see
     `ingredient`.
     """
 
@@ -57,7 +57,7 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
     case = record.minimised or record.case
     if kind == "state":  # what is left behind, and not which op stood there
-        words = set(ingredient(case).split("+")) - {"", "autocast", "nested", "disabled"}
+        words = (w for w in _words(case) - _USUAL if not w.startswith("backward="))
         left = [*_left_behind(record.observed), *sorted(words)]
         return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
     op = "*" if record.general else record.overload or record.op
@@ -69,7 +69,17 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
     if kind == "relation":
         more.append(f"relation={record.where.partition(':')[0]}")
     said = "+".join(filter(None, more))
+    if record.general and _words(case) - _USUAL:  # any op in such a plan: the plan is what matters
+        return Fingerprint(kind, on, stage, "*", "*", (), said)
     return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), said)
+
+
+# What of a plan nearly every case has.
+_USUAL = {"", "autocast", "nested", "disabled", "backward=outside", "backward=inside"}
+
+
+def _words(case: Case) -> set[str]:
+    return set(ingredient(case).split("+"))
 
 
 # Whether a wrong value is finite is decided by the values that were drawn.
@@ -97,7 +107,9 @@ def title(record: DivergenceRecord) -> str:
         names = ", ".join(word.removeprefix("leaves=") for word in left) or "autocast's state"
         return f"state: {names} not restored"
     if record.general:
-        return f"{record.kind} at any op{f' of {policy}' if policy else ''}, as {record.op}"
+        special = _words(record.minimised or record.case) - _USUAL
+        of = f" under {', '.join(sorted(special))}" if special else f" of {policy}" * bool(policy)
+        return f"{record.kind} at any op{of}, as {record.op}"
     return f"{record.kind} at {record.op}" if record.op else record.kind
 
 

@@ -94,8 +94,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     divergence of its like is written out with its case; these say how often each came. at: the
     index in `kernels` of that op's kernel; -1 if it reached none. unjudged: how many values differ
     in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
-    but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if it
-    diverged in a way that no known list explains.
+    but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if
+    it diverged in a way that no known list explains.
     """
 
     id: str
@@ -125,8 +125,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     bare: the case diverges in the same way with its autocast contexts taken away.
     nearest: a case like the minimised one that agrees with the reference. fingerprint: ten hex
     digits that name the cause; see `amp_fuzz.fingerprints`. general: other ops in the place of the
-    guilty one show the same. overload: the kernel to blame, where there is one only. as_if: policies,
-    or ``none``, with which instead of its own that kernel of autocast explains the whole.
+    guilty one show the same. overload: the kernel to blame, where there is one only. as_if:
+    policies, or ``none``, with which instead of its own that kernel of autocast explains the whole.
     """
 
     backend: str

@@ -47,7 +47,7 @@ from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer
 
-__all__ = ["run"]
+__all__ = ["Supervisor", "run"]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     recorded stays.
     """
     chosen = [backends()[name] for name in settings.backends]
-    supervisor = _Supervisor(settings, store, run_id)
+    supervisor = Supervisor(settings, store, run_id)
     try:
         yield from supervisor.work(
             [*baseline_tasks(settings, chosen), *plan_tasks(settings, chosen)]
@@ -102,7 +102,7 @@ def _aimed(
     return tasks
 
 
-class _Supervisor:
+class Supervisor:
     """Hands tasks to workers, listens, and replaces those that die or hang."""
 
     def __init__(self, settings: Settings, store: Store, run_id: str) -> None:

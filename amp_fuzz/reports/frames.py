@@ -316,8 +316,9 @@ def groups(data: RunData) -> dict[str, int]:
 
 
 def findings(data: RunData) -> pd.DataFrame:
-    """Return one row a finding that is in no group: backend, kind, op, policy, dtypes, known, count, id.
+    """Return one row for each sort of divergence that is known, or is in no group.
 
+    Its columns are backend, kind, op, policy, dtypes, known, count, id.
     count: the cases that diverged so. id: the case to replay, the smallest of the finding itself
     or of the one that stands for it, since only the first of its like is minimised (one a backend,
     kind and known entry; one a backend, kind and op if it is new). "" if no record is left.

@@ -119,8 +119,8 @@ class BaselineView:
                 return f"fixed: {name} no longer happens: remove it: amp-fuzz baseline prune"
             case "expired":
                 return (
-                    f"expired: {name} was accepted until {self.expires}: mend it, or give it another "
-                    "date, with a reason"
+                    f"expired: {name} was accepted until {self.expires}: mend it, or give it "
+                    "another date, with a reason"
                 )
             case "changed":
                 return f"changed: the case of {name} diverges in another way now"
@@ -306,8 +306,8 @@ def view(data: RunData, known: Sequence[Known]) -> View:
 def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
     """Return how many cases diverged anew of which no finding is left to replay."""
     shown = {f.record.fingerprint for f in new} - {""}
-    rows = data.cases.loc[data.cases["outcome"] == "diverged", "groups"]
-    grouped = sum(bool(said and not shown & set(str(said).split(","))) for said in rows)
+    rows = map(str, data.cases.loc[data.cases["outcome"] == "diverged", "groups"])
+    grouped = sum(bool(said and not shown & set(said.split(","))) for said in rows)
     alone = found[(found["known"] == "") & (found["id"] == "")]["count"].sum()
     return grouped + int(alone)
 
@@ -322,7 +322,7 @@ def _baseline(data: RunData) -> Iterable[BaselineView]:
         if row is not None and row.outcome in ("agreed", "raised"):
             state = "not seen" if entry.kind == "nondeterminism" else "fixed"
         elif row is not None:
-            there = entry.id in row.known.split("+")
+            there = entry.id in str(row.known).split("+")
             state = "there" if there else "changed"
         if entry.expired:
             state = "expired"
