@@ -3,9 +3,10 @@
 Each statement of a diverging case is run alone: so a cause that is known does not hide another one
 in the same case. What diverges alone has a *look*: kind, op, how it is called, dtypes, plan. The
 first of its look is minimised and gets the fingerprint of its cause; the others are counted with
-it, but some are minimised all the same, since two causes may look alike. Where a cause is that an
-op behaves as if it had another policy, the reference can suppose so: then all that it explains
-belongs to that cause, whatever it looks like.
+it. So are those that look otherwise and have the same *traits*, what a fingerprint is made of, once
+two looks of them came to one cause. Some are minimised all the same, since two causes may look
+alike. Where a cause is that an op behaves as if it had another policy, the reference can suppose
+so: then all that it explains belongs to that cause, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from amp_fuzz.blame import Named, tainted
 from amp_fuzz.case import Case, Plan, bare
 from amp_fuzz.causes import POLICIES, UNSTEADY, caused, policies_of, supposes
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.fingerprints import fingerprinted, ingredient
+from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient
 from amp_fuzz.judge import Judge, Verdict
 from amp_fuzz.minimize import Smaller, capture
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
@@ -49,18 +50,23 @@ __all__ = ["Groups", "Met", "Step", "examine", "signature_of"]
 Look: TypeAlias = tuple[str, ...]
 
 
+# Of what looks alike, these are minimised too: the so many-th.
+_AGAIN = {4**n for n in range(1, 16)}
+
+
 @dataclass(slots=True)
 class Groups:
     """The causes that a run has met: plain data, so that processes can share it.
 
-    looks: the fingerprints of what looks so. as_if: by backend and kernel, the policies that
-    explain all of a cause so far, and its fingerprint. known: by fingerprint, the entry of the baseline.
-    signatures: of divergences that a known list explains. seen: how often a look was met. deadly:
-    candidates that a process died of, by id: they are not run again. minimised: how many looks of
-    a backend, kind and op were.
+    looks: the fingerprints of what looks so. traits: those of all looks with these traits. as_if:
+    by backend and kernel, the policies that explain all of a cause so far, and its fingerprint.
+    known: by fingerprint, the entry of the baseline. signatures: of divergences that a known list
+    explains. seen: how often a look or traits were met. deadly: candidates that a process died of,
+    by id: they are not run again. minimised: how many looks of a backend, kind and op were.
     """
 
     looks: dict[Look, tuple[str, ...]] = field(default_factory=dict)
+    traits: dict[Look, tuple[str, ...]] = field(default_factory=dict)
     as_if: dict[tuple[str, str], tuple[tuple[str, ...], str]] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)
     signatures: set[Look] = field(default_factory=set)
@@ -68,9 +74,21 @@ class Groups:
     deadly: set[str] = field(default_factory=set)
     minimised: Counter[Look] = field(default_factory=Counter)
 
+    def counted(self, look: Look, traits: Look) -> tuple[str, ...]:
+        """Return the fingerprints of a divergence that need not be minimised, or ()."""
+        self.seen[look] += 1
+        self.seen[traits] += 1
+        if self.seen[look] > 1 and look in self.looks:
+            return () if self.seen[look] in _AGAIN else self.looks[look]
+        found = self.traits.get(traits, ())
+        if len(found) < 2 or len(set(found)) > 1 or self.seen[traits] in _AGAIN:
+            return ()
+        return found[:1]
+
     def update(self, other: Groups) -> None:
         """Take in what another process has met."""
         self.looks |= other.looks
+        self.traits |= other.traits
         self.as_if |= other.as_if
         self.known |= other.known
         self.signatures |= other.signatures
@@ -123,9 +141,6 @@ def examine(
 
 # What the shadows say where they cannot follow.
 _NO_SHADOW = ("the shadows did not come", "the band of")
-
-# Of what looks alike, these are minimised too: the so many-th.
-_AGAIN = {4**n for n in range(1, 16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +229,8 @@ class _Examination:
 
     def part(self, part: Verdict) -> Iterator[Step | Met]:
         """Yield the cause of a divergence."""
-        groups, look = self.groups, look_of(part, quick=self.quick)
-        groups.seen[look] += 1
-        if (known := groups.looks.get(look)) and groups.seen[look] not in _AGAIN:
+        groups, look, traits = self.groups, look_of(part, quick=self.quick), traits_of(part)
+        if known := groups.counted(look, traits):
             yield from map(self.met, known)
             return
         if explained := self.explained(part):
@@ -233,6 +247,7 @@ class _Examination:
             yield Step(record, last=True)
             raise
         groups.looks[look] = (record.fingerprint,)
+        groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
         if record.as_if:
             key = record.backend, record.overload
             groups.as_if[key] = record.as_if, record.fingerprint
@@ -248,8 +263,8 @@ class _Examination:
         self.groups.minimised[rough] += 1
         return self.seconds if self.groups.minimised[rough] <= 4 else min(self.seconds, 5.0)
 
-    def met(self, fingerprint: str) -> Met:
-        return Met(fingerprint, self.groups.known.get(fingerprint, ""))
+    def met(self, cause: str) -> Met:
+        return Met(cause, self.groups.known.get(cause, ""))
 
     def explained(self, part: Verdict) -> tuple[str, ...]:
         """Return the fingerprints of other policies, one or all at once, that explain it."""
@@ -260,18 +275,18 @@ class _Examination:
         causes: list[str] = []
         for overload in policies_of(part.kernels):
             key = part.backend, overload
-            names, fingerprint = groups.as_if.get(key, ((), ""))
+            names, cause = groups.as_if.get(key, ((), ""))
             fits = tuple(
                 name
                 for name in names
                 if self.judge.agrees_with(part.case, observed, {overload: POLICIES[name]})
             )
             if fits:
-                groups.as_if[key] = fits, fingerprint
-                return (fingerprint,)
+                groups.as_if[key] = fits, cause
+                return (cause,)
             if names:
                 together[overload] = POLICIES[names[0]]
-                causes.append(fingerprint)
+                causes.append(cause)
         if len(causes) > 1 and self.judge.agrees_with(part.case, observed, together):
             return tuple(causes)
         return ()
@@ -382,6 +397,14 @@ def look_of(verdict: Verdict, *, quick: bool) -> Look:
     if record.kind == "state":
         said.append(record.observed)
     return (*signature_of(record), record.policy, record.dtypes, *said)
+
+
+def traits_of(verdict: Verdict) -> Look:
+    """Return what the fingerprint of a divergence would be made of if it were the smallest."""
+    record = fingerprint(verdict.finding(""))
+    dtypes = sorted(set(record.dtypes))
+    names = record.kind, record.backend, record.op, record.policy, record.ingredient
+    return ("traits", *names, *dtypes)
 
 
 def _argument(arg: object) -> str:

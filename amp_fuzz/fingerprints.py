@@ -82,6 +82,8 @@ def _words(case: Case) -> set[str]:
     return set(ingredient(case).split("+"))
 
 
+_WIDTH = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "complex64": 3, "complex128": 4}
+
 # Whether a wrong value is finite is decided by the values that were drawn.
 _KINDS = {
     "bitwise": "value",
@@ -116,11 +118,16 @@ def title(record: DivergenceRecord) -> str:
 def _dtypes(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
     """Return the dtypes of what the guilty op is given, as far as they can be told.
 
-    Where it is any op, how many tensors it takes does not matter.
+    Where it is any op, how many tensors it takes does not matter; where it is one kernel, only what
+    it computes in.
     """
+    given = _given(record, case)
     if record.general:
-        return tuple(sorted(set(_given(record, case))))
-    return _given(record, case)
+        return tuple(sorted(set(given)))
+    if record.overload:  # one kernel, which computes in the widest
+        floats = [d for d in given if d in _WIDTH]
+        return (max(floats, key=_WIDTH.__getitem__) if floats else "float32",)
+    return given
 
 
 def _given(record: DivergenceRecord, case: Case) -> tuple[str, ...]:

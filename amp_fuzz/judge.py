@@ -177,7 +177,9 @@ class Judge:
             again = compare(observed, self._run(case), values=self.backend.values)
             verdict.known = verdict.known if again is None else ""
         if not verdict.known:
-            if found.kind != "relation":  # an entry may list the first, and not what follows
+            if left := self._left_behind(case, found, expected, observed):
+                found = left
+            elif found.kind != "relation":  # an entry may list the first, and not what follows
                 found = self._remaining(case, expected, observed)[0] or found
             if self.confirm:
                 found = self._confirm(case, found, expected, observed)
@@ -188,6 +190,18 @@ class Judge:
         verdict.outcome = "known" if verdict.known else "diverged"
         clock.lap("confirm")
         return verdict
+
+    def _left_behind(
+        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+    ) -> Divergence | None:
+        """Return the divergence in state, if known entries explain all of a case but that."""
+        if observed.leaked == expected.leaked or found.kind in ("state", "relation"):
+            return None
+        restored = dataclasses.replace(observed, leaked=expected.leaked)
+        if not self.explain(case, found, expected, restored):
+            return None
+        alone = Observation(leaked=observed.leaked, raised=observed.raised)
+        return self._compare(case, Observation(raised=observed.raised), alone)
 
     def _run(self, case: Case) -> Observation:
         return self.backend.run([case])[0]

@@ -32,7 +32,7 @@ TEN = (
     # numbers
     "logsumexp-no-max",
     "hypot-naive",
-    "layer-norm-no-eps",
+    "group-norm-no-bias",
 )
 FEW = ("linear:fp32", "cat:lower_precision_fp", "cache-flag-not-restored", "sin-tail")
 
@@ -79,5 +79,3 @@ def install(folder: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
     points = "[amp_fuzz.backends]\nfaulty = tests.faults.many:backends\n"
     (info / "entry_points.txt").write_text(points)
-
-
