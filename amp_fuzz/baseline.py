@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     title: str = ""
     stage: str = ""
     op: str = ""
-    policy: str = "none"
+    policy: str = ""
     dtypes: tuple[str, ...] = ()
     ingredient: str = ""
     as_if: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict
 from amp_fuzz.program import Items, Node, Ref, Region, Statement, TensorSpec, statements, uses
@@ -83,7 +84,8 @@ def caused(
         return msgspec.structs.replace(record, general=True)
     if record.kind in _WRONG_VALUES and (kernel := only_kernel(judge, last.case)):
         record = msgspec.structs.replace(record, overload=kernel)
-    if not (supposes(first) and supposes(last)):
+    # What takes more than a plain context is not the policy of an op.
+    if not (supposes(first) and supposes(last)) or special(last.case):
         return record
     kernels = policies_of(last.kernels)
     overload, names = as_if(judge, last.case, judge.backend.run([last.case])[0], kernels)

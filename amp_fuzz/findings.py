@@ -28,6 +28,7 @@ from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient
 from amp_fuzz.judge import Judge, Verdict
 from amp_fuzz.minimize import Smaller, capture
+from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import Policy
@@ -178,6 +179,7 @@ class _Examination:
             yield self.plainer(self.verdict)
             return
         covered: set[str] = set()
+        some = False
         values = capture(case, self.judge.backend.reference())
         for number, statement in enumerate(body):
             small = alone(case, (number,), values)
@@ -186,8 +188,9 @@ class _Examination:
             for name in statement.outputs:
                 covered |= tainted(case, name)
             if not part.known:
+                some = True
                 yield self.plainer(part)
-        if not Named(covered)(found.where):
+        if not (some and Named(covered)(_label(found))):
             yield self.plainer(self.verdict)
 
     def judged(self, case: Case) -> Verdict | None:
@@ -355,6 +358,14 @@ class _Examination:
         relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
         found = replace(self.judge, known=(), relations=relations).judge(plain).divergence
         return found is not None and found.kind == verdict.divergence.kind
+
+
+def _label(found: Divergence) -> str:
+    """Return the label at which a divergence shows; of an error, the value that was to be made."""
+    where = found.where
+    if found.kind == "raise" and " = " in where:
+        where = where.partition(" = ")[0].partition(",")[0].strip()
+    return where.rpartition(": ")[2]
 
 
 def _of(record: DivergenceRecord, case: Case) -> DivergenceRecord:

@@ -16,7 +16,7 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.program import Autocast, Checkpoint, regions, statements, uses
 from amp_fuzz.records import DivergenceRecord
 
-__all__ = ["Fingerprint", "fingerprint", "fingerprinted", "ingredient", "title"]
+__all__ = ["Fingerprint", "fingerprint", "fingerprinted", "ingredient", "special", "title"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
     case = record.minimised or record.case
     if kind == "state":  # what is left behind, and not which op stood there
-        words = (w for w in _words(case) - _USUAL if not w.startswith("backward="))
+        words = (w for w in special(case) if not w.startswith("backward="))
         left = [*_left_behind(record.observed), *sorted(words)]
         return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
     op = "*" if record.general else record.overload or record.op
@@ -69,8 +69,9 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
     if kind == "relation":
         more.append(f"relation={record.where.partition(':')[0]}")
     said = "+".join(filter(None, more))
-    if record.general and _words(case) - _USUAL:  # any op in such a plan: the plan is what matters
-        return Fingerprint(kind, on, stage, "*", "*", (), said)
+    if record.general and (words := special(case)):  # the plan is what matters
+        more[0] = "+".join(sorted(words))
+        return Fingerprint(kind, on, stage, "*", "*", (), "+".join(more))
     return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), said)
 
 
@@ -78,8 +79,9 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
 _USUAL = {"", "autocast", "nested", "disabled", "backward=outside", "backward=inside"}
 
 
-def _words(case: Case) -> set[str]:
-    return set(ingredient(case).split("+"))
+def special(case: Case) -> set[str]:
+    """Return what of a case's ingredient is not usual: ``entry=decorator``, ``checkpoint``."""
+    return set(ingredient(case).split("+")) - _USUAL
 
 
 _WIDTH = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "complex64": 3, "complex128": 4}
@@ -109,8 +111,8 @@ def title(record: DivergenceRecord) -> str:
         names = ", ".join(word.removeprefix("leaves=") for word in left) or "autocast's state"
         return f"state: {names} not restored"
     if record.general:
-        special = _words(record.minimised or record.case) - _USUAL
-        of = f" under {', '.join(sorted(special))}" if special else f" of {policy}" * bool(policy)
+        words = special(record.minimised or record.case)
+        of = f" under {', '.join(sorted(words))}" if words else f" of {policy}" * bool(policy)
         return f"{record.kind} at any op{of}, as {record.op}"
     return f"{record.kind} at {record.op}" if record.op else record.kind
 

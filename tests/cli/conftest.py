@@ -24,6 +24,7 @@ PROGRAM = (sys.executable, "-c", "import sys; from amp_fuzz.cli import main; sys
 # Each does to real results what its name says.
 BACKENDS = '''
 import os
+import random
 import signal
 import time
 
@@ -92,7 +93,7 @@ class Moody(EagerBackend):
     def changed(self, mood, value):
         if mood == "dtype":
             return value.to(torch.float64 if value.dtype != torch.float64 else torch.float32)
-        return value + (1 if mood == "value" else time.perf_counter_ns())
+        return value + (1 if mood == "value" else random.randrange(1, 10**6))
 
 
 class Broken(EagerBackend):
