@@ -57,8 +57,8 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
     case = record.minimised or record.case
     if kind == "state":  # what is left behind, and not which op stood there
-        words = (w for w in special(case) if not w.startswith("backward="))
-        left = [*_left_behind(record.observed), *sorted(words)]
+        own = (w for w in special(case) if not w.startswith("backward="))
+        left = [*_left_behind(record.observed), *sorted(own)]
         return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
     op = "*" if record.general else record.overload or record.op
     if kind in ("nondeterminism", "crash", "timeout"):  # these are not minimised by a run
