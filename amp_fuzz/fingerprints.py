@@ -146,17 +146,10 @@ def _error(side: str) -> str:
     return "none" if side == "no error" else side.partition(":")[0]
 
 
-# The state of torch as `amp_fuzz.backends.torchstate.torch_state` lists it.
-_STATE = ("enabled", "dtype", "enabled", "dtype", "cache", "nesting", "grad", "inference")
-
-
 def _left_behind(observed: str) -> list[str]:
-    """Return ``leaves=cache`` for each part of autocast's state that is not as it was before."""
-    sides = [re.sub(r"[()]", "", side).split(", ") for side in observed.split(" became ")]
-    if len(sides) != 2 or {len(side) for side in sides} != {len(_STATE)}:
-        return []
-    changed = [name for name, a, b in zip(_STATE, *sides, strict=True) if a != b]
-    return [f"leaves={name}" for name in dict.fromkeys(changed)]
+    """Return ``leaves=weight cache`` for each part of the state that is not as it was before."""
+    names = re.findall(r"(?:^|[,;] )([a-z][a-z ]*): [^:]*? became ", observed)
+    return [f"leaves={name}" for name in dict.fromkeys(names)]
 
 
 _PLAIN = Plan(contexts=(), backward="none")

@@ -50,7 +50,7 @@ def test_each_of_four_faults_is_one_group(monkeypatch: pytest.MonkeyPatch) -> No
         "cat behaves",
         "linear behaves",
         "mm behaves",
-        "state: cache not restored",
+        "state: weight cache not restored",
     ], [str(r.minimised) for r in found]
     for name, policy in (("cat", "lower_precision_fp"), ("linear", "fp32"), ("mm", "none")):
         (record,) = [r for r in found if r.overload == name]
