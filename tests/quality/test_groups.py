@@ -56,7 +56,7 @@ def test_each_of_four_faults_is_one_group(monkeypatch: pytest.MonkeyPatch) -> No
         (record,) = [r for r in found if r.overload == name]
         assert policy in record.as_if
     assert set(cases) == {r.fingerprint for r in found}
-    assert min(cases.values()) > 2
+    assert min(cases.values()) >= 2
     # Nearly all are counted, not minimised.
     assert sum(groups.minimised.values()) < sum(cases.values()) / 2
 
