@@ -256,6 +256,12 @@ class Options:
     known: tuple[Path, ...] = _option(
         "paths", (), "FILE", "A list of explained divergences, beside the one that comes along."
     )
+    baseline: Path = _option(  # noqa: RUF009
+        "path",
+        Path("amp-fuzz-baseline.toml"),
+        "FILE",
+        "The findings that the project knows of; looked for upward unless given.",
+    )
     max_statements: int = _option(
         "integer", _DEFAULTS["max-statements"], "N", "The most statements of a program.", minimum=1
     )

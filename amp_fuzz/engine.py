@@ -7,27 +7,24 @@
 from __future__ import annotations
 
 import random
-import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.backends.scripted import ScriptBackend
-from amp_fuzz.case import Case, bare
+from amp_fuzz.baseline import Entry
+from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
-from amp_fuzz.explicit import explicit_form
+from amp_fuzz.findings import Groups, Met, examine
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
-from amp_fuzz.minimize import Smaller
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
-from amp_fuzz.shrink import Memory, Shrunk, Target, asker, confirmed, part_of, shrink, stage_of
+from amp_fuzz.still import happens, still
 from amp_fuzz.strategies.drawing import draw_case, usable
-from amp_fuzz.triage import fingerprint
 
 __all__ = [
     "Crashed",
@@ -40,10 +37,10 @@ __all__ = [
     "Settings",
     "Suspected",
     "Task",
+    "baseline_tasks",
     "explore",
     "plan_tasks",
     "runnable",
-    "signature_of",
 ]
 
 
@@ -54,7 +51,8 @@ class Settings:
     cases: for each backend. ops: names of the ops that programs are drawn from. seconds: stop the
     run after so long; 0 is never. timeout: seconds after which a worker that answers nothing is
     ended. minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
-    divergence.
+    divergence. baseline: the findings that the project knows of. overdue: those that it
+    has known of for too long: they are new again.
     """
 
     backends: tuple[str, ...]
@@ -70,17 +68,23 @@ class Settings:
     minimize: float = 20.0
     max_statements: int = 12
     fail_fast: bool = False
+    baseline: tuple[Entry, ...] = ()
+    overdue: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A part of a run: so many cases on one backend, each with a call of one of these ops."""
+    """A part of a run: so many cases on one backend, each with a call of one of these ops.
+
+    given: the cases, where none are drawn.
+    """
 
     backend: str
     family: str
     focus: tuple[str, ...]
     cases: int
     seed: int
+    given: tuple[Case, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +116,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A divergence as small as it is so far; a `Finding` follows, unless the run is cut short."""
+    """A divergence as small as it is so far, while its case is examined; None: it is no more."""
 
-    record: DivergenceRecord
+    record: DivergenceRecord | None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A task came to its end."""
+    """A task came to its end. groups: what its process has met by then."""
 
     task: Task
     record: EndRecord
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,17 @@ def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
     return [row[i] for i in range(max(map(len, rows), default=0)) for row in rows if i < len(row)]
 
 
+def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Return a task for each backend of which the baseline has cases, to judge them again."""
+    tasks = []
+    for backend in chosen:
+        entries = [*settings.baseline, *settings.overdue]
+        cases = tuple(e.load() for e in entries if e.backend == backend.name)
+        if cases:
+            tasks.append(Task(backend.name, "baseline", (), len(cases), 0, cases))
+    return tasks
+
+
 def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
     """Return the ops that a backend can run, each with the forms that it can be called in."""
     found = []
@@ -188,24 +204,80 @@ def explore(
     settings: Settings,
     *,
     seen: Callable[[Case], None] = lambda case: None,
-    signatures: set[tuple[str, ...]] | None = None,
+    groups: Groups | None = None,
 ) -> Iterator[Event | CaseRecord]:
     """Run a task in this process, yielding a record for each case and an event for each finding.
 
-    `seen` is told each case before it runs. `signatures` are the divergences that were already
-    minimised; others like them are counted, not minimised again.
+    The events of a case come before its record. `seen` is told each case before it runs. `groups`
+    are the causes that were met already; what belongs to one is counted, not reported again.
     """
-    signatures = set() if signatures is None else signatures
+    groups = Groups() if groups is None else groups
     judge = Judge(backends()[task.backend], settings.known, settings.relations)
-    for case in draw(task, settings):
+    entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
+    for case in task.given or draw(task, settings):
         seen(case)
+        entry = entries.get(case.id)
         with quiet():
-            verdict = judge.judge(case)
-        yield verdict.record(task.family)
-        if verdict.divergence is not None:
-            yield from _finding(judge, verdict, task, settings, signatures, seen)
-        if settings.fail_fast and verdict.outcome == "diverged":
+            verdict = _judged(judge, case, entry)
+        record = verdict.record(task.family)
+        stays = entry is not None and verdict.known == entry.id
+        if verdict.divergence is not None and not stays:
+            with quiet():
+                met = yield from _examined(judge, verdict, task, settings, groups, seen)
+            record = _met(record, met)
+            yield Suspected(None)
+        yield record
+        if settings.fail_fast and record.outcome == "diverged":
             break
+
+
+def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
+    """Return the verdict of a case; one of the baseline's own is known if it is of its kind."""
+    if entry is None:
+        return judge.judge(case)
+    verdict = still(judge, entry, case)
+    if happens(judge, entry, verdict):
+        verdict.outcome, verdict.known = "known", entry.id
+    return verdict
+
+
+def _examined(
+    judge: Judge,
+    verdict: Verdict,
+    task: Task,
+    settings: Settings,
+    groups: Groups,
+    seen: Callable[[Case], None],
+) -> Generator[Event, None, list[Met]]:
+    """Yield the findings of a case that diverged, and return the causes that it shows."""
+    met = []
+    for step in examine(
+        judge,
+        verdict,
+        groups,
+        settings.baseline,
+        family=task.family,
+        seconds=settings.minimize,
+        seen=seen,
+    ):
+        if isinstance(step, Met):
+            met.append(step)
+        elif step.last:
+            yield Finding(step.record, new=not step.record.known)
+        else:
+            yield Suspected(step.record)
+    return met
+
+
+def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
+    """Return the record of a case with its causes: known, if the baseline knows all of them."""
+    if not met:
+        return record
+    groups = tuple(dict.fromkeys(m.fingerprint for m in met))
+    if not all(m.entry for m in met):
+        return msgspec.structs.replace(record, groups=groups)
+    known = "+".join(dict.fromkeys(m.entry for m in met))
+    return msgspec.structs.replace(record, groups=groups, outcome="known", known=known)
 
 
 def draw(task: Task, settings: Settings) -> Iterator[Case]:
@@ -229,121 +301,3 @@ def draw(task: Task, settings: Settings) -> Iterator[Case]:
             statements=settings.max_statements,
             fused=not backend.exact,
         )
-
-
-def _finding(
-    judge: Judge,
-    verdict: Verdict,
-    task: Task,
-    settings: Settings,
-    signatures: set[tuple[str, ...]],
-    seen: Callable[[Case], None],
-) -> Iterator[Event]:
-    """Minimise a divergence whose like was not seen yet, and make its events."""
-    assert verdict.divergence is not None
-    rough = verdict.finding(task.family)
-    signature = signature_of(rough)
-    if signature in signatures:
-        return
-    signatures.add(signature)
-    yield Suspected(rough)
-    stage, record, last, without = "", rough, verdict, False
-    with quiet():
-        try:
-            if verdict.divergence.kind != "nondeterminism":
-                stage = stage_of(judge, verdict, seen)
-                # A known one is explained already: its example need not be the smallest.
-                limit = min(settings.minimize, 2.0) if verdict.known else settings.minimize
-                if settings.minimize > 0:
-                    for smaller, again in _smaller(judge, verdict, rough, stage, limit, seen):
-                        record, last = smaller, again
-                        yield Suspected(record)
-                without = _bare(judge, last, seen)
-        except KeyboardInterrupt:
-            yield Finding(record, new=not verdict.known)
-            raise
-        small = record.minimised or verdict.case
-        record = msgspec.structs.replace(
-            record,
-            minimised=small,
-            explicit=_explicit(judge, small),
-            stage=stage,
-            bare=without,
-        )
-        record = msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
-    final = signature_of(record)
-    if final != signature and final in signatures:
-        return
-    signatures.add(final)
-    yield Finding(record, new=not verdict.known)
-
-
-def _smaller(
-    judge: Judge,
-    verdict: Verdict,
-    rough: DivergenceRecord,
-    stage: str,
-    seconds: float,
-    seen: Callable[[Case], None],
-) -> Iterator[tuple[DivergenceRecord, Verdict]]:
-    """Yield the record of a divergence with ever smaller cases; the last one is confirmed.
-
-    With it comes the last verdict that is confirmed.
-    """
-    target = replace(Target.of(verdict), stage=stage)
-    ask, reference = asker(judge, target), judge.backend.reference()
-    for event in shrink(
-        verdict.case,
-        target,
-        ask,
-        reference,
-        seconds=seconds,
-        memory=Memory(trying=seen),
-    ):
-        if isinstance(event, Smaller):
-            yield msgspec.structs.replace(rough, minimised=event.case), verdict
-        elif isinstance(event, Shrunk):
-            steps = len(event.chain) - 1
-            last = confirmed(judge, target, event.chain) if steps else verdict
-            if last is None:  # gone when it was run again: what was found stays as it was
-                yield rough, verdict
-                continue
-            op = event.op if last.case == event.case else ""
-            record = last.finding(rough.family, last.case, op=op)
-            part = "" if verdict.known else part_of(judge, last, stage, seen)
-            record = msgspec.structs.replace(
-                record, case=verdict.case, nearest=event.nearest, part=part
-            )
-            yield record, last
-
-
-def signature_of(record: DivergenceRecord) -> tuple[str, ...]:
-    """Return what makes findings alike.
-
-    A known one is kept once for each backend and kind, a new one once for each op that it shows at;
-    errors that name no op, once for each text.
-    """
-    about = "" if record.known else record.op
-    if record.kind == "raise" and not about:
-        raised = f"{record.expected} -> {record.observed}"
-        about = re.sub(r"[\d.]+|\[.*?\]|'.*?'", "#", raised)[:160]
-    return (record.backend, record.kind, record.known, "" if record.known else about)
-
-
-def _bare(judge: Judge, verdict: Verdict, seen: Callable[[Case], None]) -> bool:
-    """Return whether a case diverges in the same way with its autocast contexts taken away."""
-    assert verdict.divergence is not None
-    plain = bare(verdict.case)
-    seen(plain)
-    relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
-    found = replace(judge, known=(), relations=relations).judge(plain).divergence
-    return found is not None and found.kind == verdict.divergence.kind
-
-
-def _explicit(judge: Judge, case: Case) -> str:
-    try:
-        text = explicit_form(case, judge.backend.reference())
-        theirs = judge.backend.explicit(case) if isinstance(judge.backend, ScriptBackend) else ""
-        return f"{text}\n{theirs}" if theirs else text
-    except Exception as error:  # the explicit form explains; it must not cost the finding
-        return f"# no explicit form: {type(error).__name__}: {error}"

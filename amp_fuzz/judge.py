@@ -5,6 +5,7 @@ This is what a run, a replay, the minimiser and the pytest plugin all share.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 import warnings
@@ -32,7 +33,7 @@ from amp_fuzz.oracle import (
 )
 from amp_fuzz.program import Statement, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
-from amp_fuzz.reference import KernelCall, quirks
+from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
 from amp_fuzz.without import WITHOUT
 
 __all__ = ["Judge", "Verdict", "unsupported"]
@@ -176,7 +177,9 @@ class Judge:
             again = compare(observed, self._run(case), values=self.backend.values)
             verdict.known = verdict.known if again is None else ""
         if not verdict.known:
-            if found.kind != "relation":  # an entry may list the first, and not what follows
+            if left := self._left_behind(case, found, expected, observed):
+                found = left
+            elif found.kind != "relation":  # an entry may list the first, and not what follows
                 found = self._remaining(case, expected, observed)[0] or found
             if self.confirm:
                 found = self._confirm(case, found, expected, observed)
@@ -187,6 +190,18 @@ class Judge:
         verdict.outcome = "known" if verdict.known else "diverged"
         clock.lap("confirm")
         return verdict
+
+    def _left_behind(
+        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+    ) -> Divergence | None:
+        """Return the divergence in state, if known entries explain all of a case but that."""
+        if observed.leaked == expected.leaked or found.kind in ("state", "relation"):
+            return None
+        restored = dataclasses.replace(observed, leaked=expected.leaked)
+        if not self.explain(case, found, expected, restored):
+            return None
+        alone = Observation(leaked=observed.leaked, raised=observed.raised)
+        return self._compare(case, Observation(raised=observed.raised), alone)
 
     def _run(self, case: Case) -> Observation:
         return self.backend.run([case])[0]
@@ -271,6 +286,29 @@ class Judge:
             if (without := explained(fewer)) is not None:
                 quirky, ids_ = fewer, without
         return "+".join(ids_) if self._sound(case, quirky) else ""
+
+    def agrees_with(
+        self, case: Case, observed: Observation, policies: Mapping[str, Policy | None]
+    ) -> bool:
+        """Return whether the reference, its ops under other policies, does what was observed.
+
+        What state is left behind is no matter of policies, and is not compared. An op that is taken
+        for one of the promote policy has the known bugs of that policy too; a banned one says so.
+        """
+        banned = Policy.BANNED in policies.values()
+        if banned and not (observed.raised and "unsafe to autocast" in observed.raised.message):
+            return False
+        bugs = {k.quirk for k in self.known if k.quirk.startswith("promote-")}
+        for names in ((), bugs) if Policy.PROMOTE in policies.values() else ((),):
+            with supposing(policies), quirks(names):
+                expected = self.backend.reference().run(case)
+                found = dataclasses.replace(observed, leaked=expected.leaked)
+                both = expected.raised and found.raised and not banned
+                if both and self._elsewise(expected, found):
+                    continue
+                if self._compare(case, expected, found) is None:
+                    return True
+        return False
 
     def _remaining(
         self, case: Case, expected: Observation, observed: Observation

@@ -31,12 +31,15 @@ from amp_fuzz.engine import (
     Event,
     Finding,
     Settings,
+    Suspected,
     Task,
+    baseline_tasks,
     explore,
     plan_tasks,
     runnable,
     seed_of,
 )
+from amp_fuzz.fingerprints import title
 from amp_fuzz.pytest_run import Run
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import StoreError, Writer
@@ -75,7 +78,10 @@ def jobs(
     chosen = list(chosen)
     found = []
     tasks = plan_tasks(settings, chosen)
+    known = {task.backend: task for task in baseline_tasks(settings, chosen)}
     for backend in chosen:
+        if backend.name in known:
+            found.append(Job(backend.name, "baseline", ((known[backend.name], ""),)))
         own = sorted((t for t in tasks if t.backend == backend.name), key=lambda t: t.family)
         found += [Job(backend.name, task.family, ((task, ""),)) for task in own]
         aims = tuple(_aims(settings, backend))
@@ -172,13 +178,15 @@ class FuzzItem(pytest.Item):
                 writer.write(event)
                 self.run.cases += 1
                 outcome.add(event)
+            elif isinstance(event, Suspected):
+                self.run.suspected = event.record
             elif isinstance(event, Finding):
                 writer.write(event.record)
                 self.run.store.save(event.record)
                 self.run.findings.append(event.record)
-                if event.new and outcome.last is not None:
+                if event.new:
                     outcome.new.append(event.record)
-                    self.run.shown[outcome.last] = event.record.id
+                    self.run.shown[event.record.fingerprint] = event.record
             if interrupted():
                 raise KeyboardInterrupt
             if time.time() > self.run.deadline:
@@ -195,24 +203,35 @@ class FuzzItem(pytest.Item):
                 yield event
                 if isinstance(event, CaseRecord):
                     reached.update(k.overload for k in event.kernels)
-                # The finding of a case that diverged comes after it.
-                settled = not isinstance(event, CaseRecord) or not event.kind
-                if kernel and kernel in reached and settled:
-                    break
+                    if kernel and kernel in reached:
+                        break
 
     def _explored(self, task: Task) -> Iterator[Event | CaseRecord]:
         return explore(
             task,
             self.run.settings,
             seen=lambda case: self.run.note(task.backend, task.family, case),
-            signatures=self.run.signatures,
+            groups=self.run.groups,
         )
 
     def _judge(self, outcome: Outcome) -> None:
-        if outcome.diverged:
-            pytest.fail(show(outcome, self.run), pytrace=False)
+        late = self._overdue()
+        if outcome.diverged or late:
+            shown = show(outcome, self.run) if outcome.diverged else ""
+            pytest.fail("\n".join(filter(None, [*late, shown])), pytrace=False)
         if outcome.cases == 0:
             pytest.fail(f"no case ran: none was drawn for {self.nodeid}", pytrace=False)
+
+    def _overdue(self) -> list[str]:
+        """Return a line for each entry of the baseline whose last day has passed."""
+        if self.job.name != "baseline":
+            return []
+        return [
+            f"EXPIRED: {entry.id} was accepted until {entry.expires}: mend it, or give it another "
+            f"date, with a reason (amp-fuzz-baseline.toml)"
+            for entry in self.run.settings.overdue
+            if entry.backend == self.job.backend
+        ]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
         """Return one line for a store that cannot be written, and for all else what pytest does."""
@@ -223,20 +242,18 @@ class FuzzItem(pytest.Item):
 
 @dataclass(slots=True)
 class Outcome:
-    """What an item came to. diverged: new divergences, by backend, kind and op."""
+    """What an item came to. diverged: cases that diverged anew, by the fingerprint of a cause."""
 
     cases: int = 0
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "crashed"
-    diverged: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    diverged: Counter[str] = field(default_factory=Counter)
     new: list[DivergenceRecord] = field(default_factory=list)
-    last: tuple[str, str, str] | None = None
 
     def add(self, record: CaseRecord) -> None:
         """Count a case."""
         self.cases += 1
-        self.last = (record.backend, record.kind, record.op)
         if record.outcome == "diverged":
-            self.diverged[self.last] += 1
+            self.diverged.update(record.groups)
 
 
 @contextmanager
@@ -294,26 +311,25 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 def show(outcome: Outcome, run: Run) -> str:
     """Return the report of an item that failed: a line for pytest's summary, then each finding."""
-    kinds = [f"{r.kind} at {r.op}" if r.op else r.kind for r in outcome.new]
-    lines = [f"{_count(len(kinds), 'new divergence')}: {', '.join(kinds)}"]
-    if not kinds:
-        cases = _count(sum(outcome.diverged.values()), "case")
+    titles = [title(record) for record in outcome.new]
+    lines = [f"{_count(len(titles), 'new finding')}: {', '.join(titles)}"]
+    if not titles:
+        cases = _count(max(outcome.diverged.values()), "case")
         lines = [f"{cases} diverged like findings of other items"]
     lines[0] += f" ({_count(outcome.cases, 'case')}, seed {run.settings.seed})"
     for record in outcome.new:
         lines += ["", *show_finding(record, run.store_option)]
-    shown = {record.id for record in outcome.new}
-    for key, count in outcome.diverged.items():
-        _, kind, op = key
-        other = run.shown.get(key, "")
-        if other not in shown:
-            at = f"{kind} at {op}" if op else kind
-            what = (
-                f"amp-fuzz replay {other}{run.store_option}"
-                if other
-                else "like a finding of the summary"
-            )
-            lines.append(f"{_count(count, 'case')} of {at}: {what}")
+        if (count := outcome.diverged[record.fingerprint]) > 1:
+            lines.append(f"{_count(count, 'case')} here of this cause")
+    own = {record.fingerprint for record in outcome.new}
+    for fingerprint, count in outcome.diverged.items():
+        if fingerprint in own:
+            continue
+        other = run.shown.get(fingerprint)
+        what = "a finding of the summary"
+        if other is not None:
+            what = f"{title(other)}: amp-fuzz replay {other.id}{run.store_option}"
+        lines.append(f"{_count(count, 'case')} of {what}")
     return "\n".join(lines)
 
 
@@ -324,15 +340,16 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
     """Return a finding as lines: what diverged, the smallest program, and two commands."""
     kernel = ", ".join(part for part in (record.policy, record.dtypes) if part not in ("", "none"))
     place = f" at {record.where}" if record.where else ""
-    op = f": {record.op}" if record.op else ""
     case = str(record.minimised or record.case).splitlines()
     if len(case) > _LONGEST:
         more = f"... and {_count(len(case) - _LONGEST, 'more line')}: amp-fuzz replay shows them"
         case = [*case[:_LONGEST], more]
     return [
-        f"{record.backend}: {record.kind}{place}{op}{f' ({kernel})' if kernel else ''}",
+        f"{record.backend}: {title(record)}{f' ({kernel})' if kernel else ''}",
+        f"  kind      {record.kind}{place}",
         f"  expected  {_clip(record.expected)}",
         f"  observed  {_clip(record.observed)}",
+        *([f"  stage     {record.stage}"] if record.stage else []),
         *(f"  {line}" for line in case),
         f"amp-fuzz replay {record.id}{store_option}",
         f"amp-fuzz repro {record.id}{store_option}",

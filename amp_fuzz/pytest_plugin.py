@@ -33,6 +33,7 @@ OPTIONS = {
     "report": ("FOLDER", "Where the HTML and Markdown report goes."),
     "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
     "plugins": ("MODULE,...", "Modules to import first: those that register ops of yours."),
+    "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
     "max-statements": ("N", "The most statements of a program."),
     "minimize": (
         "S",

@@ -16,6 +16,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings
+from amp_fuzz.findings import Groups
+from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.records import DivergenceRecord, RunRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer, load_finding
 
@@ -26,9 +28,9 @@ __all__ = ["Run", "lock_of", "recover", "take"]
 class Run:
     """What the items of one process share: where they write, and what they found so far.
 
-    worker: ``main``, or xdist's name of the worker. shown: the id of the finding that stands for
-    divergences of a backend, kind and op. deadline: in seconds since the epoch, so that all
-    workers have the same.
+    worker: ``main``, or xdist's name of the worker. groups: the causes that it has met. shown: by
+    fingerprint, the finding that was shown. suspected: the divergence that is made smaller now.
+    deadline: in seconds since the epoch, so that all workers have the same.
     """
 
     settings: Settings
@@ -39,8 +41,9 @@ class Run:
     deadline: float = float("inf")
     cases: int = 0
     findings: list[DivergenceRecord] = field(default_factory=list)
-    signatures: set[tuple[str, ...]] = field(default_factory=set)
-    shown: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    groups: Groups = field(default_factory=Groups)
+    shown: dict[str, DivergenceRecord] = field(default_factory=dict)
+    suspected: DivergenceRecord | None = None
     _files: _Files | None = None
 
     @property
@@ -65,9 +68,13 @@ class Run:
         return self._files.writer
 
     def note(self, backend: str, family: str, case: Case) -> None:
-        """Write down the case that is about to run, as the finding that it is if we die of it."""
-        text = msgspec.json.encode(unanswered(backend, "crash", case, "the process died", family))
-        self._write(text)
+        """Write down the case that is about to run, as the finding that it is if we die of it.
+
+        While a divergence is made smaller that is the divergence: torch dies of some calls that are
+        no part of the case that was drawn.
+        """
+        dead = unanswered(backend, "crash", case, "the process died", family)
+        self._write(msgspec.json.encode(self.suspected or fingerprinted(dead)))
 
     def rest(self) -> None:
         """Note that no case runs."""
@@ -140,7 +147,9 @@ def take(store: Store, run: str, path: Path, observed: str) -> DivergenceRecord 
     path.unlink(missing_ok=True)
     if left is None:
         return None
-    record = msgspec.structs.replace(left, observed=observed)
+    record = left
+    if left.kind == "crash":
+        record = msgspec.structs.replace(left, observed=observed)
     writer = store.writer(run, f"{path.stem.removeprefix('current-')}-lost")
     writer.write(record)
     writer.close()

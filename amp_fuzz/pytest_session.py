@@ -26,6 +26,7 @@ import pytest
 
 from amp_fuzz import config as configuration
 from amp_fuzz.backends import BackendError, backends, matching
+from amp_fuzz.baseline import BaselineError
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.known import KnownError
 from amp_fuzz.plugins import load_plugins
@@ -41,7 +42,15 @@ __all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
 _KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
-_REFUSED = (ConfigError, ProgramError, BackendError, MissingBackend, KnownError, StoreError)
+_REFUSED = (
+    BackendError,
+    BaselineError,
+    ConfigError,
+    KnownError,
+    MissingBackend,
+    ProgramError,
+    StoreError,
+)
 
 
 def activate(config: pytest.Config) -> None:

@@ -14,6 +14,7 @@ from amp_fuzz.case import Case
 
 __all__ = [
     "BackendRecord",
+    "BaselineRecord",
     "CaseRecord",
     "DivergenceRecord",
     "EndRecord",
@@ -43,8 +44,27 @@ class BackendRecord(msgspec.Struct, frozen=True):
     unreachable: tuple[str, ...] = ()
 
 
+class BaselineRecord(msgspec.Struct, frozen=True):
+    """An entry of the project's baseline that speaks of a backend of the run.
+
+    case: the id of its case, which the run judges again. expires: in ISO 8601, or "". expired:
+    whether that day had passed when the run began.
+    """
+
+    id: str
+    fingerprint: str
+    backend: str
+    kind: str
+    case: str
+    title: str
+    reason: str
+    link: str = ""
+    expires: str = ""
+    expired: bool = False
+
+
 class RunRecord(msgspec.Struct, frozen=True):
-    """The head of a run. `started` is UTC in ISO 8601."""
+    """The head of a run. `started` is UTC in ISO 8601. baseline: the file, where there is one."""
 
     id: str
     seed: int
@@ -54,6 +74,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     started: str
     command: str = ""
     format: int = RECORDS_FORMAT
+    baseline: str = ""
+    entries: tuple[BaselineRecord, ...] = ()
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +94,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     divergence of its like is written out with its case; these say how often each came. at: the
     index in `kernels` of that op's kernel; -1 if it reached none. unjudged: how many values differ
     in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
-    but the compiler had made no graph of it.
+    but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if
+    it diverged in a way that no known list explains.
     """
 
     id: str
@@ -88,6 +111,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     at: int = -1
     unjudged: int = 0
     uncompiled: bool = False
+    groups: tuple[str, ...] = ()
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
@@ -100,7 +124,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     bisector can say: ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "".
     bare: the case diverges in the same way with its autocast contexts taken away.
     nearest: a case like the minimised one that agrees with the reference. fingerprint: ten hex
-    digits that name the cause; see `amp_fuzz.triage`.
+    digits that name the cause; see `amp_fuzz.fingerprints`. general: other ops in the place of the
+    guilty one show the same. overload: the kernel to blame, where there is one only. as_if:
+    policies, or ``none``, with which instead of its own that kernel of autocast explains the whole.
     """
 
     backend: str
@@ -121,6 +147,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     bare: bool = False
     nearest: Case | None = None
     fingerprint: str = ""
+    general: bool = False
+    overload: str = ""
+    as_if: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -10,17 +10,19 @@ import difflib
 import platform
 import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from amp_fuzz.baseline import Baseline, Entry, read
 from amp_fuzz.catalogue import CATALOGUE, select
-from amp_fuzz.config import Options
+from amp_fuzz.config import OPTIONS, Options
 from amp_fuzz.known import Known, KnownError, load_known, shipped
-from amp_fuzz.records import BackendRecord, RunRecord
+from amp_fuzz.records import BackendRecord, BaselineRecord, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +30,15 @@ if TYPE_CHECKING:
     from amp_fuzz.backends import Backend
     from amp_fuzz.engine import Settings
 
-__all__ = ["MissingBackend", "Session", "choose_backends", "known_of", "prepare", "versions"]
+__all__ = [
+    "MissingBackend",
+    "Session",
+    "baseline_of",
+    "choose_backends",
+    "known_of",
+    "prepare",
+    "versions",
+]
 
 _PACKAGES = ("amp-fuzz", "torch", "hypothesis", "numpy")
 
@@ -54,6 +64,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
     Raises:
         ProgramError: a pattern of `options.ops` matches nothing.
         KnownError: a known list cannot be read.
+        BaselineError: so with the baseline.
         BackendError: a backend is unknown.
         MissingBackend: one that was named, or is required, cannot be used here.
     """
@@ -65,6 +76,9 @@ def prepare(options: Options, *, command: str = "") -> Session:
 
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     started = datetime.now(UTC)
+    baseline = baseline_of(options)
+    held = _held(baseline, chosen)
+    today = started.date()
     record = RunRecord(
         # Sorted by name, runs stand in the order of time.
         id=f"{started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
@@ -74,6 +88,8 @@ def prepare(options: Options, *, command: str = "") -> Session:
         versions=versions(),
         started=started.isoformat(timespec="seconds"),
         command=command,
+        baseline=str(baseline.path) if baseline.entries else "",
+        entries=tuple(_baseline_record(entry, today) for entry in held),
     )
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),
@@ -89,6 +105,8 @@ def prepare(options: Options, *, command: str = "") -> Session:
         minimize=options.minimize,
         max_statements=options.max_statements,
         fail_fast=options.fail_fast,
+        baseline=tuple(entry for entry in held if not entry.expired(today)),
+        overdue=tuple(entry for entry in held if entry.expired(today)),
     )
     return Session(record, settings, chosen)
 
@@ -126,6 +144,41 @@ def known_of(options: Options) -> tuple[Known, ...]:
         except InvalidSpecifier as error:
             raise KnownError(f"{entry.id}: torch={entry.torch!r}: write it as '>=2.7'") from error
     return tuple(found)
+
+
+def baseline_of(options: Options) -> Baseline:
+    """Return the project's baseline: the file of the option, or the nearest upward, or none.
+
+    Raises `BaselineError`; for a file that was named and is not there too.
+    """
+    path = options.baseline
+    if path != OPTIONS["baseline"].default:
+        return read(path, missing=False)
+    here = Path.cwd()
+    found = next((p for f in (here, *here.parents) if (p := f / path.name).is_file()), path)
+    return read(found)
+
+
+def _held(baseline: Baseline, chosen: Iterable[Backend]) -> tuple[Entry, ...]:
+    """Return the entries that speak of these backends and of this torch."""
+    names = {backend.name for backend in chosen}
+    torch = version("torch")
+    return tuple(e for e in baseline.entries if e.backend in names and e.holds(torch))
+
+
+def _baseline_record(entry: Entry, today: date) -> BaselineRecord:
+    return BaselineRecord(
+        id=entry.id,
+        fingerprint=entry.fingerprint,
+        backend=entry.backend,
+        kind=entry.kind,
+        case=entry.load().id,
+        title=entry.title or str(entry.parts),
+        reason=entry.reason,
+        link=entry.link,
+        expires=entry.expires.isoformat() if entry.expires else "",
+        expired=entry.expired(today),
+    )
 
 
 def _check_quirk(entry: Known) -> None:

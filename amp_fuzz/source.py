@@ -317,11 +317,12 @@ class _Driver:
             self.put(f"with torch.{plan.first_pass}():")
             self.put(f"{_INDENT}{function}({self.inputs()})")
         call = f"{function}({self.inputs()})"
+        given = ", ".join(filter(None, [function, self.inputs()]))
         if plan.checkpoint != "none":
             reentrant = plan.checkpoint == "reentrant"
-            call = f"checkpoint({function}, {self.inputs()}, use_reentrant={reentrant})"
+            call = f"checkpoint({given}, use_reentrant={reentrant})"
         elif plan.thread == "inside":
-            call = f"in_thread({function}, {self.inputs()})"
+            call = f"in_thread({given})"
         for i in range(plan.calls):
             if i and plan.entry in CUSTOM_OPS:
                 call = call.replace("entered", "program")

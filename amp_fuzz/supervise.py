@@ -24,7 +24,7 @@ from amp_fuzz.shrink import Answer, Target
 from amp_fuzz.store import StoreError
 from amp_fuzz.supervised import Best, Done, Event, Job, Said, Stuck, Trying, answer, run
 
-__all__ = ["Journal", "minimise"]
+__all__ = ["Dead", "Journal", "minimise", "talk"]
 
 
 class _Line(msgspec.Struct):
@@ -71,7 +71,7 @@ class Journal:
             raise StoreError(f"{self.path}: cannot write ({error.strerror})") from error
 
 
-class _Dead(Exception):
+class Dead(Exception):
     """A process died, or did not answer. kind: of divergence."""
 
     def __init__(self, kind: Literal["crash", "timeout"], how: str) -> None:
@@ -89,7 +89,7 @@ def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Ite
         trying = "the case itself"
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            for message in _talk(job.timeout, run, job, target, journal.answers, left):
+            for message in talk(job.timeout, run, job, target, journal.answers, left):
                 if isinstance(message, Trying):
                     trying = message.id
                 elif isinstance(message, Said):
@@ -106,7 +106,7 @@ def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Ite
                 else:
                     yield message
                     return
-        except _Dead as dead:
+        except Dead as dead:
             if target is None and not job.check:
                 target = Target(dead.kind)  # the case itself does it: that is the divergence
             elif not trying or target is None:
@@ -121,8 +121,8 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
     for record in (done.record, *reversed(chain[-3:])):
         small = replace(job, case=record.minimised or record.case)
         try:
-            (said,) = _talk(job.timeout, answer, small)
-        except _Dead as dead:
+            (said,) = talk(job.timeout, answer, small)
+        except Dead as dead:
             said = Answer(dead.kind)
         found = "check" if job.check else record.kind
         if found in (said.kind, said.said):
@@ -130,8 +130,8 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
     return done
 
 
-def _talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[Any]:
-    """Start a process and yield what it sends, until it sends no more. Raises `_Dead`."""
+def talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[Any]:
+    """Start a process and yield what it sends, until it sends no more. Raises `Dead`."""
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=entry, args=(theirs, *args), daemon=True)
     with no_interrupts():
@@ -140,7 +140,7 @@ def _talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator
     try:
         while True:
             if not ours.poll(timeout):
-                raise _Dead("timeout", f"no answer for {timeout:.0f} s")
+                raise Dead("timeout", f"no answer for {timeout:.0f} s")
             message = ours.recv()
             if message is None:
                 return
@@ -149,7 +149,7 @@ def _talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator
         process.join(5)
         code = process.exitcode or 0
         died = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        raise _Dead("crash", f"the process died {died}") from None
+        raise Dead("crash", f"the process died {died}") from None
     finally:
         ours.close()
         process.kill()

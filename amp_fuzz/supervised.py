@@ -21,7 +21,9 @@ import msgspec
 
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
+from amp_fuzz.causes import caused
 from amp_fuzz.explicit import explicit_form
+from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import Smaller
@@ -41,9 +43,8 @@ from amp_fuzz.shrink import (
     shrink,
     stage_of,
 )
-from amp_fuzz.triage import fingerprint
 
-__all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", "run"]
+__all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", "prepared", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ class _Check:
         return Answer("agreed" if code == 1 else "skipped")
 
 
-def _prepared() -> None:
+def prepared() -> None:
+    """Get a process ready that judges cases for another: quiet, and with one thread."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
@@ -185,7 +187,7 @@ def _asking(job: Job, judge: Judge, target: Target) -> Callable[[Case], Answer]:
 
 def answer(pipe: connection.Connection, job: Job) -> None:
     """Send what comes of a case here and now."""
-    _prepared()
+    prepared()
     with quiet():
         judge = _judge(job)
         if job.check:
@@ -206,7 +208,7 @@ def run(
     from amp_fuzz.backends import BackendError
     from amp_fuzz.session import MissingBackend
 
-    _prepared()
+    prepared()
     try:
         with quiet():
             _search(pipe, job, target, answers, seconds)
@@ -299,6 +301,6 @@ def _final(
             changes = {"case": job.case, "nearest": end.nearest, "stage": target.stage}
             changes["part"] = part
             changes["explicit"] = explicit_form(last.case, judge.backend.reference())
-            record = found
-    record = msgspec.structs.replace(record, **changes)
-    return msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
+            record = msgspec.structs.replace(found, **changes)
+            return fingerprinted(record if target.known else caused(judge, record, last, last))
+    return fingerprinted(msgspec.structs.replace(record, **changes))

@@ -1,100 +1,21 @@
-"""What makes two divergences the same: the guilty op, and the fingerprint that names a cause.
+"""Which statement of a case is guilty: the first that diverges by itself.
 
-A fingerprint is computed after minimising, when what has nothing to do with the cause is gone. It
-holds names only, no number that a machine or a version could round otherwise.
+What names the cause of a divergence is its fingerprint; see `amp_fuzz.fingerprints`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import msgspec
 
-from amp_fuzz.case import Case, Plan
+from amp_fuzz.case import Case
+from amp_fuzz.fingerprints import Fingerprint, fingerprint, ingredient
 from amp_fuzz.minimize import Values, without
-from amp_fuzz.program import Autocast, Checkpoint, regions, statements, uses
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.program import statements, uses
 
 __all__ = ["Fingerprint", "Guilty", "alone", "fingerprint", "guilty", "ingredient"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What names the cause of a divergence.
-
-    kind: of the divergence. stage: of a compiler, its first rung that diverges, else "". op: the
-    guilty op, or two joined by ``+``. policy: what autocast does with it. dtypes: of its inputs.
-    ingredient: what of plan and regions is left; see `ingredient`.
-    """
-
-    kind: str
-    backend: str
-    stage: str
-    op: str
-    policy: str
-    dtypes: tuple[str, ...]
-    ingredient: str
-
-    def __str__(self) -> str:
-        """Return the fields, one after another, as the hash takes them."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return " | ".join(",".join(p) if isinstance(p, tuple) else p for p in parts)
-
-    @property
-    def hash(self) -> str:
-        """Ten hex digits, the same on every machine and version."""
-        return hashlib.blake2b(str(self).encode(), digest_size=5).hexdigest()
-
-
-def fingerprint(record: DivergenceRecord) -> Fingerprint:
-    """Return the fingerprint of a finding; it says most of one that was minimised."""
-    case = record.minimised or record.case
-    dtypes = tuple(filter(None, record.dtypes.split(",")))
-    return Fingerprint(
-        record.kind,
-        record.backend,
-        record.stage,
-        record.op,
-        record.policy,
-        dtypes or tuple(sorted({s.dtype for s in case.program.inputs})),
-        ingredient(case),
-    )
-
-
-_PLAIN = Plan(contexts=(), backward="none")
-
-
-def ingredient(case: Case) -> str:
-    """Return what of a plan and its regions is not plain, joined by ``+``: ``autocast+steps``.
-
-    The number of contexts counts, ``autocast`` or ``nested``, and not what they say: a divergence
-    is the same under float16. Of regions each kind counts once.
-    """
-    plan, found = case.plan, list[str]()
-    inner = list(regions(case.program.body))
-    contexts = len(plan.contexts) + sum(isinstance(c, Autocast) for c in inner)
-    if contexts:
-        found.append("autocast" if contexts == 1 else "nested")
-    if any(isinstance(c, Autocast) and not c.enabled for c in (*plan.contexts, *inner)):
-        found.append("disabled")
-    for field in msgspec.structs.fields(plan):
-        value = getattr(plan, field.name)
-        if field.name in ("contexts", "backward_context") or value == getattr(_PLAIN, field.name):
-            continue
-        if field.name == "loop" and plan.steps == 1:
-            continue
-        found.append(f"{field.name}={value}" if isinstance(value, str) else field.name)
-    kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
-    return "+".join([*found, *sorted(kinds - {"autocast"})])
-
-
-def _tag(context: msgspec.Struct) -> str:
-    return str(context.__struct_config__.tag)
-
-
-# -- the guilty op --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.baseline import match
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import (
@@ -32,18 +35,20 @@ from amp_fuzz.engine import (
     Settings,
     Suspected,
     Task,
+    baseline_tasks,
     explore,
     plan_tasks,
     runnable,
     seed_of,
-    signature_of,
 )
+from amp_fuzz.findings import Groups, signature_of
+from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.plugins import inherited
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer
 
-__all__ = ["run"]
+__all__ = ["Supervisor", "run"]
 
 
 @dataclass(slots=True)
@@ -68,9 +73,11 @@ def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     recorded stays.
     """
     chosen = [backends()[name] for name in settings.backends]
-    supervisor = _Supervisor(settings, store, run_id)
+    supervisor = Supervisor(settings, store, run_id)
     try:
-        yield from supervisor.work(plan_tasks(settings, chosen))
+        yield from supervisor.work(
+            [*baseline_tasks(settings, chosen), *plan_tasks(settings, chosen)]
+        )
         if not supervisor.stopped:
             yield from supervisor.work(_aimed(settings, chosen, supervisor.reached))
     finally:
@@ -96,13 +103,15 @@ def _aimed(
     return tasks
 
 
-class _Supervisor:
+class Supervisor:
     """Hands tasks to workers, listens, and replaces those that die or hang."""
 
     def __init__(self, settings: Settings, store: Store, run_id: str) -> None:
         self.settings, self.store, self.run_id = settings, store, run_id
         self.reached: dict[str, set[str]] = {}
-        self.signatures: set[tuple[str, ...]] = set()
+        self.groups = Groups()
+        self.kept: set[tuple[str, ...]] = set()
+        self.deaths: Counter[str] = Counter()
         self.workers: list[_Worker] = []
         self.writer: Writer = store.writer(run_id, "main")
         self.stopped = False
@@ -123,7 +132,7 @@ class _Supervisor:
                 if isinstance(event, Failed):
                     self.stopped = True
                 if isinstance(event, (Finding, Crashed)) and self.settings.fail_fast:
-                    self.stopped |= not isinstance(event, Finding) or event.new
+                    self.stopped |= not event.record.known
             limit = self.settings.seconds
             if limit and time.monotonic() - self.started > limit:
                 self.stopped = True
@@ -146,7 +155,7 @@ class _Supervisor:
     def _give(self, worker: _Worker, task: Task) -> None:
         worker.task, worker.done, worker.heard = task, 0, time.monotonic()
         with suppress(OSError):  # it died; the next `_listen` notices
-            worker.pipe.send((task, self.signatures))
+            worker.pipe.send((task, self.groups))
 
     def _listen(self, queue: list[Task]) -> Iterator[Event]:
         ready = connection.wait([w.pipe for w in self.workers], timeout=0.2)
@@ -170,25 +179,30 @@ class _Supervisor:
             worker.suspected = event.record
             return
         elif isinstance(event, Finding):
-            worker.suspected = None
-            signature = signature_of(event.record)
-            if signature in self.signatures:
+            if not self._keep(event.record):
                 return
-            self.signatures.add(signature)
-            self.store.save(event.record)
         elif isinstance(event, Finished):
             worker.task = worker.suspected = None
+            if event.groups is not None:
+                self.groups.update(event.groups)
         yield event
+
+    def _keep(self, record: DivergenceRecord) -> bool:
+        """Keep a finding, unless its like is kept already: several workers may meet one cause."""
+        like = signature_of(record) if record.known else (record.fingerprint, *record.as_if)
+        if like in self.kept:
+            return False
+        self.kept.add(like)
+        self.store.save(record)
+        return True
 
     def _unminimised(self, worker: _Worker) -> DivergenceRecord | None:
         """Keep the divergence that a worker was minimising when it was ended."""
         record, worker.suspected = worker.suspected, None
-        if record is None or signature_of(record) in self.signatures:
+        if record is None:
             return None
-        self.signatures.add(signature_of(record))
         self.writer.write(record)
-        self.store.save(record)
-        return record
+        return record if self._keep(record) else None
 
     def _lost(
         self, worker: _Worker, queue: list[Task], kind: Literal["crash", "timeout"]
@@ -196,9 +210,7 @@ class _Supervisor:
         """Record the case that a worker died of, and put back what it had not done."""
         self.workers.remove(worker)
         _end(worker)
-        kept = self._unminimised(worker)
-        if kept is not None:
-            yield Finding(kept, new=not kept.known)
+        suspected = worker.suspected
         task, text = worker.task, worker.current.read_bytes()
         code = worker.process.exitcode
         detail = f"no answer for {self.settings.timeout:.0f} s"
@@ -210,13 +222,27 @@ class _Supervisor:
             yield Failed(f"{detail} before it ran a case")
             return
         case = loads(text, str(worker.current))
-        record = unanswered(task.backend, kind, case, detail, task.family)
+        rest = task.cases - worker.done - 1
+        if rest > 0:
+            seed, given = seed_of(task.seed, "after", case.id), task.given[-rest:]
+            queue.append(replace(task, cases=rest, seed=seed, given=given))
+        if suspected is not None and case.id != suspected.case.id:
+            # Torch dies of some calls that are no part of the case that was drawn.
+            self.groups.deadly.add(case.id)
+            self.deaths[suspected.case.id] += 1
+            if self.deaths[suspected.case.id] <= _DEATHS:
+                queue.append(replace(task, cases=1, given=(suspected.case,)))
+                return
+            kept = self._unminimised(worker)
+            if kept is not None:
+                yield Finding(kept, new=not kept.known)
+            return
+        record = fingerprinted(unanswered(task.backend, kind, case, detail, task.family))
+        entry = match(self.settings.baseline, record)
+        record = msgspec.structs.replace(record, known=entry.id if entry else "")
         self.writer.write(record)
         self.store.save(record)
         yield Crashed(record, detail)
-        rest = task.cases - worker.done - 1
-        if rest > 0:
-            queue.append(replace(task, cases=rest, seed=seed_of(task.seed, "after", case.id)))
 
     def close(self) -> None:
         """End the workers, and take the events that they had sent."""
@@ -238,6 +264,7 @@ def _end(worker: _Worker) -> None:
 
 
 _REPORT_EVERY = 0.25
+_DEATHS = 8  # of processes, for one case, before it stays as it was found
 
 
 def _worker_main(
@@ -265,8 +292,8 @@ def _worker_main(
         current = os.open(path, os.O_WRONLY)
         writer = store.writer(run_id, str(number))
         while True:
-            task, signatures = pipe.recv()
-            for event in _task(task, settings, writer, note, signatures):
+            task, groups = pipe.recv()
+            for event in _task(task, settings, writer, note, groups):
                 pipe.send(event)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the supervisor is done with us
@@ -291,7 +318,7 @@ def _task(
     settings: Settings,
     writer: Writer,
     note: Callable[[Case], None],
-    signatures: set[tuple[str, ...]],
+    groups: Groups,
 ) -> Iterator[Event]:
     start = last = time.monotonic()
     outcomes: Counter[str] = Counter()
@@ -304,7 +331,7 @@ def _task(
             task.backend, task.family, Counter(outcomes), Counter(known), frozenset(reached)
         )
 
-    for event in explore(task, settings, seen=note, signatures=signatures):
+    for event in explore(task, settings, seen=note, groups=groups):
         if isinstance(event, CaseRecord):
             writer.write(event)
             cases += 1
@@ -312,6 +339,8 @@ def _task(
             reached.update(k.overload for k in event.kernels)
         elif isinstance(event, Finding):
             writer.write(event.record)
+            yield event
+        elif isinstance(event, Suspected):
             yield event
         now = time.monotonic()
         if now - last > _REPORT_EVERY:
@@ -324,4 +353,4 @@ def _task(
         yield progress()
     end = EndRecord(task.backend, task.family, cases, round(time.monotonic() - start, 3))
     writer.write(end)
-    yield Finished(task, end)
+    yield Finished(task, end, groups)

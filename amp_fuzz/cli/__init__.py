@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from amp_fuzz.cli.audit import audit
+from amp_fuzz.cli.baseline import baseline
 from amp_fuzz.cli.common import Exit, Internal, Stopped, version
 from amp_fuzz.cli.doctor import doctor
 from amp_fuzz.cli.listing import listing, report
@@ -61,7 +62,7 @@ def _commands(ctx: click.Context) -> int:
     return Exit.OK
 
 
-for _command in (run, audit, replay, minimize, repro, report, listing, doctor):
+for _command in (run, audit, replay, minimize, repro, baseline, report, listing, doctor):
     _commands.add_command(_command)
 
 
@@ -124,6 +125,7 @@ def _usage(error: click.ClickException) -> str:
 
 def _code_of(error: Exception) -> Exit | None:
     """Return the exit code of an error that says what the user can do about it, or None."""
+    from amp_fuzz.baseline import BaselineError
     from amp_fuzz.case import CaseError
     from amp_fuzz.config import ConfigError
     from amp_fuzz.known import KnownError
@@ -132,7 +134,7 @@ def _code_of(error: Exception) -> Exit | None:
     from amp_fuzz.store import StoreError
 
     kinds: tuple[type[Exception], ...]
-    kinds = (CaseError, ConfigError, KnownError, ProgramError, StoreError)
+    kinds = (BaselineError, CaseError, ConfigError, KnownError, ProgramError, StoreError)
     if "amp_fuzz.backends.base" in sys.modules:  # it imports torch: not only to ask this
         from amp_fuzz.backends.base import BackendError
 

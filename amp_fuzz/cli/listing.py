@@ -96,7 +96,7 @@ def _findings(store: Store) -> None:
         rows.append(_finding(identity, found))
     # New ones first: they are what there is to look at.
     rows.sort(key=lambda row: (row[-1] != "new", *row[1:]))
-    table(("finding", "backend", "kind", "op", "statements", "known as"), rows)
+    table(("finding", "backend", "kind", "op", "statements", "group", "known as"), rows)
     for line in damaged:
         say(line)
     if rows:
@@ -106,7 +106,8 @@ def _findings(store: Store) -> None:
 
 def _finding(identity: str, found: DivergenceRecord) -> tuple[str, ...]:
     size = sum(1 for _ in statements((found.minimised or found.case).program.body))
-    return (identity, found.backend, found.kind, found.op, str(size), found.known or "new")
+    group = found.fingerprint or "-"
+    return (identity, found.backend, found.kind, found.op, str(size), group, found.known or "new")
 
 
 def _ops(chosen: Options) -> None:

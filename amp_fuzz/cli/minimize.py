@@ -222,7 +222,7 @@ def _story(what: str, job: Job, done: Done, store: Store) -> str:
 
 
 def _cause(record: DivergenceRecord) -> str:
-    from amp_fuzz.triage import fingerprint
+    from amp_fuzz.fingerprints import fingerprint
 
     return str(fingerprint(record))
 

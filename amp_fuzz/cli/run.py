@@ -49,6 +49,7 @@ _AGAIN = (
     "seconds",
     "known",
     "plugins",
+    "baseline",
 )
 
 
@@ -65,6 +66,7 @@ _AGAIN = (
     "max-statements",
     "known",
     "plugins",
+    "baseline",
     "fail-fast",
     "require",
     "timeout",
@@ -106,6 +108,8 @@ def _again(chosen: Options) -> str:
         value = getattr(chosen, option.field)
         if value == option.default:
             continue
+        if name == "baseline" and not value.exists():
+            continue
         if option.kind == "paths":
             words += [f"--{name}={path}" for path in value]
         else:
@@ -126,7 +130,14 @@ def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
     say(f"{names}: {cases} each, {ops}, {workers}")
     for path in files:
         say(f"options from {_short(path)}")
+    if record.baseline:
+        say(f"baseline {_short(Path(record.baseline))}: {_entries(session)}")
     say(f"records in {_short(chosen.store / 'runs' / record.id)}")
+
+
+def _entries(session: Session) -> str:
+    held, late = len(session.record.entries), len(session.settings.overdue)
+    return plural(held, "known finding") + (f", {late} of them EXPIRED" if late else "")
 
 
 def _short(path: Path) -> str:
@@ -165,9 +176,11 @@ class _Tally:
             self.board.add(event.backend, count, known=event.outcomes["known"], new=new)
         elif isinstance(event, Crashed):
             self.crashes += 1
-            self.diverged = True
-            self.board.add(event.record.backend, 1, new=1)
-            self.announce(event.record, event.detail)
+            new = not event.record.known
+            self.diverged |= new
+            self.board.add(event.record.backend, 1, known=not new, new=new)
+            if new:
+                self.announce(event.record, event.detail)
         elif isinstance(event, Finding):
             if event.new:  # the `Progress` that follows counts it, unless an interrupt comes first
                 self.diverged = True
@@ -191,10 +204,11 @@ _ANNOUNCED = 20
 
 
 def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
-    at = f" at {record.op}" if record.op else ""
+    from amp_fuzz.fingerprints import title
+
     what = detail or f"{record.expected} became {record.observed}"
     say(
-        f"new: {record.kind}{at} on {record.backend}: {what.splitlines()[0][:160]}\n"
+        f"new: {title(record)} on {record.backend}: {what.splitlines()[0][:160]}\n"
         f"     {command_line('replay', record.id, store=store.root)}"
     )
 
@@ -269,7 +283,7 @@ def _conclude(
         raise Internal(tally.failure)
     if tally.failure:
         raise Stopped(tally.failure)
-    if tally.diverged:
+    if tally.diverged or session.settings.overdue:
         return Exit.DIVERGED
     if not tally.cases and not interrupts.received:
         names = ", ".join(session.settings.backends) or "no backend, since none is ready here"

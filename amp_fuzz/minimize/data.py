@@ -21,7 +21,8 @@ _PLAINER = {
     "bfloat16": ("float32",),
     "complex128": ("complex64", "float32"),
     "complex64": ("float32",),
-    "int32": ("int64",),
+    "int64": ("float32",),
+    "int32": ("int64", "float32"),
     "uint8": ("int64",),
 }
 

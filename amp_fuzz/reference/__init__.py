@@ -17,6 +17,7 @@ from amp_fuzz.reference.autocast import (
     log_kernels,
     quirks,
     snapshot,
+    supposing,
     vmap,
 )
 from amp_fuzz.reference.customop import CustomOp, custom_op
@@ -61,5 +62,6 @@ __all__ = [
     "quirks",
     "shadow",
     "snapshot",
+    "supposing",
     "vmap",
 ]

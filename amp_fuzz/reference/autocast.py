@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -57,6 +57,7 @@ __all__ = [
     "log_kernels",
     "quirks",
     "snapshot",
+    "supposing",
     "vmap",
 ]
 
@@ -261,6 +262,24 @@ def active_quirks() -> frozenset[str]:
     return _quirks
 
 
+_supposed: Mapping[str, Policy | None] = {}
+
+
+@contextmanager
+def supposing(policies: Mapping[str, Policy | None]) -> Iterator[None]:
+    """Give ops another policy than their table does, or none, for a block and in every thread.
+
+    policies: by overload, as in `Rule.overload`; one that the device's table has not stays without.
+    A divergence that vanishes under it is one of that policy, whatever it shows as.
+    """
+    global _supposed
+    before, _supposed = _supposed, dict(policies)
+    try:
+        yield
+    finally:
+        _supposed = before
+
+
 @functools.cache
 def _table(device: str) -> PolicyTable:
     return load_table(device)
@@ -339,6 +358,9 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
         return None
     device = here[0] if len(here) == 1 else min(here, key=lambda d: d == "cpu")
     rule = state.tables[device].rules.get(name)
+    if rule is not None and name in _supposed:
+        policy = _supposed[name]
+        return None if policy is None else (device, replace(rule, policy=policy))
     return None if rule is None else (device, rule)
 
 

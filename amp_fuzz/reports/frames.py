@@ -21,9 +21,20 @@ from amp_fuzz.records import (
 )
 from amp_fuzz.store import Store
 
-__all__ = ["RunData", "coverage", "findings", "load", "outcomes", "seconds", "summary"]
+__all__ = [
+    "RunData",
+    "coverage",
+    "findings",
+    "groups",
+    "load",
+    "outcomes",
+    "seconds",
+    "summary",
+]
 
-_CASES = ("id", "backend", "family", "outcome", "kind", "op", "policy", "dtypes", "known")
+_CASES = (
+    "id", "backend", "family", "outcome", "kind", "op", "policy", "dtypes", "known", "groups",
+)  # fmt: skip
 _KERNELS = ("op", "policy", "dtypes", "backend", "outcome", "kind", "cases", "calls")
 _OPS = ("backend", "op", "cases")
 _PARTS = ("backend", "part", "seconds")
@@ -39,7 +50,8 @@ _GROUP = ["backend", "kind", "op", "policy", "dtypes", "known"]
 class RunData:
     """The records of a run.
 
-    cases: one row a case; op, policy, dtypes are those of the statement that diverged first.
+    cases: one row a case; op, policy, dtypes are those of the statement that diverged first; groups
+    are the fingerprints of the causes that it shows, joined by commas.
     kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the numbers of cases
     that reached it and of calls. A case that diverged is ``known`` or ``diverged`` in one row,
     that of its divergence; its other kernels were not compared and are ``elsewhere``.
@@ -141,7 +153,7 @@ class _Tally:
         for kernel in record.kernels:
             self._count(kernel, record.backend, record.outcome)
         head = (record.id, record.backend, record.family, record.outcome)
-        self.cases.append((*head, "", "", "", "", ""))
+        self.cases.append((*head, "", "", "", "", "", ""))
 
     def _diverged(self, record: CaseRecord, found: DivergenceRecord | None) -> None:
         guilty = _guilty(record, found)
@@ -151,7 +163,8 @@ class _Tally:
         self._count(guilty, record.backend, record.outcome, record.kind)
         op = found.op if found is not None and found.op else record.op
         head = (record.id, record.backend, record.family, record.outcome, record.kind)
-        self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known))
+        groups = ",".join(record.groups) or (found.fingerprint if found is not None else "")
+        self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known, groups))
 
     def _alone(self, found: DivergenceRecord) -> None:
         """Count a divergence without a record of its case: its worker died, or the line is lost."""
@@ -159,7 +172,8 @@ class _Tally:
         kernel = KernelRecord(found.op, found.policy or "none", found.dtypes, 0)
         self._count(kernel, found.backend, outcome, found.kind)
         head = (found.case.id, found.backend, found.family, outcome, found.kind)
-        self.cases.append((*head, found.op, kernel.policy, found.dtypes, found.known))
+        rest = (found.op, kernel.policy, found.dtypes, found.known, found.fingerprint)
+        self.cases.append((*head, *rest))
 
     def _count(self, kernel: KernelRecord, backend: str, outcome: str, kind: str = "") -> None:
         key = (kernel.overload, kernel.policy, kernel.dtypes, backend, outcome, kind)
@@ -293,14 +307,24 @@ def coverage(data: RunData) -> pd.DataFrame:
     return _frame(rows, columns, reachable=int, reached=int).set_index("backend")
 
 
-def findings(data: RunData) -> pd.DataFrame:
-    """Return one row a finding: backend, kind, op, policy, dtypes, known, count, id.
+def groups(data: RunData) -> dict[str, int]:
+    """Return by fingerprint how many cases showed a cause that is not known."""
+    counts: Counter[str] = Counter()
+    for joined in data.cases.loc[data.cases["outcome"] == "diverged", "groups"]:
+        counts.update(filter(None, joined.split(",")))
+    return dict(counts)
 
+
+def findings(data: RunData) -> pd.DataFrame:
+    """Return one row for each sort of divergence that is known, or is in no group.
+
+    Its columns are backend, kind, op, policy, dtypes, known, count, id.
     count: the cases that diverged so. id: the case to replay, the smallest of the finding itself
     or of the one that stands for it, since only the first of its like is minimised (one a backend,
     kind and known entry; one a backend, kind and op if it is new). "" if no record is left.
     """
     diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
+    diverging = diverging[(diverging["groups"] == "") | (diverging["outcome"] == "known")]
     frame = diverging.groupby(_GROUP, as_index=False).size().rename(columns={"size": "count"})
     small = data.divergences.sort_values("statements", kind="stable")
     frame["id"] = ""

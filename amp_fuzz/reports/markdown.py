@@ -30,7 +30,8 @@ _SIGNS = {
 
 def render(view: View) -> str:
     """Return the Markdown. Text of programs and errors stands in code and so stays as it is."""
-    parts = [_head(view), _backends(view), _missing(view), _new(view), _known(view), _summary(view)]
+    parts = [_head(view), _backends(view), _missing(view), _new(view)]
+    parts += [_baseline(view), _known(view), _summary(view)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
@@ -95,7 +96,7 @@ def _missing(view: View) -> Iterator[str]:
 def _new(view: View) -> Iterator[str]:
     if not view.new:
         return
-    yield f"### New findings ({len(view.new)})"
+    yield f"### New findings ({len(view.new)}, grouped by cause)"
     for finding in view.new[:MOST_FINDINGS]:
         yield ""
         yield from _finding(finding)
@@ -106,11 +107,13 @@ def _new(view: View) -> Iterator[str]:
 
 def _finding(finding: FindingView) -> Iterator[str]:
     r = finding.record
-    at = f" at {code(finding.at)}" if finding.at else ""
-    yield f"#### {text(r.kind)} on {code(r.backend)}{at}, {plural(finding.cases, 'case')}"
+    yield f"#### {text(finding.title)} on {code(r.backend)}: {plural(finding.cases, 'case')}"
+    yield ""
+    yield from _block("\n".join(finding.short), "")
     yield ""
     sides = (
-        ("where", r.where),
+        ("kind", f"{r.kind} at {r.where}" if r.where else r.kind),
+        ("op", finding.at),
         ("expected", r.expected),
         ("observed", r.observed),
         ("stage", r.stage),
@@ -128,6 +131,18 @@ def _finding(finding: FindingView) -> Iterator[str]:
         yield ""
         yield from _block(finding.explicit, "python")
     yield from _close()
+
+
+def _baseline(view: View) -> Iterator[str]:
+    if not view.baseline:
+        return
+    yield f"### Baseline ({plural(len(view.baseline), 'entry')})"
+    yield ""
+    rows = [
+        (code(e.id), text(e.title), text(e.reason), code(e.backend), text(e.sentence or e.state))
+        for e in view.baseline
+    ]
+    yield from _table(("id", "what", "reason", "on", "in this run"), rows)
 
 
 def _known(view: View) -> Iterator[str]:

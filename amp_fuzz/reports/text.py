@@ -35,7 +35,7 @@ def render(view: View, *, width: int | None = None, rows: int = 10) -> str:
     width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
     parts = [_head(view, width), _backends(view.backends, width)]
     parts += [_missing(view.backends, width), _summary(view, width, rows)]
-    parts += [_known(view, width), _new(view, width), _end(view, width)]
+    parts += [_known(view, width), _baseline(view, width), _new(view, width), _end(view, width)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
@@ -106,10 +106,21 @@ def _known_entry(k: KnownView, width: int) -> Iterator[str]:
         yield f"    {clean(k.link)}"
 
 
+def _baseline(view: View, width: int) -> Iterator[str]:
+    if not view.baseline:
+        return
+    counts = Counter(entry.state for entry in view.baseline)
+    states = ", ".join(f"{n} {state}" for state, n in counts.items())
+    yield f"baseline: {plural(len(view.baseline), 'entry')} ({states})"
+    for entry in view.baseline:
+        if entry.sentence:
+            yield from _wrap(entry.sentence, width, indent="  ")
+
+
 def _new(view: View, width: int) -> Iterator[str]:
     if not view.new:
         return
-    yield f"new findings: {len(view.new)}"
+    yield f"new findings: {len(view.new)}, grouped by cause"
     for number, finding in enumerate(view.new[:MOST_FINDINGS], start=1):
         yield ""
         yield from _finding(number, finding, width)
@@ -120,11 +131,13 @@ def _new(view: View, width: int) -> Iterator[str]:
 
 def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
     r = finding.record
-    at = f" at {finding.at}" if finding.at else ""
-    head = f"{number}. {r.kind} on {r.backend}{at}, {plural(finding.cases, 'case')}"
+    head = f"{number}. {finding.title} on {r.backend}: {plural(finding.cases, 'case')}"
     yield from _wrap(head, width, indent="  ")
+    for line in finding.short:
+        yield f"     | {_cut(clean(line), width - 7)}"
     for label, words in (
-        ("where", r.where),
+        ("kind", f"{r.kind} at {r.where}" if r.where else r.kind),
+        ("op", finding.at),
         ("expected", r.expected),
         ("observed", r.observed),
         ("stage", r.stage),
@@ -135,6 +148,10 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
             yield from _labelled(label, clean(words), width)
     yield f"     {finding.replay}"
     yield f"     {finding.repro}"
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 4] + " ..."
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:

@@ -7,18 +7,20 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from amp_fuzz.case import Case
+from amp_fuzz.fingerprints import title
 from amp_fuzz.known import Known
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records import BaselineRecord, DivergenceRecord
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 
 __all__ = [
     "BackendView",
+    "BaselineView",
     "FindingView",
     "KnownView",
     "SummaryRow",
@@ -93,8 +95,42 @@ class KnownView:
 
 
 @dataclass(frozen=True, slots=True)
+class BaselineView:
+    """An entry of the project's baseline, and what came of its case in this run.
+
+    state: ``there``, ``fixed``, ``expired``, ``changed`` (it diverges otherwise), ``not run``, or
+    ``not seen`` (it comes and goes, and did not come).
+    """
+
+    id: str
+    title: str
+    backend: str
+    reason: str
+    link: str
+    expires: str
+    state: Literal["there", "fixed", "expired", "changed", "not run", "not seen"]
+
+    @property
+    def sentence(self) -> str:
+        """What there is to do about it, or "" if nothing is."""
+        name = f"{self.id} on {self.backend}"
+        match self.state:
+            case "fixed":
+                return f"fixed: {name} no longer happens: remove it: amp-fuzz baseline prune"
+            case "expired":
+                return (
+                    f"expired: {name} was accepted until {self.expires}: mend it, or give it "
+                    "another date, with a reason"
+                )
+            case "changed":
+                return f"changed: the case of {name} diverges in another way now"
+            case _:
+                return ""
+
+
+@dataclass(frozen=True, slots=True)
 class FindingView:
-    """A new finding. `cases`: those that diverged so. `case`: the one to replay."""
+    """The group of a cause that is not known. `cases`: those that show it. `case`: to replay."""
 
     record: DivergenceRecord
     cases: int
@@ -115,6 +151,21 @@ class FindingView:
     def program(self) -> str:
         """The listing of that case."""
         return clean_lines(str(self.case))
+
+    @property
+    def title(self) -> str:
+        """What the group is about, in a few words: ``dtype at mm``."""
+        return title(self.record)
+
+    @property
+    def short(self) -> tuple[str, str, str]:
+        """The case in three lines: its plan, what it is given, what it does."""
+        _, plan, *lines = self.program.splitlines()
+        given = [line for line in lines if re.match(r"[xwb]\d+: ", line)]
+        body = [line.strip() for line in lines[len(given) : -1]]
+        more = f"; ... ({plural(len(body) - 2, 'line')} more)" if len(body) > 3 else ""
+        done = "; ".join(body if len(body) <= 3 else body[:2]) + more
+        return plan, ", ".join(given) or "no inputs", done
 
     @property
     def explicit(self) -> str:
@@ -198,6 +249,7 @@ class View:
     verdict: Verdict
     notes: tuple[str, ...]
     summary: tuple[SummaryRow, ...]
+    baseline: tuple[BaselineView, ...] = ()
 
     @property
     def tone(self) -> Literal["good", "warn", "bad"]:
@@ -221,8 +273,9 @@ def view(data: RunData, known: Sequence[Known]) -> View:
     new = _new(data, found)
     backends = _backends(data, totals)
     listed = _known(data, found[found["known"] != ""], known)
+    baseline = tuple(_baseline(data))
     diverged = int(totals["diverged"].sum())
-    lost = diverged - sum(f.cases for f in new)
+    lost = _lost(data, found, new)
     cases = int(totals["cases"].sum())
     explained = int(totals["known"].sum())
     return View(
@@ -243,10 +296,39 @@ def view(data: RunData, known: Sequence[Known]) -> View:
         new=new,
         new_cases=diverged,
         lost=lost,
-        verdict=_verdict(data, backends, listed, new),
+        verdict=_verdict(data, backends, listed, new, baseline),
         notes=tuple(_notes(data, backends, lost)),
         summary=tuple(sorted(_summary(data), key=_first)),
+        baseline=baseline,
     )
+
+
+def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
+    """Return how many cases diverged anew of which no finding is left to replay."""
+    shown = {f.record.fingerprint for f in new} - {""}
+    rows = map(str, data.cases.loc[data.cases["outcome"] == "diverged", "groups"])
+    grouped = sum(bool(said and not shown & set(said.split(","))) for said in rows)
+    alone = found[(found["known"] == "") & (found["id"] == "")]["count"].sum()
+    return grouped + int(alone)
+
+
+def _baseline(data: RunData) -> Iterable[BaselineView]:
+    """Yield the entries of the baseline with what came of their cases."""
+    own = data.cases[data.cases["family"] == "baseline"]
+    came = {(r.backend, r.id): r for r in own.itertuples(index=False)}
+    for entry in data.run.entries:
+        row = came.get((entry.backend, entry.case))
+        state: Any = "not run"
+        if row is not None and row.outcome in ("agreed", "raised"):
+            state = "not seen" if entry.kind == "nondeterminism" else "fixed"
+        elif row is not None:
+            there = entry.id in str(row.known).split("+")
+            state = "there" if there else "changed"
+        if entry.expired:
+            state = "expired"
+        yield BaselineView(
+            entry.id, entry.title, entry.backend, entry.reason, entry.link, entry.expires, state
+        )
 
 
 def _backends(data: RunData, totals: pd.DataFrame) -> tuple[BackendView, ...]:
@@ -287,7 +369,8 @@ def _reason(kernel: str) -> tuple[str, str]:
 
 
 def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Known]) -> tuple[KnownView, ...]:
-    listed = {k.id: k for k in entries}
+    listed: dict[str, Known | BaselineRecord] = {k.id: k for k in entries}
+    listed |= {entry.id: entry for entry in data.run.entries}
     # Two bugs may meet in one case: it counts for each, under ids joined by "+".
     each = found.assign(known=found["known"].str.split("+")).explode("known")
     views = []
@@ -297,8 +380,10 @@ def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Known]) -> tupl
         views.append(
             KnownView(
                 id=str(name),
-                what=entry.what if entry else "no entry of this name stands in the known list now",
-                why=entry.why if entry else "",
+                what=_what(entry),
+                why=(entry.reason if isinstance(entry, BaselineRecord) else entry.why)
+                if entry
+                else "",
                 link=entry.link if entry else "",
                 cases=int(rows["count"].sum()),
                 backends=_counts(rows, "backend"),
@@ -310,26 +395,40 @@ def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Known]) -> tupl
     return tuple(sorted(views, key=lambda k: (-k.cases, k.id)))
 
 
+def _what(entry: Known | BaselineRecord | None) -> str:
+    if entry is None:
+        return "no entry of this name stands in the known list now"
+    return entry.what if isinstance(entry, Known) else f"in the project's baseline: {entry.title}"
+
+
 def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:
     sums = [(str(name), int(n)) for name, n in rows.groupby(column)["count"].sum().items()]
     return tuple(sorted(sums, key=lambda pair: (-pair[1], pair[0])))
 
 
 def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
-    """Return one view a new finding, with the cases that it stands for."""
+    """Return one view a cause that is not known, with the cases that show it."""
     cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
-    views: dict[tuple[str, str], FindingView] = {}
+    groups = frames.groups(data)
+    views: dict[str, FindingView] = {}
     for record in data.records:
-        key = (record.backend, record.id)
-        if record.known or key in views or key not in cases:
+        name = "+".join([record.fingerprint, *record.as_if]) if record.fingerprint else record.id
+        count = groups.get(record.fingerprint, 0) + int(cases.get((record.backend, record.id), 0))
+        if record.known or not count or _smaller(views.get(name), record):
             continue
-        views[key] = FindingView(
+        views[name] = FindingView(
             record,
-            cases=int(cases[key]),
+            cases=count,
             replay=_command(data, "replay", record.id),
             repro=_command(data, "repro", record.id) + " > repro.py",
         )
     return tuple(sorted(views.values(), key=_rank))
+
+
+def _smaller(view: FindingView | None, record: DivergenceRecord) -> bool:
+    """Return whether a view has a case that is no larger: several processes may meet one cause."""
+    case = record.minimised or record.case
+    return view is not None and len(view.case.json()) <= len(case.json())
 
 
 def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
@@ -350,6 +449,7 @@ def _verdict(
     backends: Sequence[BackendView],
     known: Sequence[KnownView],
     new: Sequence[FindingView],
+    baseline: Sequence[BaselineView] = (),
 ) -> Verdict:
     cases, ran = sum(b.cases for b in backends), sum(1 for b in backends if b.cases)
     over = f"{plural(cases, 'case')} on {plural(ran, 'backend')}"
@@ -357,13 +457,19 @@ def _verdict(
     but = f" But {', '.join(idle)} ran nothing." if idle else ""
     diverged, explained = sum(b.new for b in backends), sum(b.known for b in backends)
     report = _command(data, "report", data.run.id)
+    late = sum(entry.state == "expired" for entry in baseline)
+    expired = f"EXPIRED: {plural(late, 'entry')} of the baseline" if late else ""
     if not cases:
         sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
         return Verdict("nothing", sentence, "amp-fuzz doctor")
     if diverged:
         what = plural(len(new), "new finding") if new else "New divergences"
         sentence = f"{what}: of {over}, {diverged:,} diverged in a way that is not known.{but}"
+        sentence += f" {expired}." if expired else ""
         return Verdict("new", sentence, new[0].replay if new else report)
+    if expired:
+        sentence = f"{expired}. Nothing new: of {over}, {explained:,} diverged as is known.{but}"
+        return Verdict("new", sentence, "amp-fuzz baseline check")
     if explained:
         sentence = (
             f"Nothing new: of {over}, {explained:,} diverged, each as one of "
@@ -422,7 +528,8 @@ def _first(row: SummaryRow) -> tuple[bool, bool, int, SummaryRow]:
 
 def plural(n: int, what: str, *, verb: tuple[str, str] = ("", "")) -> str:
     """Return a number with its noun, and its verb if given: ``1 case was``, ``3,220 cases``."""
-    return f"{n:,} {what}{'' if n == 1 else 's'} {verb[n != 1]}".rstrip()
+    words = what if n == 1 else f"{what[:-1]}ies" if what.endswith("try") else f"{what}s"
+    return f"{n:,} {words} {verb[n != 1]}".rstrip()
 
 
 def share(part: float, whole: float) -> str:

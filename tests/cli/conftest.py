@@ -24,6 +24,7 @@ PROGRAM = (sys.executable, "-c", "import sys; from amp_fuzz.cli import main; sys
 # Each does to real results what its name says.
 BACKENDS = '''
 import os
+import random
 import signal
 import time
 
@@ -31,6 +32,7 @@ import torch
 
 from amp_fuzz.backends.base import Availability
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.program import statements
 
 
 class Lying(EagerBackend):
@@ -71,6 +73,29 @@ class Failing(EagerBackend):
         raise RuntimeError("the backend itself is wrong")
 
 
+class Moody(EagerBackend):
+    """Does to ops what stands in moods.txt: ``abs dtype``, ``neg value``, ``abs coin``."""
+
+    name = "moody-cpu"
+
+    def run(self, cases):
+        moods = dict(line.split() for line in open("moods.txt"))
+        seen = EagerBackend.run(self, cases)
+        for case, observation in zip(cases, seen):
+            calls = statements(case.program.body)
+            made = {n: moods[s.op] for s in calls if s.op in moods for n in s.outputs}
+            for label, value in observation.values.items():
+                mood = made.get(label.rpartition(".")[2])
+                if mood and value is not None and value.is_floating_point():
+                    observation.values[label] = self.changed(mood, value)
+        return seen
+
+    def changed(self, mood, value):
+        if mood == "dtype":
+            return value.to(torch.float64 if value.dtype != torch.float64 else torch.float32)
+        return value + (1 if mood == "value" else random.randrange(1, 10**6))
+
+
 class Broken(EagerBackend):
     name = "broken-cpu"
 
@@ -79,7 +104,7 @@ class Broken(EagerBackend):
 
 
 def backends():
-    return [kind("cpu") for kind in (Lying, Dying, Hanging, Failing, Broken)]
+    return [kind("cpu") for kind in (Lying, Dying, Hanging, Failing, Moody, Broken)]
 '''
 
 

@@ -181,7 +181,8 @@ def test_a_finding_in_full(case: Case) -> None:
         record, kind="dtype", where="v0", op="mm", policy="lower_precision_fp", dtypes="float32"
     )
     assert show_finding(record, store_option("my runs")) == [
-        "eager-cpu: dtype at v0: mm (lower_precision_fp, float32)",
+        "eager-cpu: dtype at mm (lower_precision_fp, float32)",
+        "  kind      dtype at v0",
         "  expected  an answer",
         "  observed  the process died",
         *(f"  {line}" for line in str(case).splitlines()),
@@ -197,8 +198,8 @@ def test_a_long_finding_is_cut(case: Case) -> None:
     )
     record = unanswered("eager-cpu", "crash", long, "word " * 100, "matmul")
     lines = show_finding(record)
-    assert len(lines) == 3 + 40 + 1 + 2
+    assert len(lines) == 4 + 40 + 1 + 2
     more = len(str(long).splitlines()) - 40
     assert lines[-3] == f"  ... and {more} more lines: amp-fuzz replay shows them"
-    assert lines[2].endswith("...")
-    assert len(lines[2]) <= 172
+    assert lines[3].endswith("...")
+    assert len(lines[3]) <= 172

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from amp_fuzz.fingerprints import title
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import Store
 
@@ -35,6 +36,7 @@ def mm(a, b):
 
 library.impl("mm", mm, "AutocastCPU")
 """
+MAIN = "import sys; from amp_fuzz.cli import main; sys.exit(main())"
 QUIET = "ignore:(?s).*Overriding a previously registered kernel:UserWarning"
 
 
@@ -134,7 +136,8 @@ def test_a_wrong_kernel_fails_with_what_to_do_next(project: pytest.Pytester) -> 
         assert record.minimised is not None
         result.stdout.fnmatch_lines(
             [
-                f"eager-cpu: {record.kind} at *: mm (*)",
+                f"eager-cpu: {title(record)} (*)",
+                f"  kind      {record.kind} at *",
                 "  expected  *",
                 "  observed  *",
                 f"  case {record.id} *",
@@ -143,7 +146,7 @@ def test_a_wrong_kernel_fails_with_what_to_do_next(project: pytest.Pytester) -> 
                 f"amp-fuzz repro {record.id}",
             ]
         )
-    count = "1 new divergence" if len(found) == 1 else f"{len(found)} new divergences"
+    count = "1 new finding" if len(found) == 1 else f"{len(found)} new findings"
     result.stdout.fnmatch_lines([f"{count}: * (10 cases, seed 1)", "FAILED amp-fuzz::eager-cpu::*"])
     assert "Traceback" not in said(result)
 
@@ -255,3 +258,27 @@ def test_a_session_whose_time_is_over_says_so(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         ["amp-fuzz: no case ran", "SKIPPED * no case ran: the 0.001 s of amp-fuzz were over before"]
     )
+
+
+def test_a_baseline_is_judged_first_and_an_expired_entry_fails(project: pytest.Pytester) -> None:
+    project.makeconftest(FAULT.format(first=""))
+    args = (*SMALL, CPU, "-W", QUIET, "amp-fuzz::eager-cpu")
+    project.runpytest_subprocess(*args).assert_outcomes(failed=3)
+    update = ("baseline", "update", "--reason=a fault of ours", "--expires=2999-01-01")
+    done = subprocess.run([sys.executable, "-c", MAIN, *update], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    known = project.runpytest_subprocess(*args)
+    known.assert_outcomes(passed=4)
+    assert known.ret == 0, said(known)
+    known.stdout.fnmatch_lines(["amp-fuzz ....*", "baseline: * (* there)"])
+    path = Path("amp-fuzz-baseline.toml")
+    path.write_text(path.read_text().replace("2999-01-01", "2020-01-01"))
+    late = project.runpytest_subprocess(*args)
+    assert late.ret == pytest.ExitCode.TESTS_FAILED
+    late.stdout.fnmatch_lines(
+        ["EXPIRED: * was accepted until 2020-01-01: *", "FAILED amp-fuzz::eager-cpu::baseline*"]
+    )
+    path.write_text("[[finding]]\n")
+    broken = project.runpytest_subprocess(*args)
+    assert broken.ret == pytest.ExitCode.USAGE_ERROR
+    broken.stderr.fnmatch_lines(["ERROR: amp-fuzz: amp-fuzz-baseline.toml: *missing required*"])

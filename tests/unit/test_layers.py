@@ -77,7 +77,7 @@ RULES = (
             "amp_fuzz.known",
             "amp_fuzz.case",
             "amp_fuzz.program",
-            "amp_fuzz.errors",
+            "amp_fuzz.fingerprints",
         ),
     ),
 )

@@ -435,16 +435,24 @@ known findings: 2 cases, each explained
     an op of the promote policy raises for a 16-bit input of another dtype
     https://github.com/pytorch/pytorch/issues/132715
 
-new findings: 2
+new findings: 2, grouped by cause
 
-  1. crash on fake-cuda, 1 case
+  1. crash on fake-cuda: 1 case
+     | plan: autocast(device, bfloat16)
+     | x0: bfloat16[2, 3] normal, x1: float16[2, 3] normal
+     | v0 = linalg.svd(x0, x1)
+     kind      crash
      expected  an answer
      observed  the worker died of SIGSEGV
      amp-fuzz replay bcc5b4f7a8c23781
      amp-fuzz repro bcc5b4f7a8c23781 > repro.py
 
-  2. dtype on eager-cpu at cat (promote; bfloat16,float16), 2 cases
-     where     v0
+  2. dtype at cat on eager-cpu: 2 cases
+     | plan: autocast(device, bfloat16)
+     | x0: bfloat16[2, 3] normal, x1: float16[2, 3] normal
+     | v0 = cat(x0, x1)
+     kind      dtype at v0
+     op        cat (promote; bfloat16,float16)
      expected  float32
      observed  bfloat16
      amp-fuzz replay f2b80431386feea6
@@ -557,12 +565,19 @@ amp-fuzz replay bcc5b4f7a8c23781
 
 </details>
 
-### New findings (2)
+### New findings (2, grouped by cause)
 
-#### crash on `fake-cuda`, 1 case
+#### crash on `fake-cuda`: 1 case
+
+```
+plan: autocast(device, bfloat16)
+x0: bfloat16[2, 3] normal, x1: float16[2, 3] normal
+v0 = linalg.svd(x0, x1)
+```
 
 |  |  |
 |---|---|
+| kind | `crash` |
 | expected | `an answer` |
 | observed | `the worker died of SIGSEGV` |
 
@@ -589,11 +604,18 @@ v0 = torch.cat([x0, cast[bfloat16](x1)])
 
 </details>
 
-#### dtype on `eager-cpu` at `cat (promote; bfloat16,float16)`, 2 cases
+#### dtype at cat on `eager-cpu`: 2 cases
+
+```
+plan: autocast(device, bfloat16)
+x0: bfloat16[2, 3] normal, x1: float16[2, 3] normal
+v0 = cat(x0, x1)
+```
 
 |  |  |
 |---|---|
-| where | `v0` |
+| kind | `dtype at v0` |
+| op | `cat (promote; bfloat16,float16)` |
 | expected | `float32` |
 | observed | `bfloat16` |
 

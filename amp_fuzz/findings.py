@@ -1,0 +1,439 @@
+"""What a run does when it meets something new: which causes a case shows, each minimised once.
+
+Each statement of a diverging case is run alone: so a cause that is known does not hide another one
+in the same case. What diverges alone has a *look*: kind, op, how it is called, dtypes, plan. The
+first of its look is minimised and gets the fingerprint of its cause; the others are counted with
+it. So are those that look otherwise and have the same *traits*, what a fingerprint is made of, once
+two looks of them came to one cause. Some are minimised all the same, since two causes may look
+alike. Where a cause is that an op behaves as if it had another policy, the reference can suppose
+so: then all that it explains belongs to that cause, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.backends.scripted import ScriptBackend
+from amp_fuzz.baseline import Entry, match
+from amp_fuzz.blame import Named, tainted
+from amp_fuzz.case import Case, Plan, bare
+from amp_fuzz.causes import POLICIES, UNSTEADY, caused, policies_of, supposes
+from amp_fuzz.explicit import explicit_form
+from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient
+from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.minimize import Smaller, capture
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.program import Items, Ref, show_arg, statements, uses
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.reference import Policy
+from amp_fuzz.shrink import (
+    Answer,
+    Memory,
+    Shrunk,
+    Target,
+    answer_of,
+    asker,
+    confirmed,
+    part_of,
+    shrink,
+    stage_of,
+)
+from amp_fuzz.triage import alone
+
+__all__ = ["Groups", "Met", "Step", "examine", "signature_of"]
+
+Look: TypeAlias = tuple[str, ...]
+
+
+# Of what looks alike, these are minimised too: the so many-th.
+_AGAIN = {4**n for n in range(1, 16)}
+
+
+@dataclass(slots=True)
+class Groups:
+    """The causes that a run has met: plain data, so that processes can share it.
+
+    looks: the fingerprints of what looks so. traits: those of all looks with these traits. as_if:
+    by backend and kernel, the policies that explain all of a cause so far, and its fingerprint.
+    known: by fingerprint, the entry of the baseline. signatures: of divergences that a known list
+    explains. seen: how often a look or traits were met. deadly: candidates that a process died of,
+    by id: they are not run again. minimised: how many looks of a backend, kind and op were.
+    """
+
+    looks: dict[Look, tuple[str, ...]] = field(default_factory=dict)
+    traits: dict[Look, tuple[str, ...]] = field(default_factory=dict)
+    as_if: dict[tuple[str, str], tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
+    signatures: set[Look] = field(default_factory=set)
+    seen: Counter[Look] = field(default_factory=Counter)
+    deadly: set[str] = field(default_factory=set)
+    minimised: Counter[Look] = field(default_factory=Counter)
+
+    def counted(self, look: Look, traits: Look) -> tuple[str, ...]:
+        """Return the fingerprints of a divergence that need not be minimised, or ()."""
+        self.seen[look] += 1
+        self.seen[traits] += 1
+        if self.seen[look] > 1 and look in self.looks:
+            return () if self.seen[look] in _AGAIN else self.looks[look]
+        found = self.traits.get(traits, ())
+        if len(found) < 2 or len(set(found)) > 1 or self.seen[traits] in _AGAIN:
+            return ()
+        return found[:1]
+
+    def update(self, other: Groups) -> None:
+        """Take in what another process has met."""
+        self.looks |= other.looks
+        self.traits |= other.traits
+        self.as_if |= other.as_if
+        self.known |= other.known
+        self.signatures |= other.signatures
+        self.deadly |= other.deadly
+        for look, count in other.seen.items():
+            self.seen[look] = max(self.seen[look], count)
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A case shows this cause. entry: of the baseline that knows it, or ""."""
+
+    fingerprint: str
+    entry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The record of a divergence: as small as it is so far, or the last of it.
+
+    last: whether it is final, and the first of its cause.
+    """
+
+    record: DivergenceRecord
+    last: bool = False
+
+
+def examine(
+    judge: Judge,
+    verdict: Verdict,
+    groups: Groups,
+    baseline: tuple[Entry, ...] = (),
+    *,
+    family: str = "",
+    seconds: float = 20.0,
+    seen: Callable[[Case], None] = lambda case: None,
+) -> Iterator[Step | Met]:
+    """Yield the causes that a diverging case shows, and the records of those that are new.
+
+    seconds: for minimising each; 0 leaves all as it was found. seen: told each case before it runs.
+    """
+    work = _Examination(judge, verdict, groups, baseline, family, seconds, seen)
+    if verdict.known:
+        yield from work.listed()
+        return
+    yield Step(fingerprinted(verdict.finding(family)))
+    for part in work.parts():
+        yield from work.part(part)
+
+
+# What the shadows say where they cannot follow.
+_NO_SHADOW = ("the shadows did not come", "the band of")
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    judge: Judge
+    verdict: Verdict
+    groups: Groups
+    baseline: tuple[Entry, ...]
+    family: str
+    seconds: float
+    seen: Callable[[Case], None]
+
+    @property
+    def quick(self) -> bool:
+        """Whether running a statement costs next to nothing: a compiler has a ladder."""
+        return self.seconds > 0 and not self.judge.backend.ladder()
+
+    def listed(self) -> Iterator[Step]:
+        """Keep one example of what a known list explains; it need not be the smallest."""
+        rough = self.verdict.finding(self.family)
+        signature = signature_of(rough)
+        if signature not in self.groups.signatures:
+            self.groups.signatures.add(signature)
+            yield from self.minimised(self.verdict, min(self.seconds, 2.0))
+
+    # -- which statements -------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[Verdict]:
+        """Yield a verdict for each statement that diverges alone, and of the whole for the rest."""
+        found = self.verdict.divergence
+        assert found is not None
+        case = self.verdict.case
+        body = list(statements(case.program.body))
+        if not self.quick or found.kind in (*UNSTEADY, "state") or len(body) < 2:
+            yield self.plainer(self.verdict)
+            return
+        covered: set[str] = set()
+        some = False
+        values = capture(case, self.judge.backend.reference())
+        for number, statement in enumerate(body):
+            small = alone(case, (number,), values)
+            if small is None or (part := self.judged(small)) is None:
+                continue
+            for name in statement.outputs:
+                covered |= tainted(case, name)
+            if not part.known:
+                some = True
+                yield self.plainer(part)
+        if not (some and Named(covered)(_label(found))):
+            yield self.plainer(self.verdict)
+
+    def judged(self, case: Case) -> Verdict | None:
+        """Return the verdict of a case that diverges, or None."""
+        backend = self.judge.backend
+        if backend.fit(case) != case or case.id in self.groups.deadly:
+            return None
+        self.seen(case)
+        related = self.verdict.divergence is not None and self.verdict.divergence.kind == "relation"
+        judge = replace(self.judge, relations="all" if related else "none")
+        try:
+            verdict = judge.judge(case)
+        except (RuntimeError, ValueError) as error:  # of a case that was not drawn
+            if not any(words in str(error) for words in _NO_SHADOW):
+                raise
+            return None
+        return verdict if verdict.divergence is not None else None
+
+    def plainer(self, verdict: Verdict) -> Verdict:
+        """Return the verdict under a plainer plan, if that shows the same."""
+        if not self.quick or verdict.divergence is None or verdict.divergence.kind in UNSTEADY:
+            return verdict
+        case, target = verdict.case, Target.of(verdict)
+        contexts = case.plan.contexts
+        for plan in (
+            Plan(contexts=(), backward="none"),
+            Plan(contexts=contexts, backward="none"),
+            Plan(contexts=()),
+            Plan(contexts=contexts),
+        ):
+            if plan == case.plan:
+                break
+            found = self.judged(msgspec.structs.replace(case, plan=plan))
+            if found is not None and target.reply(answer_of(found)) == "same":
+                return found
+        return verdict
+
+    # -- its cause --------------------------------------------------------------------------------
+
+    def part(self, part: Verdict) -> Iterator[Step | Met]:
+        """Yield the cause of a divergence."""
+        groups, look, traits = self.groups, look_of(part, quick=self.quick), traits_of(part)
+        if known := groups.counted(look, traits):
+            yield from map(self.met, known)
+            return
+        if explained := self.explained(part):
+            groups.looks[look] = explained
+            yield from map(self.met, explained)
+            return
+        record = fingerprinted(part.finding(self.family))
+        try:
+            for step in self.minimised(part, self.limit(part)):
+                record = step.record
+                if not step.last:
+                    yield step
+        except KeyboardInterrupt:
+            yield Step(record, last=True)
+            raise
+        groups.looks[look] = (record.fingerprint,)
+        groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
+        if record.as_if:
+            key = record.backend, record.overload
+            groups.as_if[key] = record.as_if, record.fingerprint
+        if record.fingerprint not in groups.known:
+            entry = match(self.baseline, record)
+            groups.known[record.fingerprint] = entry.id if entry else ""
+            yield Step(msgspec.structs.replace(record, known=entry.id if entry else ""), last=True)
+        yield self.met(record.fingerprint)
+
+    def limit(self, part: Verdict) -> float:
+        """Return the seconds for minimising: fewer if there were many of this kind at this op."""
+        rough = signature_of(part.finding(self.family))
+        self.groups.minimised[rough] += 1
+        return self.seconds if self.groups.minimised[rough] <= 4 else min(self.seconds, 5.0)
+
+    def met(self, cause: str) -> Met:
+        return Met(cause, self.groups.known.get(cause, ""))
+
+    def explained(self, part: Verdict) -> tuple[str, ...]:
+        """Return the fingerprints of other policies, one or all at once, that explain it."""
+        if not (self.quick and supposes(part)):
+            return ()
+        groups, observed = self.groups, self.judge.backend.run([part.case])[0]
+        together: dict[str, Policy | None] = {}
+        causes: list[str] = []
+        for overload in policies_of(part.kernels):
+            key = part.backend, overload
+            names, cause = groups.as_if.get(key, ((), ""))
+            fits = tuple(
+                name
+                for name in names
+                if self.judge.agrees_with(part.case, observed, {overload: POLICIES[name]})
+            )
+            if fits:
+                groups.as_if[key] = fits, cause
+                return (cause,)
+            if names:
+                together[overload] = POLICIES[names[0]]
+                causes.append(cause)
+        if len(causes) > 1 and self.judge.agrees_with(part.case, observed, together):
+            return tuple(causes)
+        return ()
+
+    def minimised(self, part: Verdict, seconds: float) -> Iterator[Step]:
+        """Yield the record of a divergence, ever smaller; the last one names its cause."""
+        judge, found = self.judge, part.divergence
+        assert found is not None
+        rough = fingerprinted(_of(part.finding(self.family), self.verdict.case))
+        yield Step(rough)
+        stage, record, last = "", rough, part
+        if found.kind not in UNSTEADY:
+            stage = stage_of(judge, part, self.seen)
+            if seconds > 0:
+                for smaller, again in self.smaller(part, rough, stage, seconds):
+                    record, last = smaller, again
+                    yield Step(fingerprinted(record))
+        small = record.minimised or part.case
+        record = msgspec.structs.replace(
+            record,
+            minimised=small,
+            explicit=_explicit(judge, small),
+            stage=stage,
+            bare=found.kind not in UNSTEADY and self.without_autocast(last),
+        )
+        if not part.known and seconds > 0:
+            record = caused(judge, record, part, last, self.seen, self.groups.deadly)
+        yield Step(fingerprinted(record), last=True)
+
+    def smaller(
+        self, part: Verdict, rough: DivergenceRecord, stage: str, seconds: float
+    ) -> Iterator[tuple[DivergenceRecord, Verdict]]:
+        """Yield the record of a divergence with ever smaller cases; the last one is confirmed.
+
+        With it comes the last verdict that is confirmed.
+        """
+        judge = self.judge
+        target = replace(Target.of(part), stage=stage)
+        ask, reference = asker(judge, target), judge.backend.reference()
+        deadly = {case_id: Answer("crash") for case_id in self.groups.deadly}
+        memory = Memory(deadly, trying=self.seen)
+        for event in shrink(part.case, target, ask, reference, seconds=seconds, memory=memory):
+            if isinstance(event, Smaller):
+                yield msgspec.structs.replace(rough, minimised=event.case), part
+            elif isinstance(event, Shrunk):
+                steps = len(event.chain) - 1
+                last = confirmed(judge, target, event.chain) if steps else part
+                if last is None:  # gone when it was run again: what was found stays as it was
+                    yield rough, part
+                    continue
+                op = event.op if last.case == event.case else ""
+                record = last.finding(self.family, last.case, op=op)
+                blamed = "" if part.known else part_of(judge, last, stage, self.seen)
+                yield (
+                    msgspec.structs.replace(
+                        _of(record, self.verdict.case), nearest=event.nearest, part=blamed
+                    ),
+                    last,
+                )
+
+    def without_autocast(self, verdict: Verdict) -> bool:
+        """Return whether a case diverges in the same way with its autocast contexts taken away."""
+        assert verdict.divergence is not None
+        plain = bare(verdict.case)
+        self.seen(plain)
+        relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
+        found = replace(self.judge, known=(), relations=relations).judge(plain).divergence
+        return found is not None and found.kind == verdict.divergence.kind
+
+
+def _label(found: Divergence) -> str:
+    """Return the label at which a divergence shows; of an error, the value that was to be made."""
+    where = found.where
+    if found.kind == "raise" and " = " in where:
+        where = where.partition(" = ")[0].partition(",")[0].strip()
+    return where.rpartition(": ")[2]
+
+
+def _of(record: DivergenceRecord, case: Case) -> DivergenceRecord:
+    """Return the record of a part as that of the case where it was met."""
+    if record.case == case:
+        return record
+    return msgspec.structs.replace(record, case=case, minimised=record.minimised or record.case)
+
+
+def _explicit(judge: Judge, case: Case) -> str:
+    try:
+        text = explicit_form(case, judge.backend.reference())
+        theirs = judge.backend.explicit(case) if isinstance(judge.backend, ScriptBackend) else ""
+        return f"{text}\n{theirs}" if theirs else text
+    except Exception as error:  # the explicit form explains; it must not cost the finding
+        return f"# no explicit form: {type(error).__name__}: {error}"
+
+
+# -- looks ----------------------------------------------------------------------------------------
+
+
+def look_of(verdict: Verdict, *, quick: bool) -> Look:
+    """Return what a divergence looks like before it is minimised.
+
+    It tells more apart than the fingerprint does; what minimising is too dear for every look of, a
+    compiler, is told apart by op and kind alone.
+    """
+    record, case = verdict.finding(""), verdict.case
+    if not quick:
+        return signature_of(record)
+    answer = answer_of(verdict)
+    specs = {s.name: s for s in case.program.inputs}
+    calls = list(statements(case.program.body))
+    said: list[str] = [answer.errors, ingredient(case)]
+    if len(calls) == 1:
+        (call,) = calls
+        given = [specs[name] for name in uses(call) if name in specs]
+        said += [call.form, *(f"{s.role} {s.dtype} {s.layout} {len(s.shape)}" for s in given)]
+        said += [_argument(a) for a in call.args] + [k for k, a in call.kwargs if a is not None]
+    if record.kind == "state":
+        said.append(record.observed)
+    return (*signature_of(record), record.policy, record.dtypes, *said)
+
+
+def traits_of(verdict: Verdict) -> Look:
+    """Return what the fingerprint of a divergence would be made of if it were the smallest."""
+    record = fingerprint(verdict.finding(""))
+    dtypes = sorted(set(record.dtypes))
+    names = record.kind, record.backend, record.op, record.policy, record.ingredient
+    return ("traits", *names, *dtypes)
+
+
+def _argument(arg: object) -> str:
+    if isinstance(arg, Ref):
+        return "tensor"
+    if isinstance(arg, Items):
+        return f"list of {len(arg.items)}"
+    return type(arg).__name__ if not isinstance(arg, str) else show_arg(arg)
+
+
+def signature_of(record: DivergenceRecord) -> Look:
+    """Return what makes findings alike that are not minimised.
+
+    A known one is kept once for each backend and kind, a new one once for each op that it shows at;
+    errors that name no op, once for each text.
+    """
+    about = "" if record.known else record.op
+    if record.kind == "raise" and not about:
+        raised = f"{record.expected} -> {record.observed}"
+        about = re.sub(r"[\d.]+|\[.*?\]|'.*?'", "#", raised)[:160]
+    return (record.backend, record.kind, record.known, "" if record.known else about)

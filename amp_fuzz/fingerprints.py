@@ -1,0 +1,183 @@
+"""The fingerprint that names a cause: the same on every machine and version.
+
+It is computed after minimising, when what has nothing to do with the cause is gone. It holds names
+only, no number that a machine or a version could round otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, fields
+
+import msgspec
+
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.program import Autocast, Checkpoint, regions, statements, uses
+from amp_fuzz.records import DivergenceRecord
+
+__all__ = ["Fingerprint", "fingerprint", "fingerprinted", "ingredient", "special", "title"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What names the cause of a divergence.
+
+    kind: of the divergence, ``value`` of all wrong values, ``grad-value`` of all wrong gradients;
+    ``policy``, whatever it shows as, where an op has another policy than its table says. stage: of
+    a compiler, its first rung that diverges, else "". op: the guilty op, two joined by ``+``, or
+    ``*`` where others in its place show the same. policy: what autocast does with it, ``*`` where
+    the plan alone matters. dtypes: of its inputs. ingredient: what of plan and regions is left; see
+    `ingredient`.
+    """
+
+    kind: str
+    backend: str
+    stage: str
+    op: str
+    policy: str
+    dtypes: tuple[str, ...]
+    ingredient: str
+
+    def __str__(self) -> str:
+        """Return the fields, one after another, as the hash takes them."""
+        parts = (getattr(self, field.name) for field in fields(self))
+        return " | ".join(",".join(p) if isinstance(p, tuple) else p for p in parts)
+
+    @property
+    def hash(self) -> str:
+        """Ten hex digits, the same on every machine and version."""
+        return hashlib.blake2b(str(self).encode(), digest_size=5).hexdigest()
+
+
+def fingerprint(record: DivergenceRecord) -> Fingerprint:
+    """Return the fingerprint of a finding; it says most of one that was minimised."""
+    kind, on, stage = _KINDS.get(record.kind, record.kind), record.backend, record.stage
+    if record.as_if:
+        return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
+    case = record.minimised or record.case
+    if kind == "state":  # what is left behind, and not which op stood there
+        own = (w for w in special(case) if not w.startswith("backward="))
+        left = [*_left_behind(record.observed), *sorted(own)]
+        return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
+    op = "*" if record.general else record.overload or record.op
+    if kind in ("nondeterminism", "crash", "timeout"):  # these are not minimised by a run
+        return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), "")
+    more = [ingredient(case)]
+    if kind == "raise":
+        more.append(f"raises={_error(record.expected)}->{_error(record.observed)}")
+    if kind == "relation":
+        more.append(f"relation={record.where.partition(':')[0]}")
+    said = "+".join(filter(None, more))
+    if record.general and (words := special(case)):  # the plan is what matters
+        more[0] = "+".join(sorted(words))
+        return Fingerprint(kind, on, stage, "*", "*", (), "+".join(more))
+    return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), said)
+
+
+# What of a plan nearly every case has.
+_USUAL = {"", "autocast", "nested", "disabled", "backward=outside", "backward=inside"}
+
+
+def special(case: Case) -> set[str]:
+    """Return what of a case's ingredient is not usual: ``entry=decorator``, ``checkpoint``."""
+    return set(ingredient(case).split("+")) - _USUAL
+
+
+_WIDTH = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "complex64": 3, "complex128": 4}
+
+# Whether a wrong value is finite is decided by the values that were drawn.
+_KINDS = {
+    "bitwise": "value",
+    "nonfinite": "value",
+    "grad-bitwise": "grad-value",
+    "grad-nonfinite": "grad-value",
+}
+
+
+def fingerprinted(record: DivergenceRecord) -> DivergenceRecord:
+    """Return a finding with its fingerprint."""
+    return msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
+
+
+def title(record: DivergenceRecord) -> str:
+    """Return what a finding is about in a few words, as a heading over its group."""
+    policy = "" if record.policy in ("", "none") else record.policy
+    if record.as_if:
+        other = " or ".join(record.as_if)
+        return f"{record.overload} behaves as if its policy were {other}, not {record.policy}"
+    if record.kind == "state":
+        left = _left_behind(record.observed)
+        names = ", ".join(word.removeprefix("leaves=") for word in left) or "autocast's state"
+        return f"state: {names} not restored"
+    if record.general:
+        words = special(record.minimised or record.case)
+        of = f" under {', '.join(sorted(words))}" if words else f" of {policy}" * bool(policy)
+        return f"{record.kind} at any op{of}, as {record.op}"
+    return f"{record.kind} at {record.op}" if record.op else record.kind
+
+
+def _dtypes(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
+    """Return the dtypes of what the guilty op is given, as far as they can be told.
+
+    Where it is any op, how many tensors it takes does not matter; where it is one kernel, only what
+    it computes in.
+    """
+    given = _given(record, case)
+    if record.general:
+        return tuple(sorted(set(given)))
+    if record.overload:  # one kernel, which computes in the widest
+        floats = [d for d in given if d in _WIDTH]
+        return (max(floats, key=_WIDTH.__getitem__) if floats else "float32",)
+    return given
+
+
+def _given(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
+    if dtypes := tuple(filter(None, record.dtypes.split(","))):
+        return dtypes
+    types = {s.name: s.dtype for s in case.program.inputs}
+    body = list(statements(case.program.body))
+    if len(body) == 1:
+        return tuple(types[name] for name in uses(body[0]) if name in types)
+    return tuple(sorted(set(types.values())))
+
+
+def _error(side: str) -> str:
+    return "none" if side == "no error" else side.partition(":")[0]
+
+
+def _left_behind(observed: str) -> list[str]:
+    """Return ``leaves=weight cache`` for each part of the state that is not as it was before."""
+    names = re.findall(r"(?:^|[,;] )([a-z][a-z ]*): [^:]*? became ", observed)
+    return [f"leaves={name}" for name in dict.fromkeys(names)]
+
+
+_PLAIN = Plan(contexts=(), backward="none")
+
+
+def ingredient(case: Case) -> str:
+    """Return what of a plan and its regions is not plain, joined by ``+``: ``autocast+steps``.
+
+    The number of contexts counts, ``autocast`` or ``nested``, and not what they say: a divergence
+    is the same under float16. Of regions each kind counts once.
+    """
+    plan, found = case.plan, list[str]()
+    inner = list(regions(case.program.body))
+    contexts = len(plan.contexts) + sum(isinstance(c, Autocast) for c in inner)
+    if contexts:
+        found.append("autocast" if contexts == 1 else "nested")
+    if any(isinstance(c, Autocast) and not c.enabled for c in (*plan.contexts, *inner)):
+        found.append("disabled")
+    for field in msgspec.structs.fields(plan):
+        value = getattr(plan, field.name)
+        if field.name in ("contexts", "backward_context") or value == getattr(_PLAIN, field.name):
+            continue
+        if field.name == "loop" and plan.steps == 1:
+            continue
+        found.append(f"{field.name}={value}" if isinstance(value, str) else field.name)
+    kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
+    return "+".join([*found, *sorted(kinds - {"autocast"})])
+
+
+def _tag(context: msgspec.Struct) -> str:
+    return str(context.__struct_config__.tag)

@@ -1,0 +1,43 @@
+"""Whether a finding of the baseline still happens: its case, judged again, here and now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from amp_fuzz.baseline import Entry
+from amp_fuzz.blame import guilty_op
+from amp_fuzz.case import Case
+from amp_fuzz.causes import POLICIES
+from amp_fuzz.judge import Judge, Verdict
+
+__all__ = ["happens", "still"]
+
+TRIES = 10
+"""How often a case is run that comes out otherwise from time to time."""
+
+
+def still(judge: Judge, entry: Entry, case: Case) -> Verdict:
+    """Judge the case of an entry; one that comes and goes is run until it comes, ten times."""
+    judge = replace(judge, relations="all" if entry.kind == "relation" else "none")
+    verdict = judge.judge(case)
+    if entry.kind == "nondeterminism":
+        for _ in range(TRIES - 1):
+            if happens(judge, entry, verdict):
+                break
+            verdict = judge.judge(case)
+    return verdict
+
+
+def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
+    """Return whether a verdict is what an entry says: the kind at the op, or the policy."""
+    found = verdict.divergence
+    if found is None or verdict.known:
+        return False
+    if entry.kind == "policy":
+        observed = judge.backend.run([verdict.case])[0]
+        supposed = [{entry.op: POLICIES[name]} for name in entry.as_if]
+        return any(judge.agrees_with(verdict.case, observed, s) for s in supposed)
+    if found.kind != entry.kind:
+        return False
+    op = guilty_op(verdict.case, found)
+    return entry.op in ("", "*") or not op or op in entry.op.split("+")

@@ -1,0 +1,154 @@
+"""Seed ten faults at once, run the engine, and count what it makes of them.
+
+    python benchmarks/groups.py [--cases=N] [--seed=N]
+
+The faults are those of tests/faults/many.py: policies, contexts, state, numbers. Each case that the
+engine draws for eager is judged in a torch that has all ten; transforms and custom ops are left
+out, since the Python kernels that faults are made of are no part of them. A group belongs to the
+faults without which its case agrees: of those its case is judged with one fault at a time. Exactly
+one group a fault is wanted. Writes ``benchmarks/groups.json``. Seconds are CPU seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from amp_fuzz.backends import backends  # noqa: E402
+from amp_fuzz.case import Case  # noqa: E402
+from amp_fuzz.engine import Crashed, Failed, Finding, Settings, Task, draw, plan_tasks  # noqa: E402
+from amp_fuzz.fingerprints import fingerprint, title  # noqa: E402
+from amp_fuzz.judge import Judge, quiet  # noqa: E402
+from amp_fuzz.known import shipped  # noqa: E402
+from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord  # noqa: E402
+from amp_fuzz.session import versions  # noqa: E402
+from amp_fuzz.store import Store  # noqa: E402
+from amp_fuzz.workers import Supervisor  # noqa: E402
+from tests.faults.corrupted import Corrupted  # noqa: E402
+from tests.faults.many import TEN, counts, install, seeded  # noqa: E402
+
+JSON = ROOT / "benchmarks" / "groups.json"
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Run, print the groups, and return 1 if they are not one a fault."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz-") as folder:
+        plugins = Path(folder) / "plugins"
+        install(plugins)
+        sys.path.insert(0, str(plugins))
+        backends.cache_clear()
+        store = Store(Path(folder) / "store")
+        result = measured(store, options.cases, options.seed, options.workers)
+    JSON.write_text(json.dumps(result, indent=1) + "\n")
+    for group in result["groups"]:
+        print(f"{group['cases']:6} {group['title']}: {', '.join(group['faults']) or '?'}")
+    print(f"{len(result['groups'])} groups of {len(TEN)} faults; {result['seconds']} s")
+    for name in ("merged", "split", "missed"):
+        print(f"{name}: {result[name] or 'none'}")
+    return int(any(result[name] for name in ("merged", "split", "missed")))
+
+
+def cases(seed: int) -> Iterator[Case]:
+    """Yield the cases of ordinary runs on eager, but for those that faults have no part in."""
+    eager = backends()["eager-cpu"]
+    for part in range(10_000):
+        settings = Settings(("eager-cpu",), cases=400, seed=seed * 10_000 + part)
+        for task in plan_tasks(settings, [eager]):
+            yield from filter(counts, draw(task, settings))
+
+
+def measured(store: Store, number: int, seed: int, workers: int) -> Row:
+    """Run the engine on so many cases, and say what came of each fault."""
+    settings = Settings(
+        ("faulty-cpu",), cases=number, seed=seed, known=shipped(), workers=workers, relations="none"
+    )
+    store.begin(RunRecord("groups", seed, "", (), {}, ""))
+    drawn = list(islice(cases(seed), number))
+    parts = [tuple(drawn[i : i + 500]) for i in range(0, number, 500)]
+    tasks = [Task("faulty-cpu", "all", (), len(given), seed, given) for given in parts]
+    supervisor = Supervisor(settings, store, "groups")
+    crashes = 0
+    try:
+        for event in supervisor.work(tasks):
+            if isinstance(event, Failed):
+                raise SystemExit(event.detail)
+            crashes += isinstance(event, Crashed)
+            if isinstance(event, Finding) and event.new:
+                print(f"{title(event.record)} | {fingerprint(event.record)}", flush=True)
+    finally:
+        supervisor.close()
+    return {"seed": seed, "versions": versions(), "crashes": crashes} | counted(store, supervisor)
+
+
+def counted(store: Store, supervisor: Supervisor) -> Row:
+    """Return the groups with their cases and faults."""
+    records = list(store.records("groups"))
+    judged = [r for r in records if isinstance(r, CaseRecord)]
+    found: dict[str, DivergenceRecord] = {}
+    for record in records:
+        if isinstance(record, DivergenceRecord) and not record.known:
+            found.setdefault("+".join([record.fingerprint, *record.as_if]), record)
+    groups = [
+        {
+            "title": title(record),
+            "fingerprint": str(fingerprint(record)),
+            "cases": sum(record.fingerprint in r.groups for r in judged),
+            "faults": faults_of(record),
+            "program": str(record.minimised or record.case).splitlines()[1:],
+        }
+        for record in found.values()
+    ]
+    groups.sort(key=lambda g: (-g["cases"], g["title"]))
+    names = [name for g in groups for name in g["faults"]]
+    return {
+        "cases": len(judged),
+        "diverged": sum(r.outcome == "diverged" for r in judged),
+        "minimised": sum(supervisor.groups.minimised.values()),
+        "looks": len(supervisor.groups.looks),
+        "seconds": round(_seconds()),
+        "merged": [g["title"] for g in groups if len(g["faults"]) != 1],
+        "split": sorted({name for name in names if names.count(name) > 1}),
+        "missed": [name for name in TEN if name not in names],
+        "groups": groups,
+    }
+
+
+def faults_of(record: DivergenceRecord) -> list[str]:
+    """Return the faults that show a group's case when each is the only one."""
+    case = record.minimised or record.case
+    found = []
+    for name in TEN:
+        judge = Judge(Corrupted(patches=lambda name=name: seeded(name)), shipped(), "none")
+        with quiet():
+            if judge.judge(case).outcome == "diverged":
+                found.append(name)
+    return found
+
+
+def _seconds() -> float:
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(s.ru_utime + s.ru_stime for s in spent)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    raise SystemExit(main())

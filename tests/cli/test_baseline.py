@@ -1,0 +1,238 @@
+"""``amp-fuzz baseline``, and real runs with one: what is known passes, what is new fails."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.records import CaseRecord
+from amp_fuzz.store import Store
+from tests.cli.conftest import Done
+
+RUN = (
+    *("run", "--backends=moody-cpu", "--ops=abs,neg", "--cases=12", "--seed=1"),
+    *("--workers=1", "--relations=none", "--minimize=5"),
+)
+FILE = "amp-fuzz-baseline.toml"
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def moods(tmp_path: Path) -> Callable[..., None]:
+    """Say what is wrong with the backend: ``abs="dtype"``."""
+
+    def say(**ops: str) -> None:
+        lines = [f"{op} {mood}\n" for op, mood in ops.items()]
+        (tmp_path / "moods.txt").write_text("".join(lines))
+
+    say()
+    return say
+
+
+def accepted(amp_fuzz: Command, *more: str) -> Done:
+    """Fuzz, and take what is found into the baseline."""
+    assert amp_fuzz(*RUN).code == 1
+    done = amp_fuzz("baseline", "update", "--reason=waits for upstream", *more)
+    assert (done.code, done.err) == (0, "")
+    return done
+
+
+def entries(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = tomllib.loads((folder / FILE).read_text())["finding"]
+    return found
+
+
+def test_what_is_known_passes(amp_fuzz: Command, moods: Command, tmp_path: Path) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz)
+    done = amp_fuzz(*RUN)
+    assert (done.code, done.err) == (0, "")
+    assert f"baseline {FILE}: 1 known finding" in done.out
+    assert "baseline: 1 entry (1 there)" in done.out
+    (entry,) = entries(tmp_path)
+    assert f"  {entry['id']}: " in done.out  # among the known findings, with its cases
+    assert "in the project's baseline: dtype at " in done.out
+    store = Store(tmp_path / ".amp-fuzz")
+    judged = store.records(store.runs()[-1])
+    known = [r for r in judged if isinstance(r, CaseRecord) and r.outcome == "known"]
+    assert {r.known for r in known} == {entry["id"]}
+    assert len(known) > 2
+
+
+def test_a_new_one_fails_though_another_of_the_op_is_known(
+    amp_fuzz: Command, moods: Command
+) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz)
+    moods(abs="value")
+    done = amp_fuzz(*RUN)
+    assert done.code == 1
+    assert "new: bitwise at abs on moody-cpu" in done.out
+    assert "changed: the case of " in done.out
+
+
+def test_a_new_one_in_the_same_cases_fails(amp_fuzz: Command, moods: Command) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz)
+    moods(abs="dtype", neg="dtype")
+    done = amp_fuzz(*RUN)
+    assert done.code == 1
+    assert "new: dtype at neg on moody-cpu" in done.out
+    assert "dtype at abs" not in done.out.partition("new findings: ")[2]
+    assert "baseline: 1 entry (1 there)" in done.out
+
+
+def test_what_no_longer_happens_is_reported(
+    amp_fuzz: Command, moods: Command, tmp_path: Path
+) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz)
+    (entry,) = entries(tmp_path)
+    moods()
+    done = amp_fuzz(*RUN)
+    assert done.code == 0
+    words = f"fixed: {entry['id']} on moody-cpu no longer happens: remove it"
+    assert words in " ".join(done.out.split())
+    checked = amp_fuzz("baseline", "check")
+    assert checked.code == 1
+    assert f"  {entry['id']} on moody-cpu: FIXED: remove it\n" in checked.out
+    assert amp_fuzz("baseline", "prune", "--dry-run").out.startswith("would take out")
+    assert len(entries(tmp_path)) == 1
+    pruned = amp_fuzz("baseline", "prune")
+    assert pruned.code == 0
+    assert f"took out {entry['id']}: fixed\n" in pruned.out
+    assert "finding" not in tomllib.loads((tmp_path / FILE).read_text())
+    assert amp_fuzz("baseline", "check").out == f"{FILE}: no findings\n"
+
+
+def test_what_has_expired_fails(amp_fuzz: Command, moods: Command, tmp_path: Path) -> None:
+    moods(abs="dtype")
+    today = datetime.datetime.now(datetime.UTC).date()
+    accepted(amp_fuzz, f"--expires={today}")
+    assert amp_fuzz(*RUN).code == 0
+    path = tmp_path / FILE
+    late = today - datetime.timedelta(days=1)
+    path.write_text(path.read_text().replace(f"expires = {today}", f"expires = {late}"))
+    done = amp_fuzz(*RUN)
+    assert done.code == 1
+    assert "1 known finding, 1 of them EXPIRED" in done.out
+    assert "EXPIRED: 1 entry of the baseline." in done.out
+    assert f"was accepted until {late}" in " ".join(done.out.split())
+    checked = amp_fuzz("baseline", "check")
+    assert checked.code == 1
+    assert f"EXPIRED on {late}, still there" in checked.out
+    moods()
+    assert amp_fuzz(*RUN).code == 1  # until somebody looks at it
+
+
+def test_what_comes_and_goes_can_be_known(amp_fuzz: Command, moods: Command) -> None:
+    moods(abs="coin")
+    done = accepted(amp_fuzz)
+    assert "added abs-nondeterminism-moody-cpu: nondeterminism at abs on moody-cpu" in done.out
+    assert amp_fuzz(*RUN).code == 0
+    assert amp_fuzz("baseline", "check").code == 0
+    moods()
+    checked = amp_fuzz("baseline", "check")
+    assert checked.code == 0
+    assert "not seen in 10 runs: it may come and go" in checked.out
+    assert "nothing to take out" in amp_fuzz("baseline", "prune").out
+
+
+def test_a_crash_is_known_of_its_own_case_only(amp_fuzz: Command) -> None:
+    crashing = ("run", "--backends=dying-cpu", "--ops=abs", "--workers=1", "--seed=1")
+    assert amp_fuzz(*crashing, "--cases=1").code == 1
+    assert amp_fuzz("baseline", "update", "--reason=known").code == 0
+    assert amp_fuzz(*crashing, "--cases=1").code == 0
+    assert amp_fuzz(*crashing, "--cases=2").code == 1
+    assert "still there" in amp_fuzz("baseline", "check").out
+
+
+def test_update_adds_and_leaves_the_rest(amp_fuzz: Command, moods: Command, tmp_path: Path) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz, "--link=https://example.org/1")
+    path = tmp_path / FILE
+    path.write_text(path.read_text() + "# a thought of mine\n")
+    again = amp_fuzz("baseline", "update", "--reason=again")
+    assert again.code == 0
+    assert "is known already, as " in again.out
+    assert f"{FILE}: nothing to add\n" in again.out
+    before = path.read_text()
+    moods(neg="value")
+    assert amp_fuzz(*RUN).code == 1
+    assert amp_fuzz("baseline", "update", "--reason=more").code == 0
+    assert path.read_text().startswith(before.rstrip("\n"))
+    first, second = entries(tmp_path)
+    assert (first["reason"], first["link"]) == ("waits for upstream", "https://example.org/1")
+    assert second["title"] == "bitwise at neg"
+
+
+def test_a_reason_is_asked_for(amp_fuzz: Command, moods: Command) -> None:
+    moods(abs="dtype")
+    assert amp_fuzz(*RUN).code == 1
+    done = amp_fuzz("baseline", "update")
+    assert done.code == 2
+    assert done.error.endswith(
+        "no reason: say why it is accepted: "
+        "amp-fuzz baseline update --reason='waits for pytorch#...'"
+    )
+
+
+def test_what_cannot_run_here_says_why(amp_fuzz: Command, moods: Command, tmp_path: Path) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz, "--torch=>=99")
+    checked = amp_fuzz("baseline", "check")
+    assert checked.code == 5
+    assert "cannot run here: it is of torch >=99, here is 2." in checked.out
+    assert "kept " in amp_fuzz("baseline", "prune").out
+    assert amp_fuzz(*RUN).code == 1  # it says nothing of this torch
+    path = tmp_path / FILE
+    path.write_text(path.read_text().replace(">=99", ""))
+    assert amp_fuzz(*RUN).code == 0
+
+
+def test_a_baseline_is_found_from_below_and_by_option(
+    amp_fuzz: Command, moods: Command, tmp_path: Path
+) -> None:
+    moods(abs="dtype")
+    accepted(amp_fuzz)
+    below = tmp_path / "below"
+    below.mkdir()
+    (below / "moods.txt").write_text("abs dtype\n")
+    assert amp_fuzz(*RUN, cwd=below).code == 0
+    (tmp_path / FILE).rename(below / "mine.toml")
+    assert amp_fuzz(*RUN, cwd=below).code == 1
+    assert amp_fuzz(*RUN, "--baseline=mine.toml", cwd=below).code == 0
+    (below / "amp-fuzz.toml").write_text('baseline = "mine.toml"\n')
+    assert amp_fuzz(*RUN, cwd=below).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("finding = 3", "amp-fuzz-baseline.toml: Expected `array`, got `int` - at `$.finding`"),
+        ("[[finding]]\nid = 'a'", "missing required field `fingerprint`"),
+        ("not toml", "amp-fuzz-baseline.toml: Expected"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    command: Command, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / FILE).write_text(text)
+    for words in (("baseline", "check"), ("baseline", "prune"), ("baseline", "update")):
+        done = command(*words)
+        assert done.code == 2
+        assert said in done.error or words[1] == "update"
+
+
+def test_no_file_is_one_line_and_so_is_no_run(command: Command) -> None:
+    done = command("baseline", "check")
+    assert (done.code, done.out) == (2, "")
+    assert done.error == f"amp-fuzz: {FILE}: no such file: `amp-fuzz baseline update` makes it"
+    assert command("baseline", "update").error.endswith("no run yet: amp-fuzz run")
+    assert "is no date: write it as" in command("baseline", "update", "--expires=soon").error
+    assert "is past" in command("baseline", "update", "--expires=2020-01-01").error
+    assert "is no range" in command("baseline", "update", "--torch=two").error
