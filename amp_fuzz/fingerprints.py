@@ -61,7 +61,9 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         left = [*_left_behind(record.observed), *sorted(own)]
         return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
     op = "*" if record.general else record.overload or record.op
-    if kind in ("nondeterminism", "crash", "timeout"):  # these are not minimised by a run
+    if kind == "nondeterminism" and op:  # not minimised: its case has much that is no part of it
+        return Fingerprint(kind, on, stage, op, "none", (), "")
+    if kind in ("nondeterminism", "crash", "timeout"):
         return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), "")
     more = [ingredient(case)]
     if kind == "raise":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class Compiled:
 def _program(program: Program) -> tuple[str, CodeType, tuple[str, ...]]:
     catalogue.check(program)
     text = program_source(program)
-    return text, compile(text, PROGRAM, "exec"), imports_of(program)
+    return text, _code(text, PROGRAM), imports_of(program)
 
 
 @lru_cache(maxsize=256)
@@ -143,7 +144,14 @@ def compiled(case: Case) -> Compiled:
     """Return a case's source and code. Raises `ProgramError` for what the catalogue lacks."""
     program, code, modules = _program(case.program)
     driver = driver_source(case)
-    return Compiled(program, driver, (code, compile(driver, DRIVER, "exec")), modules)
+    return Compiled(program, driver, (code, _code(driver, DRIVER)), modules)
+
+
+def _code(text: str, filename: str) -> CodeType:
+    with warnings.catch_warnings():
+        # What a minimiser tries may be a call that Python itself has doubts of: None[0].
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return compile(text, filename, "exec")
 
 
 def run(case: Case, runtime: Runtime) -> Observation:
@@ -157,7 +165,7 @@ def run_marked(
     """Run a case and call `mark` with number and local names before each statement."""
     catalogue.check(case.program)
     program, driver = program_source(case.program, marks=True), driver_source(case)
-    codes = compile(program, PROGRAM, "exec"), compile(driver, DRIVER, "exec")
+    codes = _code(program, PROGRAM), _code(driver, DRIVER)
     source = Compiled(program, driver, codes, imports_of(case.program))
     return _run(case, runtime, source, {"mark": mark})
 

@@ -157,7 +157,9 @@ def test_an_item_fails_for_what_another_item_found_first(project: pytest.Pyteste
     args = (*SMALL, CPU, "-W", QUIET, "--amp-fuzz-store=kept", "--tb=short")
     result = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu")
     result.assert_outcomes(failed=3)
-    others = [line for line in result.outlines if re.match(r"\d+ cases? of \w+ at mm: ", line)]
+    others = [
+        line for line in result.outlines if re.match(r"\d+ cases? of (mm behaves|.* at mm)", line)
+    ]
     assert others
     for line in others:
         assert re.search(r": amp-fuzz replay [0-9a-f]{16} --store=kept$", line), line
@@ -208,8 +210,9 @@ def test_a_session_that_died_is_reported_by_the_next(project: pytest.Pytester) -
     Path("conftest.py").unlink()
     after = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu::matmul", "-q")
     assert after.ret == 0, said(after)
-    (identity,) = Store().findings()
-    assert Store().finding(identity).kind == "crash"
+    found = [record for f in Store().findings() if not (record := Store().finding(f)).known]
+    assert [record.kind for record in found] == ["crash"]
+    identity = found[0].id
     line = f"amp-fuzz: an earlier session died of a case on eager-cpu: amp-fuzz replay {identity}"
     after.stdout.fnmatch_lines([line])
     assert not list(Path(".amp-fuzz").rglob("current-*"))
@@ -281,4 +284,4 @@ def test_a_baseline_is_judged_first_and_an_expired_entry_fails(project: pytest.P
     path.write_text("[[finding]]\n")
     broken = project.runpytest_subprocess(*args)
     assert broken.ret == pytest.ExitCode.USAGE_ERROR
-    broken.stderr.fnmatch_lines(["ERROR: amp-fuzz: amp-fuzz-baseline.toml: *missing required*"])
+    broken.stderr.fnmatch_lines(["ERROR: amp-fuzz: *amp-fuzz-baseline.toml: *missing required*"])
