@@ -114,7 +114,7 @@ def test_a_call_that_was_cut_goes_on_where_it_ended(
 def test_a_candidate_that_kills_the_process_costs_only_itself(
     amp_fuzz: Callable[..., Done], big: Path, tmp_path: Path
 ) -> None:
-    done = amp_fuzz("minimize", big, "--backend=dying-cpu", "--seconds=40")
+    done = amp_fuzz("minimize", big, "--backend=dying-cpu", "--seconds=80")
     assert done.code == 0, done.err
     assert re.search(r"on dying-cpu: crash$", done.out, re.MULTILINE)
     assert len(ops(kept(tmp_path, done))) == 1
