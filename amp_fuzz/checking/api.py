@@ -17,12 +17,14 @@ from amp_fuzz.checking.customops import declare_custom_ops
 from amp_fuzz.checking.judging import Judged, judged, others
 from amp_fuzz.checking.locate import Place, locate
 from amp_fuzz.checking.result import CheckResult, Diverged, Ran
+from amp_fuzz.checking.running import AFTER
 from amp_fuzz.checking.subject import CheckError, Subject
 from amp_fuzz.checking.ways import Checked, refusal
 from amp_fuzz.config import Options
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import quiet
 from amp_fuzz.known import Known
+from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
 from amp_fuzz.reference import load_table
 from amp_fuzz.session import MissingBackend, choose_backends, known_of
@@ -180,7 +182,8 @@ def _run(
             return ran("skipped", f"it raises on tensors without values: {said}")
         at = f" ({raised.text})" if raised.text else ""
         return ran("raised", f"{said}{at}, under the reference too")
-    labels = [label for label in found.expected.values if label in found.observed.values]
+    # A gradient that neither side has was not compared.
+    labels = [label for label, value in found.expected.values.items() if value is not None]
     gradients = sum(label.endswith(".grad") for label in labels)
     values = sum(label[0] == "v" for label in labels)
     counts = {"values": values, "gradients": gradients}
@@ -188,7 +191,7 @@ def _run(
         if verdict.uncompiled:
             why = f": {checked.refused[0]}" if checked.refused else ""
             return ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
-        written = _written(subject, found)
+        written = _written(checked, found)
         if values + gradients + written - verdict.unjudged <= 0:
             return ran("nothing", _nothing(found), **counts)
         return ran("agreed", _agreement(checked, found, values, gradients, written), **counts)
@@ -230,16 +233,22 @@ def _line(message: str) -> str:
     return message.strip().partition("\n")[0][:200]
 
 
-def _written(subject: Subject, found: Judged) -> int:
+def _written(checked: Checked, found: Judged) -> int:
     """Return how many of the tensors that it holds, or was given, a call writes."""
-    before = list({**subject.inputs(), **subject.state()}.values())
+    subject = checked.subject
+    before = {**subject.inputs(), **subject.state()}
     count = 0
     for label, after in found.expected.values.items():
         if label[0] == "b" and after is not None:
-            tensor = before[int(label[1:])]
-            fake = not hasattr(after, "device") or after.device.type != tensor.device.type
-            count += not fake and not torch.equal(tensor.detach(), after)
+            tensor = before.get(checked.names(label).removesuffix(AFTER))
+            count += tensor is not None and _changed(tensor.detach(), after)
     return count
+
+
+def _changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        return True
+    return after.device == before.device and not same(before.to_dense(), after)
 
 
 def _nothing(found: Judged) -> str:

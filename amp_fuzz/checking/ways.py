@@ -24,6 +24,7 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking.running import Names, call, outputs_of
 from amp_fuzz.checking.subject import Subject
+from amp_fuzz.checking.trees import mapped
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
@@ -114,6 +115,8 @@ class Checked:
 
     def _observe(self, case: Case) -> Observation:
         self.seen["observed"] = found = _way(self.inner)(self.inner, self, case.plan)
+        for seen in self.seen.values():
+            self.names.complete(seen)
         return found
 
     def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
@@ -141,6 +144,7 @@ class CheckedReference(ReferenceRuntime):
         with reference.log_kernels() as kernels:
             seen = checked.called(self._runtime(), self._plan(case), self._traced())
         seen.kernels = kernels
+        checked.names.complete(seen)
         checked.seen["expected"] = seen
         assert inner is not None
         return seen
@@ -194,7 +198,10 @@ def imitated(function: Callable[..., Any]) -> Callable[..., Any]:
         outputs = list(aot.traced(program)())
         plain = [t for _, t in outputs_of(box[0], numbers=False)]
         changed = any(a is not b for a, b in zip(outputs, plain, strict=True))
-        return outputs if changed else box[0]
+        if not changed:
+            return box[0]
+        made = iter(outputs)
+        return mapped(lambda t: next(made) if isinstance(t, torch.Tensor) else t, box[0])
 
     return run
 
