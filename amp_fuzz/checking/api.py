@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking.customops import declare_custom_ops
@@ -81,6 +82,7 @@ def check(
         CheckError: the callable cannot be checked as it is, or it is checked within a context.
         BackendError, MissingBackend: a backend is unknown, or named and cannot be used here.
     """
+    _check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     _check_surroundings(backward=backward)
     subject = Subject.of(function, inputs, kwargs, seed)
     declare_custom_ops()
@@ -99,6 +101,15 @@ def check(
         torch.set_num_threads(threads)
         kept.restore()  # the cases that were cut out seed torch too
     return CheckResult(subject.name, tuple(runs), seed)
+
+
+def _check_arguments(*, kwargs: Any, backward: Any, seed: Any) -> None:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise CheckError(f"kwargs={kwargs!r}: use a mapping from names to arguments")
+    if not isinstance(backward, bool):
+        raise CheckError(f"backward={backward!r}: use True or False")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise CheckError(f"seed={seed!r}: use a whole number from 0 to 2**32 - 1, as NumPy takes")
 
 
 def _check_surroundings(*, backward: bool) -> None:
@@ -147,6 +158,9 @@ def _context(one: Any) -> tuple[Autocast, ...]:
             f"autocast has {sorted(unknown)}: it takes dtype, enabled and cache_enabled; each "
             "backend has its own device"
         )
+    for option, value in options.items():
+        if not isinstance(value, bool) and (option, value) != ("cache_enabled", None):
+            raise CheckError(f"autocast has {option}={value!r}: use True or False")
     return (Autocast(dtype=name, **options),)
 
 
@@ -179,10 +193,12 @@ def _run(
     if raised is not None and found.observed.raised is not None and verdict.divergence is None:
         said = f"{raised.kind}: {_line(raised.message)}"
         if not backend.values and _raises_bare(checked, plan):
-            return ran("skipped", f"it raises on tensors without values: {said}")
+            return ran("skipped", _without_values(subject, said))
         at = f" ({raised.text})" if raised.text else ""
         return ran("raised", f"{said}{at}, under the reference too")
     # A gradient that neither side has was not compared.
+    if found.expected.leaked is not None and verdict.divergence is None:
+        return ran("leaked", _left(found))
     labels = [label for label, value in found.expected.values.items() if value is not None]
     gradients = sum(label.endswith(".grad") for label in labels)
     values = sum(label[0] == "v" for label in labels)
@@ -198,6 +214,8 @@ def _run(
     if verdict.known:
         return ran("known", verdict.known, divergence=_diverged(checked, found, shown), **counts)
     divergence = _diverged(checked, found, shown)
+    if isinstance(backend, ExportBackend) and (said := _unexportable(checked, found, known)):
+        return ran("skipped", f"torch.export raises without autocast, too: {said}")
     if divergence.kind not in ("state", "nondeterminism"):
         place = locate(checked, found.case.plan, known, divergence.kind, seconds)
         divergence = _placed(divergence, place, checked, found, store)
@@ -209,6 +227,36 @@ def _raises_bare(checked: Checked, plan: Plan) -> bool:
     bare = msgspec.structs.replace(plan, contexts=(), backward="none")
     with quiet():
         return checked.reference().run(Case(Program((), (), ()), bare)).raised is not None
+
+
+def _left(found: Judged) -> str:
+    """Return what a callable leaves changed, in torch's words where there are any."""
+    parts = f"{found.observed.leaked or ''}; {found.expected.leaked}".split("; ")
+    ours = ("", "dispatch keys", "autocast of the reference", "nesting")
+    plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
+    return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
+
+
+def _without_values(subject: Subject, said: str) -> str:
+    """Return why a callable cannot be called on a fake device, which error `said` came of."""
+    if "convert all Tensors to FakeTensors" in said or "same device" in said:
+        names = ", ".join(list(subject.tensors)[:3])
+        held = f" ({names})" if names else ""
+        return (
+            "it mixes devices: parameters, buffers and inputs are moved to the fake one, and what "
+            f"else it holds or makes{held} is not"
+        )
+    return f"it raises on tensors without values: {said}"
+
+
+def _unexportable(checked: Checked, found: Judged, known: Sequence[Known]) -> str:
+    """Return the error of a callable that cannot be exported with or without autocast, or ""."""
+    raised = found.observed.raised
+    if found.expected.raised is not None or raised is None:
+        return ""
+    plan = msgspec.structs.replace(found.case.plan, contexts=())
+    bare = judged(Checked(checked.subject, checked.inner), plan, known, confirm=False)
+    return _line(raised.message) if bare.observed.raised is not None else ""
 
 
 def _shown(contexts: tuple[Autocast, ...]) -> str:
@@ -267,6 +315,8 @@ def _agreement(checked: Checked, found: Judged, values: int, gradients: int, wri
     text = f"{', '.join(words)}, {how}"
     if found.observed.graphs is not None:
         text += f", {_plural(found.observed.graphs, 'graph')}"
+    if checked.refused:
+        text += f"; the rest ran as eager: {checked.refused[0]}"
     if found.verdict.unjudged:
         text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
     return text

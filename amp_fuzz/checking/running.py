@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import amp_fuzz
 from amp_fuzz import prelude
+from amp_fuzz.backends.torchstate import restoring, torch_state
 from amp_fuzz.case import Plan
 from amp_fuzz.checking.redirect import contexts_of
 from amp_fuzz.checking.subject import Subject
@@ -86,7 +87,8 @@ def call(
     """
     kept = subject.kept()
     seen = Observation()
-    before = runtime.state()
+    # Under the reference, too, code may reach for torch's own switches.
+    before, restore = _state(runtime), restoring()
     start = time.perf_counter()
     copy = _copier(runtime)
     try:
@@ -106,13 +108,18 @@ def call(
                 _drive(subject, runtime, plan, names, seen, (args, kwargs), invoke, numbers)
             except Exception as error:  # the callable's own; an interrupt passes
                 seen.raised = _raised(error)
+        seen.leaked = changes(before, _state(runtime))
+        if seen.leaked:
+            runtime.reset()
     finally:
+        restore()
         kept.restore()
     seen.seconds = time.perf_counter() - start
-    seen.leaked = changes(before, runtime.state())
-    if seen.leaked:
-        runtime.reset()
     return seen
+
+
+def _state(runtime: Runtime) -> dict[str, object]:
+    return {**torch_state(runtime.device), **runtime.state()}
 
 
 def _drive(

@@ -7,6 +7,7 @@ the same judge decides as in a run, known findings and all.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -244,7 +245,7 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
             invoke = torch.no_grad()(invoke)
         # Dropout draws from torch's generator, as it does in eager.
         with torch._inductor.config.patch(fallback_random=True):
-            before = graphs()
+            before, refused = graphs(), Counter(torch._dynamo.utils.counters["unimplemented"])
             runtime = backend.runtime()
             seen: Observation = backend.configured(
                 backend.configuring(plan), checked.called, runtime, plan, invoke
@@ -252,8 +253,9 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
         seen.graphs = graphs() - before
         if seen.raised is not None:
             seen.leaked = "; ".join(filter(None, (seen.leaked, backend.undone()))) or None
-        refused = torch._dynamo.utils.counters["unimplemented"]
-        checked.refused = tuple(text.partition("\n")[0] for text in refused)
+        # Of this call: dynamo counts on from one call to the next.
+        new = torch._dynamo.utils.counters["unimplemented"] - refused
+        checked.refused = tuple(text.partition("\n")[0] for text in new)
         return seen
     finally:
         torch._dynamo.reset()
