@@ -68,6 +68,9 @@ class Subject:
                 "and TorchScript within; backends=['compile[...]'] compiles all of it"
             )
         modules = held.modules
+        # Some modules keep a list of their parameters beside.
+        members = {id(t) for module in modules.values() for _, t in _members(module)}
+        tensors = {name: t for name, t in held.tensors.items() if id(t) not in members}
         for name, module in modules.items():
             lazy = [n for n, t in _members(module) if torch.nn.parameter.is_lazy(t)]
             if lazy:
@@ -81,7 +84,7 @@ class Subject:
             kwargs,
             seed,
             modules,
-            held.tensors,
+            tensors,
             tuple(held.computed.values()),
             tuple(held.objects),
             tuple(held.generators),

@@ -245,7 +245,7 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
             invoke = torch.no_grad()(invoke)
         # Dropout draws from torch's generator, as it does in eager.
         with torch._inductor.config.patch(fallback_random=True):
-            before, refused = graphs(), Counter(torch._dynamo.utils.counters["unimplemented"])
+            before, refused = graphs(), _breaks()
             runtime = backend.runtime()
             seen: Observation = backend.configured(
                 backend.configuring(plan), checked.called, runtime, plan, invoke
@@ -254,11 +254,17 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
         if seen.raised is not None:
             seen.leaked = "; ".join(filter(None, (seen.leaked, backend.undone()))) or None
         # Of this call: dynamo counts on from one call to the next.
-        new = torch._dynamo.utils.counters["unimplemented"] - refused
-        checked.refused = tuple(text.partition("\n")[0] for text in new)
+        new = (text.partition("\n")[0] for text in _breaks() - refused)
+        checked.refused = tuple(dict.fromkeys(new))
         return seen
     finally:
         torch._dynamo.reset()
+
+
+def _breaks() -> Counter[str]:
+    """Return why dynamo has left code to eager in this process, and how often."""
+    counters = torch._dynamo.utils.counters
+    return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
 
 
 def _exported(backend: ExportBackend, checked: Checked, plan: Plan) -> Observation:
