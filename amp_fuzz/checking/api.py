@@ -208,9 +208,13 @@ def _run(
             why = f": {checked.refused[0]}" if checked.refused else ""
             return ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
         written = _written(checked, found)
-        if values + gradients + written - verdict.unjudged <= 0:
-            return ran("nothing", _nothing(found), **counts)
-        return ran("agreed", _agreement(checked, found, values, gradients, written), **counts)
+        told = [found.expected.values[label] for label in labels if label[0] in "vw"]
+        void = sum(map(_void, told)) if backend.values else 0
+        if values + gradients + written - verdict.unjudged - void <= 0:
+            return ran("nothing", _nothing(found, void), **counts)
+        text = _agreement(checked, found, values, gradients, written)
+        text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
+        return ran("agreed", text, **counts)
     if verdict.known:
         return ran("known", verdict.known, divergence=_diverged(checked, found, shown), **counts)
     divergence = _diverged(checked, found, shown)
@@ -299,9 +303,20 @@ def _changed(before: torch.Tensor, after: torch.Tensor) -> bool:
     return after.device == before.device and not same(before.to_dense(), after)
 
 
-def _nothing(found: Judged) -> str:
+def _void(value: torch.Tensor | None) -> bool:
+    """Return whether a tensor has no element that could tell one computation from another."""
+    if value is None or not value.numel():
+        return True
+    return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().any())
+
+
+def _nothing(found: Judged, void: int) -> str:
     if found.verdict.unjudged:
         return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
+    if void:
+        return (
+            "all that it returned, and its gradients, is empty, NaN or infinite: give other inputs"
+        )
     return "it returned no tensor: return what is to be compared, in tuples, dicts or dataclasses"
 
 

@@ -37,6 +37,16 @@ def test_gradients_that_neither_side_has_were_not_compared() -> None:
     assert (result.runs[0].values, result.runs[0].gradients) == (0, 0)
 
 
+def test_values_that_say_nothing_do_not_pass() -> None:
+    """NaN equals NaN, and an empty tensor any other: such values hide every bug."""
+    for function in (lambda x: x @ x.T * float("nan"), lambda x: x[:0] @ x.T):
+        result = amp_fuzz.check(function, X, backends=[*EAGER, *AOT])
+        assert [run.status for run in result.runs] == ["nothing", "nothing"]
+        assert "empty, NaN or infinite" in str(result)
+    result = amp_fuzz.check(lambda x: (x @ x.T, x / 0), X, backends=EAGER)
+    assert result.runs[0].detail.endswith("1 of them empty, NaN or infinite throughout")
+
+
 def _fewer(y: Tensor, compiled: bool) -> Any:
     return (y,) if compiled else (y, y)
 
