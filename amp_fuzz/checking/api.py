@@ -14,18 +14,17 @@ from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.checking import telling
 from amp_fuzz.checking.customops import declare_custom_ops
 from amp_fuzz.checking.judging import Judged, judged, others
 from amp_fuzz.checking.locate import Place, locate
 from amp_fuzz.checking.result import CheckResult, Diverged, Ran
-from amp_fuzz.checking.running import AFTER
 from amp_fuzz.checking.subject import CheckError, Subject
 from amp_fuzz.checking.ways import Checked, refusal
 from amp_fuzz.config import Options
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import quiet
 from amp_fuzz.known import Known
-from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
 from amp_fuzz.reference import load_table
 from amp_fuzz.session import MissingBackend, choose_backends, known_of
@@ -191,14 +190,14 @@ def _run(
     found = judged(checked, plan, known)
     verdict, raised = found.verdict, found.expected.raised
     if raised is not None and found.observed.raised is not None and verdict.divergence is None:
-        said = f"{raised.kind}: {_line(raised.message)}"
+        said = f"{raised.kind}: {telling.first_line(raised.message)}"
         if not backend.values and _raises_bare(checked, plan):
-            return ran("skipped", _without_values(subject, said))
+            return ran("skipped", telling.without_values(subject, said))
         at = f" ({raised.text})" if raised.text else ""
         return ran("raised", f"{said}{at}, under the reference too")
-    # A gradient that neither side has was not compared.
     if found.expected.leaked is not None and verdict.divergence is None:
-        return ran("leaked", _left(found))
+        return ran("leaked", telling.left(found))
+    # A gradient that neither side has was not compared.
     labels = [label for label, value in found.expected.values.items() if value is not None]
     gradients = sum(label.endswith(".grad") for label in labels)
     values = sum(label[0] == "v" for label in labels)
@@ -207,12 +206,12 @@ def _run(
         if verdict.uncompiled:
             why = f": {checked.refused[0]}" if checked.refused else ""
             return ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
-        written = _written(checked, found)
+        written = telling.written(checked, found)
         told = [found.expected.values[label] for label in labels if label[0] in "vw"]
-        void = sum(map(_void, told)) if backend.values else 0
+        void = sum(map(telling.void, told)) if backend.values else 0
         if values + gradients + written - verdict.unjudged - void <= 0:
-            return ran("nothing", _nothing(found, void), **counts)
-        text = _agreement(checked, found, values, gradients, written)
+            return ran("nothing", telling.nothing(found, void), **counts)
+        text = telling.agreement(checked, found, values, gradients, written)
         text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
         return ran("agreed", text, **counts)
     if verdict.known:
@@ -233,26 +232,6 @@ def _raises_bare(checked: Checked, plan: Plan) -> bool:
         return checked.reference().run(Case(Program((), (), ()), bare)).raised is not None
 
 
-def _left(found: Judged) -> str:
-    """Return what a callable leaves changed, in torch's words where there are any."""
-    parts = f"{found.observed.leaked or ''}; {found.expected.leaked}".split("; ")
-    ours = ("", "dispatch keys", "autocast of the reference", "nesting")
-    plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
-    return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
-
-
-def _without_values(subject: Subject, said: str) -> str:
-    """Return why a callable cannot be called on a fake device, which error `said` came of."""
-    if "convert all Tensors to FakeTensors" in said or "same device" in said:
-        names = ", ".join(list(subject.tensors)[:3])
-        held = f" ({names})" if names else ""
-        return (
-            "it mixes devices: parameters, buffers and inputs are moved to the fake one, and what "
-            f"else it holds or makes{held} is not"
-        )
-    return f"it raises on tensors without values: {said}"
-
-
 def _unexportable(checked: Checked, found: Judged, known: Sequence[Known]) -> str:
     """Return the error of a callable that cannot be exported with or without autocast, or ""."""
     raised = found.observed.raised
@@ -260,7 +239,7 @@ def _unexportable(checked: Checked, found: Judged, known: Sequence[Known]) -> st
         return ""
     plan = msgspec.structs.replace(found.case.plan, contexts=())
     bare = judged(Checked(checked.subject, checked.inner), plan, known, confirm=False)
-    return _line(raised.message) if bare.observed.raised is not None else ""
+    return telling.first_line(raised.message) if bare.observed.raised is not None else ""
 
 
 def _shown(contexts: tuple[Autocast, ...]) -> str:
@@ -279,66 +258,6 @@ def _unsupported(backend: Backend, contexts: tuple[Autocast, ...]) -> str:
         if context.enabled and context.dtype is not None and context.dtype not in supported:
             return f"autocast for {backend.device} does not take {context.dtype}"
     return ""
-
-
-def _line(message: str) -> str:
-    return message.strip().partition("\n")[0][:200]
-
-
-def _written(checked: Checked, found: Judged) -> int:
-    """Return how many of the tensors that it holds, or was given, a call writes."""
-    subject = checked.subject
-    before = {**subject.inputs(), **subject.state()}
-    count = 0
-    for label, after in found.expected.values.items():
-        if label[0] == "b" and after is not None:
-            tensor = before.get(checked.names(label).removesuffix(AFTER))
-            count += tensor is not None and _changed(tensor.detach(), after)
-    return count
-
-
-def _changed(before: torch.Tensor, after: torch.Tensor) -> bool:
-    if (before.shape, before.dtype) != (after.shape, after.dtype):
-        return True
-    return after.device == before.device and not same(before.to_dense(), after)
-
-
-def _void(value: torch.Tensor | None) -> bool:
-    """Return whether a tensor has no element that could tell one computation from another."""
-    if value is None or not value.numel():
-        return True
-    return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().any())
-
-
-def _nothing(found: Judged, void: int) -> str:
-    if found.verdict.unjudged:
-        return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
-    if void:
-        return (
-            "all that it returned, and its gradients, is empty, NaN or infinite: give other inputs"
-        )
-    return "it returned no tensor: return what is to be compared, in tuples, dicts or dataclasses"
-
-
-def _agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
-    words = [_plural(values, "value")]
-    words += [_plural(gradients, "gradient")] if gradients else []
-    words += [_plural(written, "tensor") + " written"] if written else []
-    how = "bit for bit" if checked.exact else "within their rounding"
-    if not checked.values:
-        how = "dtypes and shapes"
-    text = f"{', '.join(words)}, {how}"
-    if found.observed.graphs is not None:
-        text += f", {_plural(found.observed.graphs, 'graph')}"
-    if checked.refused:
-        text += f"; the rest ran as eager: {checked.refused[0]}"
-    if found.verdict.unjudged:
-        text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
-    return text
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _diverged(checked: Checked, found: Judged, shown: str) -> Diverged:
