@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-__all__ = ["reset_state", "torch_state"]
+__all__ = ["reset_state", "restoring", "torch_state"]
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 # The defaults of a fresh process, read before any case has run.
@@ -47,3 +49,31 @@ def reset_state(device: str) -> None:
         depth = torch.autocast_increment_nesting()
     torch.clear_autocast_cache()
     torch.set_grad_enabled(True)
+
+
+def restoring() -> Callable[[], None]:
+    """Return what puts autocast's state of this thread back, the grad mode and the default dtype.
+
+    Whoever runs code of which nothing is known calls it afterwards: what that leaves on would be
+    on in whatever runs next.
+    """
+    devices = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _INITIAL}
+    cache, grad = torch.is_autocast_cache_enabled(), torch.is_grad_enabled()
+    default = torch.get_default_dtype()
+    torch.autocast_increment_nesting()
+    nesting = torch.autocast_decrement_nesting()
+
+    def restore() -> None:
+        for device, (enabled, dtype) in devices.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cache)
+        depth = torch.autocast_increment_nesting()
+        while depth > nesting:
+            depth = torch.autocast_decrement_nesting()
+        while depth < nesting:
+            depth = torch.autocast_increment_nesting()
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(default)
+
+    return restore

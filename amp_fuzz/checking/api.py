@@ -11,8 +11,10 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.checking import telling
 from amp_fuzz.checking.customops import declare_custom_ops
 from amp_fuzz.checking.judging import Judged, judged, others
 from amp_fuzz.checking.locate import Place, locate
@@ -79,6 +81,7 @@ def check(
         CheckError: the callable cannot be checked as it is, or it is checked within a context.
         BackendError, MissingBackend: a backend is unknown, or named and cannot be used here.
     """
+    _check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     _check_surroundings(backward=backward)
     subject = Subject.of(function, inputs, kwargs, seed)
     declare_custom_ops()
@@ -97,6 +100,15 @@ def check(
         torch.set_num_threads(threads)
         kept.restore()  # the cases that were cut out seed torch too
     return CheckResult(subject.name, tuple(runs), seed)
+
+
+def _check_arguments(*, kwargs: Any, backward: Any, seed: Any) -> None:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise CheckError(f"kwargs={kwargs!r}: use a mapping from names to arguments")
+    if not isinstance(backward, bool):
+        raise CheckError(f"backward={backward!r}: use True or False")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise CheckError(f"seed={seed!r}: use a whole number from 0 to 2**32 - 1, as NumPy takes")
 
 
 def _check_surroundings(*, backward: bool) -> None:
@@ -145,6 +157,9 @@ def _context(one: Any) -> tuple[Autocast, ...]:
             f"autocast has {sorted(unknown)}: it takes dtype, enabled and cache_enabled; each "
             "backend has its own device"
         )
+    for option, value in options.items():
+        if not isinstance(value, bool) and (option, value) != ("cache_enabled", None):
+            raise CheckError(f"autocast has {option}={value!r}: use True or False")
     return (Autocast(dtype=name, **options),)
 
 
@@ -175,12 +190,15 @@ def _run(
     found = judged(checked, plan, known)
     verdict, raised = found.verdict, found.expected.raised
     if raised is not None and found.observed.raised is not None and verdict.divergence is None:
-        said = f"{raised.kind}: {_line(raised.message)}"
+        said = f"{raised.kind}: {telling.first_line(raised.message)}"
         if not backend.values and _raises_bare(checked, plan):
-            return ran("skipped", f"it raises on tensors without values: {said}")
+            return ran("skipped", telling.without_values(subject, said))
         at = f" ({raised.text})" if raised.text else ""
         return ran("raised", f"{said}{at}, under the reference too")
-    labels = [label for label in found.expected.values if label in found.observed.values]
+    if found.expected.leaked is not None and verdict.divergence is None:
+        return ran("leaked", telling.left(found))
+    # A gradient that neither side has was not compared.
+    labels = [label for label, value in found.expected.values.items() if value is not None]
     gradients = sum(label.endswith(".grad") for label in labels)
     values = sum(label[0] == "v" for label in labels)
     counts = {"values": values, "gradients": gradients}
@@ -188,13 +206,19 @@ def _run(
         if verdict.uncompiled:
             why = f": {checked.refused[0]}" if checked.refused else ""
             return ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
-        written = _written(subject, found)
-        if values + gradients + written - verdict.unjudged <= 0:
-            return ran("nothing", _nothing(found), **counts)
-        return ran("agreed", _agreement(checked, found, values, gradients, written), **counts)
+        written = telling.written(checked, found)
+        told = [found.expected.values[label] for label in labels if label[0] in "vw"]
+        void = sum(map(telling.void, told)) if backend.values else 0
+        if values + gradients + written - verdict.unjudged - void <= 0:
+            return ran("nothing", telling.nothing(found, void), **counts)
+        text = telling.agreement(checked, found, values, gradients, written)
+        text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
+        return ran("agreed", text, **counts)
     if verdict.known:
         return ran("known", verdict.known, divergence=_diverged(checked, found, shown), **counts)
     divergence = _diverged(checked, found, shown)
+    if isinstance(backend, ExportBackend) and (said := _unexportable(checked, found, known)):
+        return ran("skipped", f"torch.export raises without autocast, too: {said}")
     if divergence.kind not in ("state", "nondeterminism"):
         place = locate(checked, found.case.plan, known, divergence.kind, seconds)
         divergence = _placed(divergence, place, checked, found, store)
@@ -206,6 +230,16 @@ def _raises_bare(checked: Checked, plan: Plan) -> bool:
     bare = msgspec.structs.replace(plan, contexts=(), backward="none")
     with quiet():
         return checked.reference().run(Case(Program((), (), ()), bare)).raised is not None
+
+
+def _unexportable(checked: Checked, found: Judged, known: Sequence[Known]) -> str:
+    """Return the error of a callable that cannot be exported with or without autocast, or ""."""
+    raised = found.observed.raised
+    if found.expected.raised is not None or raised is None:
+        return ""
+    plan = msgspec.structs.replace(found.case.plan, contexts=())
+    bare = judged(Checked(checked.subject, checked.inner), plan, known, confirm=False)
+    return telling.first_line(raised.message) if bare.observed.raised is not None else ""
 
 
 def _shown(contexts: tuple[Autocast, ...]) -> str:
@@ -224,47 +258,6 @@ def _unsupported(backend: Backend, contexts: tuple[Autocast, ...]) -> str:
         if context.enabled and context.dtype is not None and context.dtype not in supported:
             return f"autocast for {backend.device} does not take {context.dtype}"
     return ""
-
-
-def _line(message: str) -> str:
-    return message.strip().partition("\n")[0][:200]
-
-
-def _written(subject: Subject, found: Judged) -> int:
-    """Return how many of the tensors that it holds, or was given, a call writes."""
-    before = list({**subject.inputs(), **subject.state()}.values())
-    count = 0
-    for label, after in found.expected.values.items():
-        if label[0] == "b" and after is not None:
-            tensor = before[int(label[1:])]
-            fake = not hasattr(after, "device") or after.device.type != tensor.device.type
-            count += not fake and not torch.equal(tensor.detach(), after)
-    return count
-
-
-def _nothing(found: Judged) -> str:
-    if found.verdict.unjudged:
-        return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
-    return "it returned no tensor: return what is to be compared, in tuples, dicts or dataclasses"
-
-
-def _agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
-    words = [_plural(values, "value")]
-    words += [_plural(gradients, "gradient")] if gradients else []
-    words += [_plural(written, "tensor") + " written"] if written else []
-    how = "bit for bit" if checked.exact else "within their rounding"
-    if not checked.values:
-        how = "dtypes and shapes"
-    text = f"{', '.join(words)}, {how}"
-    if found.observed.graphs is not None:
-        text += f", {_plural(found.observed.graphs, 'graph')}"
-    if found.verdict.unjudged:
-        text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
-    return text
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _diverged(checked: Checked, found: Judged, shown: str) -> Diverged:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils import _pytree as pytree
 
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Plan
 from amp_fuzz.checking.running import Names, call
 from amp_fuzz.checking.subject import Subject
+from amp_fuzz.checking.trees import leaves_of, mapped
 from amp_fuzz.program import Autocast
 from amp_fuzz.reference import log_kernels, snapshot
 from amp_fuzz.reference.autocast import enabled_devices
@@ -64,8 +64,7 @@ class FunctionCall:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The copies of the tensors that went in."""
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return _tensors((self.args, dict(self.kwargs)))
 
 
 def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[ModuleCall]:
@@ -165,7 +164,7 @@ def _call(subject: Subject, reference: ReferenceRuntime, plan: Plan, invoke: Any
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for _, leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _copied(tree: Any) -> Any:
@@ -185,7 +184,7 @@ def _copied(tree: Any) -> Any:
         return copies[id(leaf)]
 
     with torch._C.DisableTorchFunctionSubclass(), _off():
-        return pytree.tree_map(copy, tree)
+        return mapped(copy, tree)
 
 
 def _off() -> Any:

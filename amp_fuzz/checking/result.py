@@ -12,7 +12,7 @@ from amp_fuzz.oracle import Kind
 
 __all__ = ["CheckFailed", "CheckResult", "Diverged", "Ran"]
 
-Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "nothing", "skipped"]
+Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "leaked", "nothing", "skipped"]
 
 _WIDTH = 100
 
@@ -94,7 +94,8 @@ class Ran:
     """What one backend came to under one autocast.
 
     status: ``agreed``; ``known``: all that differs is explained; ``diverged``; ``raised``: the
-    callable raises, on both sides alike; ``nothing``: there was nothing to compare; ``skipped``:
+    callable raises, on both sides alike; ``leaked``: it leaves torch's
+    state changed, on both sides; ``nothing``: there was nothing to compare; ``skipped``:
     the backend cannot call it. values, gradients: how many were compared. detail: one line more.
     """
 
@@ -117,6 +118,7 @@ _WORDS = {
     "known": "known",
     "diverged": "DIVERGES",
     "raised": "RAISES",
+    "leaked": "LEAVES STATE CHANGED",
     "nothing": "COMPARED NOTHING",
     "skipped": "skipped",
 }
@@ -192,4 +194,6 @@ class CheckResult:
             return "DIVERGES"
         if any(run.status == "raised" for run in self.runs):
             return "RAISES"
+        if any(run.status == "leaked" for run in self.runs):
+            return "LEAVES STATE CHANGED"
         return "NOTHING WAS COMPARED"

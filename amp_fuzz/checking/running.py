@@ -11,18 +11,22 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 import amp_fuzz
 from amp_fuzz import prelude
+from amp_fuzz.backends.torchstate import restoring, torch_state
 from amp_fuzz.case import Plan
 from amp_fuzz.checking.redirect import contexts_of
-from amp_fuzz.checking.subject import Subject, leaves_of
+from amp_fuzz.checking.subject import Subject
+from amp_fuzz.checking.trees import leaves_of
 from amp_fuzz.harness import Observation, Raised, Runtime, changes
 
-__all__ = ["Names", "call", "entered", "outputs_of"]
+__all__ = ["AFTER", "Names", "call", "entered", "outputs_of"]
 
 Invoke = Callable[..., Any]
+AFTER = " after the call"
 
 
 @dataclass(slots=True)
@@ -30,10 +34,26 @@ class Names:
     """What a report calls the values of a call, by label.
 
     Labels are those of a case: ``v3`` an output, ``w2.grad`` the gradient of an input or of what
-    the callable holds, ``b2`` what such a tensor is after the call.
+    the callable holds, ``b2`` what such a tensor is after the call. A name has the same label in
+    every call, so that values are compared by what they are called.
     """
 
     of: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def label(self, letter: str, name: str, ending: str = "") -> str:
+        """Return the label of a name, a new one if it has none; ending: of the label."""
+        if name not in self.labels:
+            number = sum(label.startswith(letter) for label in self.of)
+            self.labels[name] = f"{letter}{number}{ending}"
+            self.of[self.labels[name]] = name
+        return self.labels[name]
+
+    def complete(self, seen: Observation) -> None:
+        """Let outputs that another call returned, and this one did not, be missing from it."""
+        if seen.raised is None:
+            outputs = {label: None for label in self.of if label.startswith("v")}
+            seen.values = {**outputs, **seen.values}
 
     def __call__(self, label: str) -> str:
         """Return the name of a label."""
@@ -68,7 +88,8 @@ def call(
     """
     kept = subject.kept()
     seen = Observation()
-    before = runtime.state()
+    # Under the reference, too, code may reach for torch's own switches.
+    before, restore = _state(runtime), restoring()
     start = time.perf_counter()
     copy = _copier(runtime)
     try:
@@ -88,13 +109,18 @@ def call(
                 _drive(subject, runtime, plan, names, seen, (args, kwargs), invoke, numbers)
             except Exception as error:  # the callable's own; an interrupt passes
                 seen.raised = _raised(error)
+        seen.leaked = changes(before, _state(runtime))
+        if seen.leaked:
+            runtime.reset()
     finally:
+        restore()
         kept.restore()
     seen.seconds = time.perf_counter() - start
-    seen.leaked = changes(before, runtime.state())
-    if seen.leaked:
-        runtime.reset()
     return seen
+
+
+def _state(runtime: Runtime) -> dict[str, object]:
+    return {**torch_state(runtime.device), **runtime.state()}
 
 
 def _drive(
@@ -110,8 +136,7 @@ def _drive(
     args, kwargs = inputs
     given = Subject(subject.function, args, kwargs).inputs()
 
-    def observe(label: str, name: str, tensor: torch.Tensor | None) -> None:
-        names.of.setdefault(label, name)
+    def observe(label: str, tensor: torch.Tensor | None) -> None:
         if tensor is None:
             seen.values[label] = None
             return
@@ -125,21 +150,23 @@ def _drive(
     with entered(runtime, plan):
         result = (subject.function if invoke is None else invoke)(*args, **kwargs)
     outputs = outputs_of(result, numbers=numbers)
-    for i, (name, tensor) in enumerate(outputs):
-        observe(f"v{i}", name, tensor)
+    for name, tensor in outputs:
+        observe(names.label("v", name), tensor)
     tensors = {**given, **subject.state()}
+    if runtime.fake:  # what is not on the device has no part in what is compared there
+        tensors = {n: t for n, t in tensors.items() if isinstance(t, FakeTensor)}
     if plan.backward != "none":
         starts = prelude.trains([t for _, t in outputs])  # type: ignore[no-untyped-call]
         if starts:
             cotangents = [prelude.cotangent(t) for t in starts]  # type: ignore[no-untyped-call]
-            torch.autograd.backward(starts, cotangents)
-    for i, (name, tensor) in enumerate(tensors.items()):
+            torch.autograd.backward(starts, cotangents, retain_graph=bool(subject.computed))
+    for name, tensor in tensors.items():
         # A step of the callable's own may have run backward, whatever the plan.
         trained = tensor.requires_grad and tensor.is_leaf
         if trained and (plan.backward != "none" or tensor.grad is not None):
-            observe(f"w{i}.grad", f"{name}.grad", tensor.grad)
-    for i, (name, tensor) in enumerate(tensors.items()):
-        observe(f"b{i}", f"{name} after the call", tensor)
+            observe(names.label("w", f"{name}.grad", ".grad"), tensor.grad)
+    for name, tensor in tensors.items():
+        observe(names.label("b", f"{name}{AFTER}"), tensor)
 
 
 @contextmanager

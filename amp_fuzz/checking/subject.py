@@ -7,20 +7,19 @@ it is as it was before.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
-__all__ = ["CheckError", "Subject", "leaves_of"]
+from amp_fuzz.checking.held import Held, hold, made_by_compiler
+from amp_fuzz.checking.kept import Kept
+from amp_fuzz.checking.trees import leaves_of, mapped
+
+__all__ = ["CheckError", "Subject"]
 
 
 class CheckError(ValueError):
@@ -31,8 +30,9 @@ class CheckError(ValueError):
 class Subject:
     """A callable with its inputs.
 
-    modules: those that it holds, by the prefix of their parameters' names. tensors: those outside
-    modules that it closes over. The names are what a report calls them.
+    modules: those that it holds, by the prefix of their parameters' names. tensors: those that it
+    holds outside of parameters and buffers. The names are what a report calls them. objects,
+    computed, generators, caches: what it holds beside; see `Held`.
     """
 
     function: Callable[..., Any]
@@ -41,6 +41,10 @@ class Subject:
     seed: int = 0
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    computed: Sequence[torch.Tensor] = ()
+    objects: Sequence[Any] = ()
+    generators: Sequence[Any] = ()
+    caches: Sequence[Any] = ()
 
     @classmethod
     def of(
@@ -52,16 +56,21 @@ class Subject:
     ) -> Subject:
         """Return what to check. Raises `CheckError` for what is compiled already, or lazy."""
         _check(function)
-        modules: dict[str, torch.nn.Module] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        if isinstance(function, torch.nn.Module):
-            modules[""] = function
-        else:
-            _gather(function, modules, tensors)
+        held = Held()
+        hold(function, held)
         kwargs = dict(kwargs or {})
         for path, leaf in leaves_of((tuple(args), kwargs)):
-            if isinstance(leaf, torch.nn.Module):
-                modules[f"input{path}"] = leaf
+            if not isinstance(leaf, torch.Tensor):  # those are copied
+                hold(leaf, held, f"input{path}")
+        if held.compiled:
+            raise CheckError(
+                f"{held.compiled[0]} is compiled already: build the callable without torch.compile "
+                "and TorchScript within; backends=['compile[...]'] compiles all of it"
+            )
+        modules = held.modules
+        # Some modules keep a list of their parameters beside.
+        members = {id(t) for module in modules.values() for _, t in _members(module)}
+        tensors = {name: t for name, t in held.tensors.items() if id(t) not in members}
         for name, module in modules.items():
             lazy = [n for n, t in _members(module) if torch.nn.parameter.is_lazy(t)]
             if lazy:
@@ -69,7 +78,18 @@ class Subject:
                     f"{name or type(module).__name__}.{lazy[0]} has no shape yet: call the lazy "
                     "module once before it is checked"
                 )
-        return cls(function, tuple(args), kwargs, seed, modules, tensors)
+        return cls(
+            function,
+            tuple(args),
+            kwargs,
+            seed,
+            modules,
+            tensors,
+            tuple(held.computed.values()),
+            tuple(held.objects),
+            tuple(held.generators),
+            tuple(held.caches),
+        )
 
     @property
     def name(self) -> str:
@@ -113,7 +133,7 @@ class Subject:
                 copies[id(leaf)] = copy(leaf).requires_grad_(leaf.requires_grad)
             return copies[id(leaf)]
 
-        args, kwargs = pytree.tree_map(again, (self.args, dict(self.kwargs)))
+        args, kwargs = mapped(again, (self.args, dict(self.kwargs)))
         return args, kwargs
 
     @contextmanager
@@ -148,76 +168,12 @@ class Subject:
 
     def kept(self) -> Kept:
         """Return a copy of all state, to be put back."""
-        return Kept(self)
+        return Kept(
+            self.state().values(), self._submodules(), self.objects, self.generators, self.caches
+        )
 
     def _submodules(self) -> list[torch.nn.Module]:
         return list(dict.fromkeys(m for module in self.modules.values() for m in module.modules()))
-
-
-class Kept:
-    """All state that a call may change, as it was."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._tensors = [
-            (t, t.detach().clone(), t.grad, t.requires_grad) for t in subject.state().values()
-        ]
-        self._attributes = [(m, dict(m.__dict__)) for m in subject._submodules()]
-        self._containers = [
-            (value, value.copy())
-            for _, attributes in self._attributes
-            for value in attributes.values()
-            if isinstance(value, (dict, list, set))
-        ]
-        self._random = (torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-    def begin(self, seed: int) -> None:
-        """Start a call: no gradients yet, and every generator from the seed."""
-        for tensor, *_ in self._tensors:
-            tensor.grad = None
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-
-    def restore(self) -> None:
-        """Put everything back as it was."""
-        for module, attributes in self._attributes:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-        for container, content in self._containers:
-            container.clear()
-            if isinstance(container, list):
-                container.extend(content)
-            else:
-                container.update(content)
-        with torch.no_grad():
-            for tensor, values, grad, requires_grad in self._tensors:
-                tensor.requires_grad_(requires_grad)
-                tensor.data.copy_(values)
-                tensor.grad = grad
-        state, python, numpy = self._random
-        torch.set_rng_state(state)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-
-def leaves_of(tree: Any) -> list[tuple[str, Any]]:
-    """Return what a tree of inputs or outputs holds, with the path to each: ``['loss']``, ``[0]``.
-
-    What `torch.utils._pytree` knows is a tree, and dataclasses are.
-    """
-    found: list[tuple[str, Any]] = []
-    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-        where = pytree.keystr(path)
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for item in dataclasses.fields(leaf):
-                inner = leaves_of(getattr(leaf, item.name))
-                found += [(f"{where}.{item.name}{more}", value) for more, value in inner]
-        else:
-            found.append((where, leaf))
-    return found
 
 
 def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -235,52 +191,13 @@ def _members(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _check(function: object) -> None:
-    if isinstance(function, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+    maker = made_by_compiler(function)
+    if maker == "TorchScript":
         raise CheckError("the callable is TorchScript already: give the Python that it came from")
-    if hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod"):
+    if maker:
         raise CheckError(
             "the callable is compiled already: give it as it was before torch.compile, which "
             "backends=['compile[...]'] calls"
         )
     if not callable(function):
         raise CheckError(f"{function!r} is not callable: give a function or a torch.nn.Module")
-
-
-def _gather(
-    function: Any, modules: dict[str, torch.nn.Module], tensors: dict[str, torch.Tensor]
-) -> None:
-    """Find the modules and tensors that a function holds: bound, partial, in a closure, global."""
-    if isinstance(function, functools.partial):
-        for path, leaf in leaves_of((function.args, function.keywords)):
-            _take(f"partial{path}", leaf, modules, tensors)
-        _gather(function.func, modules, tensors)
-        return
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
-        _take("self", owner, modules, tensors)
-    inner = inspect.unwrap(getattr(function, "__func__", function))
-    if not inspect.isfunction(inner):
-        if not isinstance(inner, type) and hasattr(inner, "__dict__"):
-            for name, value in vars(inner).items():
-                _take(name, value, modules, tensors)
-        return
-    held = inspect.getclosurevars(inner)
-    for name, value in {**held.globals, **held.nonlocals}.items():
-        _take(name, value, modules, tensors)
-
-
-def _take(
-    name: str,
-    value: Any,
-    modules: dict[str, torch.nn.Module],
-    tensors: dict[str, torch.Tensor],
-) -> None:
-    if isinstance(value, torch.nn.Module):
-        _check(value)
-        modules[name] = value
-    elif isinstance(value, torch.Tensor):
-        tensors[name] = value
-    elif isinstance(value, (list, tuple, dict)):
-        for path, leaf in leaves_of(value):
-            if isinstance(leaf, (torch.nn.Module, torch.Tensor)):
-                _take(f"{name}{path}", leaf, modules, tensors)

@@ -7,6 +7,7 @@ the same judge decides as in a run, known findings and all.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,7 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking.running import Names, call, outputs_of
 from amp_fuzz.checking.subject import Subject
+from amp_fuzz.checking.trees import mapped
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
@@ -114,6 +116,8 @@ class Checked:
 
     def _observe(self, case: Case) -> Observation:
         self.seen["observed"] = found = _way(self.inner)(self.inner, self, case.plan)
+        for seen in self.seen.values():
+            self.names.complete(seen)
         return found
 
     def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
@@ -141,6 +145,7 @@ class CheckedReference(ReferenceRuntime):
         with reference.log_kernels() as kernels:
             seen = checked.called(self._runtime(), self._plan(case), self._traced())
         seen.kernels = kernels
+        checked.names.complete(seen)
         checked.seen["expected"] = seen
         assert inner is not None
         return seen
@@ -194,7 +199,10 @@ def imitated(function: Callable[..., Any]) -> Callable[..., Any]:
         outputs = list(aot.traced(program)())
         plain = [t for _, t in outputs_of(box[0], numbers=False)]
         changed = any(a is not b for a, b in zip(outputs, plain, strict=True))
-        return outputs if changed else box[0]
+        if not changed:
+            return box[0]
+        made = iter(outputs)
+        return mapped(lambda t: next(made) if isinstance(t, torch.Tensor) else t, box[0])
 
     return run
 
@@ -237,7 +245,7 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
             invoke = torch.no_grad()(invoke)
         # Dropout draws from torch's generator, as it does in eager.
         with torch._inductor.config.patch(fallback_random=True):
-            before = graphs()
+            before, refused = graphs(), _breaks()
             runtime = backend.runtime()
             seen: Observation = backend.configured(
                 backend.configuring(plan), checked.called, runtime, plan, invoke
@@ -245,11 +253,18 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
         seen.graphs = graphs() - before
         if seen.raised is not None:
             seen.leaked = "; ".join(filter(None, (seen.leaked, backend.undone()))) or None
-        refused = torch._dynamo.utils.counters["unimplemented"]
-        checked.refused = tuple(text.partition("\n")[0] for text in refused)
+        # Of this call: dynamo counts on from one call to the next.
+        new = (text.partition("\n")[0] for text in _breaks() - refused)
+        checked.refused = tuple(dict.fromkeys(new))
         return seen
     finally:
         torch._dynamo.reset()
+
+
+def _breaks() -> Counter[str]:
+    """Return why dynamo has left code to eager in this process, and how often."""
+    counters = torch._dynamo.utils.counters
+    return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
 
 
 def _exported(backend: ExportBackend, checked: Checked, plan: Plan) -> Observation:

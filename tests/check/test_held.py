@@ -1,0 +1,241 @@
+"""What a callable holds is found, compared and put back, wherever it stands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_fuzz
+
+CHEAP = ["eager-cpu", "fake-cuda", "compile[aot_eager]"]
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a check stores out of the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
+SHARED = nn.Linear(8, 8)
+
+
+def _helper(x: Tensor) -> Tensor:
+    return SHARED(x)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Linear(8, 8)
+        self.steps = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return self.model(x) * self.steps
+
+
+def _through_a_helper() -> tuple[Callable[..., Any], nn.Module]:
+    return lambda x: _helper(x).relu(), SHARED
+
+
+def _in_an_inner_function() -> tuple[Callable[..., Any], nn.Module]:
+    def outer(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda y: SHARED(y), x, use_reentrant=False)
+
+    return outer, SHARED
+
+
+def _as_a_default() -> tuple[Callable[..., Any], nn.Module]:
+    model = nn.Linear(8, 8)
+    return lambda x, model=model: model(x), model
+
+
+def _in_an_object() -> tuple[Callable[..., Any], nn.Module]:
+    trainer = Trainer()
+    return trainer.step, trainer.model
+
+
+def _in_a_partial() -> tuple[Callable[..., Any], nn.Module]:
+    model = nn.Linear(8, 8)
+    return functools.partial(lambda models, x: models["a"](x), {"a": model}), model
+
+
+@pytest.mark.parametrize(
+    "made", [_through_a_helper, _in_an_inner_function, _as_a_default, _in_an_object, _in_a_partial]
+)
+def test_the_weights_of_a_function_are_found(
+    made: Callable[[], tuple[Callable[..., Any], nn.Module]],
+) -> None:
+    """Not found, their gradients would not be compared, and would be there afterwards."""
+    function, model = made()
+    result = amp_fuzz.check(function, X, backends=CHEAP)
+    assert result, str(result)
+    assert [run.status for run in result.runs] == ["agreed"] * 3
+    assert [run.gradients for run in result.runs] == [2, 0, 2]
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Caching(nn.Module):
+    """Writes to tensors that are no buffers, and grows a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.sums = torch.zeros(4, 8)
+        self.several = [torch.zeros(8)]
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.sums.add_(y.detach())
+        self.several[0].add_(1)
+        self.seen.append(y.detach())
+        return y + self.sums + self.several[0] + len(self.seen)
+
+
+def test_tensors_among_the_attributes_are_put_back() -> None:
+    model = Caching()
+    result = amp_fuzz.check(model, X, backends=["eager-cpu", "compile[aot_eager]"])
+    assert result, str(result)
+    assert not model.sums.any()
+    assert not model.several[0].any()
+    assert model.seen == []
+
+
+def test_a_tensor_that_no_device_moves_is_in_the_way_only_where_it_is_used() -> None:
+    """Also, the LSTM keeps a list of its weights."""
+    model = nn.LSTM(8, 8)
+    model.unused = torch.ones(3)
+    result = amp_fuzz.check(model, X, backends=["eager-cpu", "fake-cuda"])
+    assert [run.status for run in result.runs] == ["agreed", "agreed"], str(result)
+    table = torch.ones(8)
+    result = amp_fuzz.check(lambda x: x * table, X, backends=["eager-cpu", "fake-cuda"])
+    assert result.skipped[0].detail.startswith("it mixes devices")
+    assert "(table)" in result.skipped[0].detail
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    count: Tensor
+
+
+class Bag(dict[str, Tensor]):
+    """A mapping that pytrees do not know."""
+
+
+@pytest.mark.parametrize("bag", [False, True], ids=["dataclass", "mapping"])
+def test_inputs_of_any_structure_are_copied(bag: bool) -> None:
+    linear = nn.Linear(8, 1)
+    x, count = X.clone().requires_grad_(), torch.zeros(4)
+
+    def function(batch: Any) -> Any:
+        x, count = (batch["x"], batch["count"]) if bag else (batch.x, batch.count)
+        count.add_(1)
+        return Bag(y=linear(x).squeeze(1) + count)
+
+    batch = Bag(x=x, count=count) if bag else Batch(x, count)
+    result = amp_fuzz.check(function, batch, backends=CHEAP)
+    assert result, str(result)
+    assert [run.status for run in result.runs] == ["agreed"] * 3
+    assert (result.runs[0].values, result.runs[0].gradients) == (1, 3)
+    assert x.grad is None
+    assert not count.any()
+
+
+class Odd(nn.Module):
+    """Buffers that cannot be written, or come in the call; a weight whose memory is exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("wide", torch.ones(8, 1).expand(8, 8))
+        with torch.inference_mode():
+            self.register_buffer("inferred", torch.ones(8))
+        self.register_buffer("sparse", torch.eye(4).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(8, device=x.device))
+        self.linear.weight.data = self.linear.weight.data.half().float() * 0.5
+        return self.linear(x) * self.mask * self.wide[0]
+
+
+def test_buffers_of_any_kind_are_put_back() -> None:
+    model = Odd()
+    weight = model.linear.weight.detach().clone()
+    result = amp_fuzz.check(model, X, backends=["eager-cpu", "fake-cuda"])
+    assert result, str(result)
+    assert torch.equal(model.linear.weight, weight)
+    assert not hasattr(model, "mask")
+    assert model.wide.stride() == (1, 0)
+
+
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torchs = torch.Generator().manual_seed(3)
+        self.numpys = np.random.default_rng(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.T + torch.rand(4, generator=self.torchs) * float(self.numpys.random())
+
+
+def test_generators_of_its_own_are_put_back() -> None:
+    model = Drawing()
+    before = model.torchs.get_state(), str(model.numpys.bit_generator.state)
+    result = amp_fuzz.check(model, X, backends=["eager-cpu"])
+    assert result, str(result)
+    assert torch.equal(before[0], model.torchs.get_state())
+    assert before[1] == str(model.numpys.bit_generator.state)
+
+
+def test_caches_hold_no_fake_tensor() -> None:
+    """A fake one would be there for the next backend, and for the user."""
+
+    @functools.lru_cache
+    def mask(size: int) -> Tensor:
+        return torch.ones(size, size).tril()
+
+    backends = ["fake-cuda", "eager-cpu", "compile[aot_eager]"]
+    result = amp_fuzz.check(lambda x: (x @ x.T) * mask(4).to(x.device), X, backends=backends)
+    assert result, str(result)
+    assert {run.status for run in result.runs} == {"agreed"}
+    assert type(mask(4)) is Tensor
+
+
+def test_what_a_tensor_was_computed_from_is_trained_each_time() -> None:
+    """Its graph is older than the call: a backward pass must not take it away."""
+    source = nn.Parameter(torch.ones(8))
+    computed = source * 2
+    result = amp_fuzz.check(lambda x: x * computed, X, backends=["eager-cpu", "compile[aot_eager]"])
+    assert result, str(result)
+    assert [run.gradients for run in result.runs] == [1, 1]
+    assert source.grad is None
+    computed.sum().backward()
+
+
+def test_what_is_compiled_within_is_refused_by_name() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner: Any = torch.compile(nn.Linear(8, 8), backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    with pytest.raises(amp_fuzz.CheckError, match="inner is compiled already"):
+        amp_fuzz.check(Outer(), X)
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    with pytest.raises(amp_fuzz.CheckError, match="compiled is compiled already"):
+        amp_fuzz.check(lambda x: compiled(x), X)
+    disabled: Any = torch.compiler.disable(lambda x: x @ x.T)
+    assert amp_fuzz.check(disabled, X, backends=["eager-cpu"])

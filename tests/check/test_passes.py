@@ -1,0 +1,162 @@
+"""What must not pass: too little compared, outputs of another structure, state left changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_fuzz
+
+EAGER = ["eager-cpu"]
+AOT = ["compile[aot_eager]"]
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a check stores out of the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
+class Opaque:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_gradients_that_neither_side_has_were_not_compared() -> None:
+    linear = nn.Linear(8, 8)
+    linear.register_buffer("undefined", torch.tensor(float("nan")))
+    result = amp_fuzz.check(lambda x: Opaque(linear(x)), X, backends=EAGER)
+    assert not result
+    assert result.runs[0].status == "nothing"
+    assert (result.runs[0].values, result.runs[0].gradients) == (0, 0)
+
+
+def test_values_that_say_nothing_do_not_pass() -> None:
+    """NaN equals NaN, and an empty tensor any other: such values hide every bug."""
+    for function in (lambda x: x @ x.T * float("nan"), lambda x: x[:0] @ x.T):
+        result = amp_fuzz.check(function, X, backends=[*EAGER, *AOT])
+        assert [run.status for run in result.runs] == ["nothing", "nothing"]
+        assert "empty, NaN or infinite" in str(result)
+    result = amp_fuzz.check(lambda x: (x @ x.T, x / 0), X, backends=EAGER)
+    assert result.runs[0].detail.endswith("1 of them empty, NaN or infinite throughout")
+
+
+def _fewer(y: Tensor, compiled: bool) -> Any:
+    return (y,) if compiled else (y, y)
+
+
+def _more(y: Tensor, compiled: bool) -> Any:
+    return (y, y) if compiled else (y,)
+
+
+def _none(y: Tensor, compiled: bool) -> Any:
+    return None if compiled else y
+
+
+def _other_names(y: Tensor, compiled: bool) -> Any:
+    return {"other": y} if compiled else {"one": y}
+
+
+@pytest.mark.parametrize("output", [_fewer, _more, _none, _other_names])
+def test_outputs_of_another_structure_diverge(output: Callable[[Tensor, bool], Any]) -> None:
+    def function(x: Tensor) -> Any:
+        return output(x @ x.T, torch.compiler.is_compiling())
+
+    result = amp_fuzz.check(function, X, backends=AOT)
+    (found,) = result.divergences
+    assert found.kind == "shape"
+    assert "None" in (found.expected, found.observed)
+
+
+def test_outputs_that_come_in_another_order_are_the_same() -> None:
+    def function(x: Tensor) -> dict[str, Tensor]:
+        made = {"a": x @ x.T, "b": x * 2}
+        return dict(reversed(made.items())) if torch.compiler.is_compiling() else made
+
+    result = amp_fuzz.check(function, X, backends=AOT)
+    assert result, str(result)
+
+
+def test_a_number_of_outputs_that_changes_is_nondeterminism() -> None:
+    calls = [0]
+
+    def function(x: Tensor) -> Any:
+        calls[0] += 1
+        return (x @ x.T,) * (1 + calls[0] % 2)
+
+    (found,) = amp_fuzz.check(function, X, backends=EAGER).divergences
+    assert found.kind == "nondeterminism"
+
+
+def _enters(x: Tensor) -> Tensor:
+    torch.autocast(x.device.type, torch.bfloat16).__enter__()
+    return x @ x.T
+
+
+def _switches(x: Tensor) -> Tensor:
+    torch.set_autocast_enabled("cpu", True)
+    return x @ x.T
+
+
+def _stops_gradients(x: Tensor) -> Tensor:
+    torch._C._set_grad_enabled(False)
+    return x @ x.T
+
+
+@pytest.mark.parametrize("function", [_enters, _switches, _stops_gradients])
+@pytest.mark.parametrize("autocast", [torch.bfloat16, None])
+def test_a_callable_that_leaves_state_changed_does_not_pass(
+    function: Callable[[Tensor], Tensor], autocast: Any
+) -> None:
+    backends = [*EAGER, "fake-cuda", *AOT]
+    result = amp_fuzz.check(function, X, backends=backends, autocast=autocast)
+    assert not result
+    statuses = {run.status for run in result.runs}
+    # Around it, torch.autocast itself sets its own switch back.
+    expected = {"agreed", "leaked"} if function is _switches and autocast else {"leaked"}
+    assert statuses <= expected, str(result)
+    assert "LEAVES STATE CHANGED" in str(result).splitlines()[0]
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+    assert amp_fuzz.check(nn.Linear(8, 8), X, backends=EAGER)
+
+
+def test_what_cannot_be_exported_at_all_is_no_divergence() -> None:
+    def looks(x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+    (run,) = amp_fuzz.check(looks, X, backends=["export"]).runs
+    assert run.status == "skipped"
+    assert "without autocast, too" in run.detail
+
+
+def test_what_the_compiler_left_to_eager_is_said_of_this_call() -> None:
+    def breaks(x: Tensor) -> Tensor:
+        y = x @ x.T
+        torch._dynamo.graph_break()
+        return y * 2
+
+    (broken,) = amp_fuzz.check(breaks, X, backends=AOT).runs
+    assert "2 graphs; the rest ran as eager: " in broken.detail
+    (whole,) = amp_fuzz.check(lambda x: x @ x.T, X, backends=AOT).runs
+    assert whole.detail.endswith("1 graph")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": "a"}, "a whole number"),
+        ({"backward": "no"}, "True or False"),
+        ({"kwargs": 3}, "a mapping"),
+        ({"autocast": {"enabled": "no"}}, "True or False"),
+    ],
+)
+def test_bad_arguments_say_what_to_use(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(amp_fuzz.CheckError, match=said):
+        amp_fuzz.check(nn.Linear(8, 8), X, **options)
