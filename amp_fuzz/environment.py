@@ -33,11 +33,12 @@ def environment() -> str:
     """Return what torch runs on, a line each, as ``torch.utils.collect_env`` says it."""
     from torch.utils import collect_env
 
-    found = collect_env.get_env_info()  # type: ignore[no-untyped-call]
+    found = collect_env.get_env_info()
     lines = []
     for words, name in _FIELDS:
         value = getattr(found, name, None)
-        lines.append(f"{words}: {'N/A' if value in (None, '') else value}")
+        if value not in (None, "", "N/A"):
+            lines.append(f"{words}: {value}")
     lines.append(f"CPU: {_cpu(found.cpu_info)}")
     packages = [line.strip() for line in (found.pip_packages or "").splitlines() if line.strip()]
     lines += ["", "Versions of relevant libraries:", *(f"[pip3] {p}" for p in packages)]
@@ -46,11 +47,10 @@ def environment() -> str:
 
 def _cpu(text: str | None) -> str:
     """Return the model, the number of cores, and the flags that choose kernels."""
-    fields = dict(
-        tuple(part.strip() for part in line.split(":", 1))
-        for line in (text or "").splitlines()
-        if ":" in line
-    )
+    fields: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
     flags = [f for f in fields.get("Flags", "").split() if f.startswith(("avx", "amx", "fma"))]
     parts = [fields.get("Model name", "unknown"), f"{fields.get('CPU(s)', '?')} CPUs", *flags]
     return ", ".join(parts[:2]) + (f" ({' '.join(flags)})" if flags else "")

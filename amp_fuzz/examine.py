@@ -1,4 +1,4 @@
-"""Find out all that an issue says of a divergence: stage, part, guilty op, with and without autocast.
+"""Find out what an issue says of a divergence: stage, part, guilty op; without autocast too.
 
 It runs in a process that is watched, which a case may kill: see `examined`.
 """
@@ -56,9 +56,7 @@ def examined(case: Case, backend: str, known: tuple[Known, ...], *, timeout: flo
     raise RuntimeError("the process ended without an answer")
 
 
-def _examine(
-    pipe: connection.Connection, case: Case, name: str, known: tuple[Known, ...]
-) -> None:
+def _examine(pipe: connection.Connection, case: Case, name: str, known: tuple[Known, ...]) -> None:
     from amp_fuzz.session import choose_backends
 
     _prepared()

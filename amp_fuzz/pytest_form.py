@@ -105,13 +105,13 @@ def _ordered(text: str, ahead: list[str]) -> Iterator[str]:
 
 # -- what kills its process -----------------------------------------------------------------------
 
-_WATCHED = '''\
+_WATCHED = """\
 def {name}(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script), "child"], timeout={timeout})
     assert done.returncode == 0
-'''
+"""
 
 
 def _watched(case: Case, backend: Backend, finding: Found, name: str, prefix: str) -> str:

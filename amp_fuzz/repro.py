@@ -115,6 +115,7 @@ _TORCH_IMPORTS: Mapping[str, str] = {
 
 
 def imports(code: str) -> str:
+    """Return the imports of what code reads, the standard library's first."""
     used = _names(code)
     defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
     standard = [line for name, line in _IMPORTS.items() if name in used]

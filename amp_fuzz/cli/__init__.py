@@ -19,7 +19,8 @@ from amp_fuzz.cli.common import Exit, Internal, Stopped, version
 from amp_fuzz.cli.doctor import doctor
 from amp_fuzz.cli.listing import listing, report
 from amp_fuzz.cli.minimize import minimize
-from amp_fuzz.cli.replay import replay, repro
+from amp_fuzz.cli.replay import replay
+from amp_fuzz.cli.repro import repro
 from amp_fuzz.cli.run import run
 from amp_fuzz.config import did_you_mean
 
