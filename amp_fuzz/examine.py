@@ -19,8 +19,8 @@ from amp_fuzz.program import statements
 from amp_fuzz.records import DivergenceRecord, unanswered
 from amp_fuzz.session import MissingBackend
 from amp_fuzz.shrink import answer_of, part_of, stage_of
-from amp_fuzz.supervise import _Dead, _talk
-from amp_fuzz.supervised import _prepared
+from amp_fuzz.supervise import Dead, talk
+from amp_fuzz.supervised import prepared
 
 __all__ = ["Examined", "examined"]
 
@@ -48,10 +48,10 @@ def examined(case: Case, backend: str, known: tuple[Known, ...], *, timeout: flo
     timeout: seconds without a sign of life (each of some compilations is one).
     """
     try:
-        for message in _talk(timeout, _examine, case, backend, known):
+        for message in talk(timeout, _examine, case, backend, known):
             if isinstance(message, Examined):
                 return message
-    except _Dead as dead:
+    except Dead as dead:
         return Examined(unanswered(backend, dead.kind, case, str(dead)))
     raise RuntimeError("the process ended without an answer")
 
@@ -59,7 +59,7 @@ def examined(case: Case, backend: str, known: tuple[Known, ...], *, timeout: flo
 def _examine(pipe: connection.Connection, case: Case, name: str, known: tuple[Known, ...]) -> None:
     from amp_fuzz.session import choose_backends
 
-    _prepared()
+    prepared()
     try:
         (backend,) = choose_backends([name])
         with quiet():

@@ -17,6 +17,7 @@ from amp_fuzz.cli.audit import audit
 from amp_fuzz.cli.baseline import baseline
 from amp_fuzz.cli.common import Exit, Internal, Stopped, version
 from amp_fuzz.cli.doctor import doctor
+from amp_fuzz.cli.explain import explain
 from amp_fuzz.cli.listing import listing, report
 from amp_fuzz.cli.minimize import minimize
 from amp_fuzz.cli.replay import replay
@@ -63,7 +64,7 @@ def _commands(ctx: click.Context) -> int:
     return Exit.OK
 
 
-for _command in (run, audit, replay, minimize, repro, baseline, report, listing, doctor):
+for _command in (run, audit, replay, explain, minimize, repro, baseline, report, listing, doctor):
     _commands.add_command(_command)
 
 

@@ -34,12 +34,14 @@ class Flip:
     """What is decided otherwise, in the call of that number.
 
     cast: the number of the cast that is left out; -1: the whole call is treated by `policy`, which
-    is None for no cast at all.
+    is None for no cast at all. other: it is treated as it should, but casts to the 16-bit dtype
+    that is not its context's.
     """
 
     call: int
     cast: int = -1
     policy: Treatment = None
+    other: bool = False
 
 
 @dataclass(slots=True)
@@ -53,9 +55,15 @@ class Flips:
         """Take down a call, and return the policy that it is treated by."""
         self.decisions.append(Decision(overload, own))
         flip = self.flip
-        if flip is None or flip.cast >= 0 or flip.call != len(self.decisions) - 1:
+        if flip is None or flip.other or flip.cast >= 0 or flip.call != len(self.decisions) - 1:
             return own
         return flip.policy
+
+    def low(self, dtype: torch.dtype) -> torch.dtype:
+        """Return what the last call takes for the autocast dtype."""
+        if self.flip != Flip(len(self.decisions) - 1, other=True):
+            return dtype
+        return torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
 
     def leaves_out(self, old: torch.dtype, new: torch.dtype) -> bool:
         """Take down a cast of the last call, and return whether it is left out."""
@@ -90,6 +98,8 @@ def flips(decisions: list[Decision]) -> Iterator[Flip]:
         if len(decision.casts) > 1:
             for cast in range(len(decision.casts)):
                 yield Flip(call, cast)
+        if decision.casts and any(new is not torch.float32 for _, new in decision.casts):
+            yield Flip(call, other=True)
         for policy in (None, Policy.LOWER_PRECISION_FP, Policy.FP32):
             if policy is not decision.policy:
-                yield Flip(call, policy=policy)  # type: ignore[arg-type]
+                yield Flip(call, policy=policy)
