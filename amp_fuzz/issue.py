@@ -37,6 +37,7 @@ _MEANING: Mapping[str, str] = {
     "fp32_set_opt_dtype": "casts nothing, and computes in float32 unless the call names a dtype",
     "fp32_append_dtype": "casts nothing, and calls the overload that computes in float32",
     "promote": "casts the arguments to the widest floating-point dtype among them",
+    "cast_inputs": "casts every floating-point argument, but float64, to the one dtype registered",
     "banned": "raises RuntimeError, and says what to use instead",
 }
 
