@@ -112,6 +112,8 @@ class Option:
                 return folder / _path(value)
             case ("list", list()) if all(isinstance(item, str) for item in value):
                 return self._items(value)
+            case ("paths", str()):
+                return (folder / _path(value),)
             case ("paths", list()) if all(isinstance(item, str) for item in value):
                 return tuple(folder / _path(item) for item in value)
         raise ConfigError(f"{_show(value)} is {_type_of(value)}: write {_EXAMPLES[self.kind]}")
@@ -261,6 +263,9 @@ class Options:
         Path("amp-fuzz-baseline.toml"),
         "FILE",
         "The findings that the project knows of; looked for upward unless given.",
+    )
+    corpus: tuple[Path, ...] = _option(
+        "paths", (), "FOLDER", "Case files that every run judges first: a regression suite."
     )
     max_statements: int = _option(
         "integer", _DEFAULTS["max-statements"], "N", "The most statements of a program.", minimum=1

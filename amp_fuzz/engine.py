@@ -39,6 +39,7 @@ __all__ = [
     "Task",
     "baseline_tasks",
     "explore",
+    "kept_tasks",
     "plan_tasks",
     "runnable",
 ]
@@ -52,7 +53,8 @@ class Settings:
     run after so long; 0 is never. timeout: seconds after which a worker that answers nothing is
     ended. minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
     divergence. baseline: the findings that the project knows of. overdue: those that it
-    has known of for too long: they are new again.
+    has known of for too long: they are new again. kept: cases that are judged first, each with its
+    backend and the family to count it under.
     """
 
     backends: tuple[str, ...]
@@ -70,6 +72,7 @@ class Settings:
     fail_fast: bool = False
     baseline: tuple[Entry, ...] = ()
     overdue: tuple[Entry, ...] = ()
+    kept: tuple[tuple[str, str, Case], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,17 @@ def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
         cases = tuple(e.load() for e in entries if e.backend == backend.name)
         if cases:
             tasks.append(Task(backend.name, "baseline", (), len(cases), 0, cases))
+    return tasks
+
+
+def kept_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Return a task for each backend and family of the cases that are judged first."""
+    tasks = []
+    for backend in chosen:
+        own = [(family, case) for name, family, case in settings.kept if name == backend.name]
+        for family in dict.fromkeys(family for family, _ in own):
+            cases = tuple(case for f, case in own if f == family)
+            tasks.append(Task(backend.name, family, (), len(cases), 0, cases))
     return tasks
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pytest
 import torch
@@ -44,7 +44,18 @@ from amp_fuzz.pytest_run import Run
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import StoreError, Writer
 
-__all__ = ["ROOT", "BackendNode", "FuzzItem", "Job", "Root", "jobs", "show_finding", "store_option"]
+__all__ = [
+    "ROOT",
+    "AnyJob",
+    "BackendNode",
+    "FuzzItem",
+    "Job",
+    "Root",
+    "calm",
+    "jobs",
+    "show_finding",
+    "store_option",
+]
 
 ROOT = "amp-fuzz"
 
@@ -69,6 +80,30 @@ class Job:
     def nodeid(self) -> str:
         """As pytest shows it."""
         return f"{ROOT}::{self.backend}::{self.name}"
+
+    @property
+    def group(self) -> str:
+        """The node that its item stands under."""
+        return self.backend
+
+    def item(self, parent: pytest.Collector, run: Run) -> pytest.Item:
+        """Return its item."""
+        return FuzzItem.from_parent(parent, name=self.name, run=run, job=self)
+
+
+class AnyJob(Protocol):
+    """What one item does: a `Job`, or a case to judge again (`amp_fuzz.pytest_corpus`)."""
+
+    @property
+    def nodeid(self) -> str:
+        """As pytest shows it."""
+
+    @property
+    def group(self) -> str:
+        """The node that its item stands under."""
+
+    def item(self, parent: pytest.Collector, run: Run) -> pytest.Item:
+        """Return its item."""
 
 
 def jobs(
@@ -116,27 +151,27 @@ def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
 class Root(pytest.Collector):
     """All that amp-fuzz collects, beside the project's own files."""
 
-    def __init__(self, *, run: Run, jobs: Iterable[Job], **about: Any) -> None:
+    def __init__(self, *, run: Run, jobs: Iterable[AnyJob], **about: Any) -> None:
         super().__init__(**about)
         self.run, self.jobs = run, tuple(jobs)
         self.add_marker("amp_fuzz")
 
     def collect(self) -> Iterator[BackendNode]:
-        for name in dict.fromkeys(job.backend for job in self.jobs):
-            own = [job for job in self.jobs if job.backend == name]
+        for name in dict.fromkeys(job.group for job in self.jobs):
+            own = [job for job in self.jobs if job.group == name]
             yield BackendNode.from_parent(self, name=name, run=self.run, jobs=own)
 
 
 class BackendNode(pytest.Collector):
-    """The items of one backend."""
+    """The items of one backend, or of one suite of cases."""
 
-    def __init__(self, *, run: Run, jobs: Iterable[Job], **about: Any) -> None:
+    def __init__(self, *, run: Run, jobs: Iterable[AnyJob], **about: Any) -> None:
         super().__init__(**about)
         self.run, self.jobs = run, tuple(jobs)
 
-    def collect(self) -> Iterator[FuzzItem]:
+    def collect(self) -> Iterator[pytest.Item]:
         for job in self.jobs:
-            yield FuzzItem.from_parent(self, name=job.name, run=self.run, job=job)
+            yield job.item(self, self.run)
 
 
 class FuzzItem(pytest.Item):
@@ -159,7 +194,7 @@ class FuzzItem(pytest.Item):
         writer = self.run.open()
         outcome, start = Outcome(), time.monotonic()
         try:
-            with _calm(), _interrupts() as interrupted:
+            with calm(), _interrupts() as interrupted:
                 self._explore(outcome, writer, interrupted)
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
@@ -257,7 +292,7 @@ class Outcome:
 
 
 @contextmanager
-def _calm() -> Iterator[None]:
+def calm() -> Iterator[None]:
     """Give a case what it expects, and the tests that follow what they had.
 
     One thread, since results may depend on their number; the tests' warning filters, torch's

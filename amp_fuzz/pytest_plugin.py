@@ -34,6 +34,7 @@ OPTIONS = {
     "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
     "plugins": ("MODULE,...", "Modules to import first: those that register ops of yours."),
     "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
+    "corpus": ("FOLDER", "Case files that every run judges first: a regression suite."),
     "max-statements": ("N", "The most statements of a program."),
     "minimize": (
         "S",
@@ -58,11 +59,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, (metavar, text) in OPTIONS.items():
         group.addoption(
             f"--amp-fuzz-{name}",
-            action="append" if name == "known" else "store",
+            action="append" if name in ("known", "corpus") else "store",
             dest=dest(name),
             metavar=metavar,
             help=text,
         )
+    group.addoption(
+        "--amp-fuzz-replay",
+        action="append",
+        default=[],
+        dest="amp_fuzz_replay",
+        metavar="ID|PATH",
+        help="Judge this finding or case file again, and fuzz nothing; implies --amp-fuzz.",
+    )
+    parser.addini(
+        "amp_fuzz_corpus",
+        "Folders of case files that --amp-fuzz judges first, beside those of [tool.amp-fuzz].",
+        type="paths",
+        default=[],
+    )
 
 
 def dest(name: str) -> str:
@@ -78,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "yours that use the fixture amp_check, whose defaults the keywords are: "
         "@pytest.mark.amp_fuzz(backends=['compile[inductor]'])",
     )
+    config.option.amp_fuzz = config.option.amp_fuzz or bool(config.option.amp_fuzz_replay)
     if config.option.amp_fuzz and not (config.option.help or config.option.version):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch warns of on import is not the project's

@@ -28,10 +28,12 @@ from amp_fuzz import config as configuration
 from amp_fuzz.backends import BackendError, backends, matching
 from amp_fuzz.baseline import BaselineError
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
+from amp_fuzz.corpus import CorpusError
 from amp_fuzz.known import KnownError
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.program import ProgramError
-from amp_fuzz.pytest_items import ROOT, Job, Root, jobs, show_finding, store_option
+from amp_fuzz.pytest_corpus import corpus, replayed
+from amp_fuzz.pytest_items import ROOT, AnyJob, Root, jobs, show_finding, store_option
 from amp_fuzz.pytest_plugin import OPTIONS, dest
 from amp_fuzz.pytest_run import Run, lock_of, recover, take
 from amp_fuzz.records import DivergenceRecord
@@ -46,6 +48,7 @@ _REFUSED = (
     BackendError,
     BaselineError,
     ConfigError,
+    CorpusError,
     KnownError,
     MissingBackend,
     ProgramError,
@@ -78,6 +81,10 @@ def _session(config: pytest.Config) -> FuzzSession:
         options = dataclasses.replace(options, seed=secrets.randbelow(2**32))
     if options.report.exists() and not options.report.is_dir():
         raise ConfigError(f"{_PREFIX}report: {options.report} is a file: give a folder")
+    again = list(replayed(Store(folder), config.option.amp_fuzz_replay))
+    if again:
+        named_backends = dict.fromkeys(job.kept.backend for job in again)
+        options = dataclasses.replace(options, backends=tuple(named_backends))
     prepared = prepare(options, command=_again(config, options))
     record = prepared.record
     if sent is not None:
@@ -98,7 +105,12 @@ def _session(config: pytest.Config) -> FuzzSession:
     states = {name: backend.availability() for name, backend in backends().items()}
     wanted = {b.name for b in matching(options.backends)}
     missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
-    found = _selected(config, jobs(settings, prepared.chosen, missing))
+    kept: list[AnyJob] = [*again]
+    if not again:
+        folders = [*options.corpus, *config.getini("amp_fuzz_corpus")]
+        kept += corpus(folders, prepared.chosen)
+        kept += jobs(settings, prepared.chosen, missing)
+    found = _selected(config, kept)
     lost = []
     if sent is None and not config.option.collectonly:
         run.store.create()  # better now than after the first item
@@ -137,7 +149,7 @@ def start_folder(config: pytest.Config) -> Path:
     return here if here.is_relative_to(root) else root
 
 
-def _selected(config: pytest.Config, found: list[Job]) -> list[Job]:
+def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
     """Return the jobs that the command line names by their ids, or all if it names none.
 
     pytest prints these ids, so they must be good for a command line; but it would look for a folder
@@ -174,7 +186,7 @@ class FuzzSession:
     """
 
     run: Run
-    jobs: list[Job]
+    jobs: list[AnyJob]
     options: Options
     began: float
     lost: list[DivergenceRecord]

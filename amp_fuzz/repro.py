@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,7 +30,7 @@ from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, leans, unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
 from amp_fuzz.source import driver_source, imports_of
 
-__all__ = ["ReproError", "repro"]
+__all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
 
 
 def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -40,19 +40,48 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     is run once, for what it expects. `prefix` is source to put before the program, such as a fault
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
+    parts = pieces(case, backend, finding)
+    setup = [*parts.setup, parts.configuration]
+    code = joined([*setup, prefix, *parts.helpers, *parts.body])
+    return f"{parts.head}\n{imports(code)}{parts.modules}\n\n{code}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a repro is put together from: source, but for `head`, a comment.
+
+    setup: of torch and of fake devices. configuration: of a compiler, or "". helpers: functions
+    that the body uses. body: inputs, what is expected, program, driver, and what compares; it ends
+    in `sys.exit`. modules: imports of what defines the user's own ops, each after a newline.
+    """
+
+    head: str
+    setup: tuple[str, ...]
+    configuration: str
+    helpers: tuple[str, ...]
+    body: tuple[str, ...]
+    modules: str
+
+
+def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
+    """Return the pieces of a repro, as `repro` takes them. Raises `ReproError`."""
     script = Script(case, backend, finding)
-    body = _joined(_KINDS[finding.kind](script))
+    body = _KINDS[finding.kind](script)
     if not backend.values:
-        body = body.replace(_VALUES, "")
-    setup = _setup(backend, body)
-    if isinstance(backend, CompileBackend):
-        setup.append(backend.configuration(case))
-    code = _joined([*setup, prefix, *_helpers(body), body])
-    ours = "".join(f"\nimport {module}" for module in imports_of(case.program))
-    return f"{script.head()}\n{_imports(code)}{ours}\n\n{code}\n"
+        body = [part.replace(_VALUES, "") for part in body]
+    whole = joined(body)
+    configuration = backend.configuration(case) if isinstance(backend, CompileBackend) else ""
+    return Pieces(
+        script.head(),
+        tuple(_setup(backend, whole)),
+        configuration,
+        tuple(_helpers(whole)),
+        tuple(body),
+        "".join(f"\nimport {module}" for module in imports_of(case.program)),
+    )
 
 
-def _joined(parts: list[str]) -> str:
+def joined(parts: list[str]) -> str:
     """Join parts of a script: two empty lines around functions and classes, one elsewhere."""
     text = ""
     for part in filter(None, (p.strip("\n") for p in parts)):
@@ -85,7 +114,8 @@ _TORCH_IMPORTS: Mapping[str, str] = {
 }
 
 
-def _imports(code: str) -> str:
+def imports(code: str) -> str:
+    """Return the imports of what code reads, the standard library's first."""
     used = _names(code)
     defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
     standard = [line for name, line in _IMPORTS.items() if name in used]

@@ -37,6 +37,7 @@ from amp_fuzz.engine import (
     Task,
     baseline_tasks,
     explore,
+    kept_tasks,
     plan_tasks,
     runnable,
     seed_of,
@@ -76,7 +77,11 @@ def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     supervisor = Supervisor(settings, store, run_id)
     try:
         yield from supervisor.work(
-            [*baseline_tasks(settings, chosen), *plan_tasks(settings, chosen)]
+            [
+                *baseline_tasks(settings, chosen),
+                *kept_tasks(settings, chosen),
+                *plan_tasks(settings, chosen),
+            ]
         )
         if not supervisor.stopped:
             yield from supervisor.work(_aimed(settings, chosen, supervisor.reached))

@@ -17,9 +17,11 @@ from amp_fuzz.cli.audit import audit
 from amp_fuzz.cli.baseline import baseline
 from amp_fuzz.cli.common import Exit, Internal, Stopped, version
 from amp_fuzz.cli.doctor import doctor
+from amp_fuzz.cli.explain import explain
 from amp_fuzz.cli.listing import listing, report
 from amp_fuzz.cli.minimize import minimize
-from amp_fuzz.cli.replay import replay, repro
+from amp_fuzz.cli.replay import replay
+from amp_fuzz.cli.repro import repro
 from amp_fuzz.cli.run import run
 from amp_fuzz.config import did_you_mean
 
@@ -62,7 +64,7 @@ def _commands(ctx: click.Context) -> int:
     return Exit.OK
 
 
-for _command in (run, audit, replay, minimize, repro, baseline, report, listing, doctor):
+for _command in (run, audit, replay, explain, minimize, repro, baseline, report, listing, doctor):
     _commands.add_command(_command)
 
 

@@ -1,14 +1,13 @@
-"""``amp-fuzz replay`` and ``amp-fuzz repro``: run a case again, here or anywhere."""
+"""``amp-fuzz replay``: run a case again."""
 
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
 
@@ -27,18 +26,23 @@ from amp_fuzz.config import Options
 from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.known import Known
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import Store, find_case, write_whole
+from amp_fuzz.store import Store, find_case
 
-if TYPE_CHECKING:
-    from amp_fuzz.oracle import Kind
-
-__all__ = ["check_ops", "replay", "repro"]
+__all__ = [
+    "Job",
+    "answers",
+    "check_ops",
+    "job_of",
+    "known_entries",
+    "raise_unless_judged",
+    "replay",
+]
 
 _DEFAULT_BACKEND = "eager-cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """A case to judge; `what` is how the user named it, `finding` what had been found."""
 
     what: str
@@ -75,24 +79,25 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
-    jobs = [_job(what, Store(chosen.store), backend) for what in cases]
+    jobs = [job_of(what, Store(chosen.store), backend) for what in cases]
     code = Exit.OK
-    known = _known(chosen)
-    answers = _answers(jobs, known, chosen.timeout)
+    known = known_entries(chosen)
+    coming = answers(jobs, known, chosen.timeout)
     for i, job in enumerate(jobs):
         with waiting(f"running {job.case.id} on {job.backend}"):
-            answer = next(answers)
-        _raise(job, answer)
+            answer = next(coming)
+        raise_unless_judged(job, answer)
         say("\n" * (i > 0) + _story(job, answer, known))
         code = max(code, Exit.DIVERGED if answer.outcome == "diverged" else Exit.OK)
     return code
 
 
-def _job(what: str, store: Store, backend: str | None) -> _Job:
+def job_of(what: str, store: Store, backend: str | None) -> Job:
+    """Return what an id or a file names, on the backend that found it or another."""
     case, finding = find_case(store, what)
     check_ops(what, case)
     found_by = finding.backend if finding else _DEFAULT_BACKEND
-    return _Job(what, case, backend or found_by, finding, store.root)
+    return Job(what, case, backend or found_by, finding, store.root)
 
 
 def check_ops(what: str, case: Case) -> None:
@@ -106,7 +111,8 @@ def check_ops(what: str, case: Case) -> None:
         raise Stopped(f"{what}: {error}") from error
 
 
-def _known(chosen: Options) -> tuple[Known, ...]:
+def known_entries(chosen: Options) -> tuple[Known, ...]:
+    """Return the known entries of the options, for this torch."""
     from amp_fuzz.session import known_of
 
     return known_of(chosen)
@@ -115,7 +121,7 @@ def _known(chosen: Options) -> tuple[Known, ...]:
 # -- in another process ---------------------------------------------------------------------------
 
 
-def _answers(jobs: Sequence[_Job], known: tuple[Known, ...], timeout: float) -> Iterator[_Answer]:
+def answers(jobs: Sequence[Job], known: tuple[Known, ...], timeout: float) -> Iterator[_Answer]:
     """Yield the answer to each job, in order, from a process that is replaced if it dies."""
     left = list(jobs)
     while left:
@@ -150,7 +156,7 @@ def _dead(kind: str, observed: str) -> _Answer:
     return _Answer("diverged", kind, expected="an answer", observed=observed)
 
 
-def _judge_all(pipe: connection.Connection, jobs: list[_Job], known: tuple[Known, ...]) -> None:
+def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
     import traceback
 
@@ -174,7 +180,7 @@ def _judge_all(pipe: connection.Connection, jobs: list[_Job], known: tuple[Known
         pipe.send(answer)
 
 
-def _judge(job: _Job, known: tuple[Known, ...]) -> _Answer:
+def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
     from amp_fuzz.explicit import explicit_form
     from amp_fuzz.judge import Judge, quiet
     from amp_fuzz.session import choose_backends
@@ -200,7 +206,7 @@ def _judge(job: _Job, known: tuple[Known, ...]) -> _Answer:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _story(job: _Job, answer: _Answer, known: Sequence[Known]) -> str:
+def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
     """Return what a person wants to know of a case: what it is, what should happen, what did."""
     lines = [str(job.case), ""]
     if answer.explicit:
@@ -218,7 +224,7 @@ def _story(job: _Job, answer: _Answer, known: Sequence[Known]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(job: _Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
+def _verdict(job: Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
     name = f"{job.case.id} on {job.backend}"
     if answer.outcome == "agreed":
         return [f"{name}: agrees with the reference"]
@@ -241,54 +247,7 @@ def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
 
 
-# -- repro ----------------------------------------------------------------------------------------
-
-
-@click.command(short_help="Print a finding as a script that needs only torch.")
-@click.argument("case", metavar="ID|PATH")
-@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
-@click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
-@options("store", "timeout", "plugins")
-def repro(case: str, backend: str | None, output: str | None, **given: Any) -> int:
-    """Print a finding as a script that imports only torch and exits with 1 if it reproduces."""
-    chosen = resolve_options(given).options
-    job = _job(case, Store(chosen.store), backend)
-    with waiting("writing the script"):
-        text = _script(job, chosen)
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        write_whole(Path(output), text.encode())
-        say(f"wrote {output}; run it: python {output}")
-    return Exit.OK
-
-
-def _script(job: _Job, chosen: Options) -> str:
-    """Return the script; what diverges is found out first where no finding says it."""
-    from amp_fuzz import repro as core
-    from amp_fuzz.backends import choose
-    from amp_fuzz.oracle import Divergence
-
-    (backend,) = choose([job.backend])
-    finding: Divergence | DivergenceRecord | None = job.finding
-    if job.finding is None or job.finding.backend != job.backend:
-        answer = next(_answers([job], (), chosen.timeout))
-        _raise(job, answer)
-        if answer.outcome != "diverged":
-            raise Stopped(
-                f"{job.what}: agrees with the reference on {job.backend}: no script to write"
-            )
-        finding = Divergence(
-            cast("Kind", answer.kind), answer.where, answer.expected, answer.observed
-        )
-    assert finding is not None
-    try:
-        return core.repro(job.case, backend, finding)
-    except core.ReproError as error:
-        raise Stopped(f"{job.what}: {error}") from error
-
-
-def _raise(job: _Job, answer: _Answer) -> None:
+def raise_unless_judged(job: Job, answer: _Answer) -> None:
     """Raise if a case was not judged."""
     if answer.traceback:
         raise Internal(answer.traceback)

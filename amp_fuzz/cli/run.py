@@ -33,6 +33,7 @@ from amp_fuzz.records import DivergenceRecord, EndRecord
 from amp_fuzz.store import Store, StoreError
 
 if TYPE_CHECKING:
+    from amp_fuzz.corpus import Kept
     from amp_fuzz.engine import Event
     from amp_fuzz.session import Session
 
@@ -50,6 +51,7 @@ _AGAIN = (
     "known",
     "plugins",
     "baseline",
+    "corpus",
 )
 
 
@@ -67,6 +69,7 @@ _AGAIN = (
     "known",
     "plugins",
     "baseline",
+    "corpus",
     "fail-fast",
     "require",
     "timeout",
@@ -89,15 +92,64 @@ def run(**given: Any) -> int:
         from amp_fuzz.session import prepare
 
         session = prepare(chosen, command=_again(chosen))
+        session, kept = _keeping(session, store, chosen)
     store.begin(session.record)
     _head(session, chosen, resolved.files)
+    _first(kept, chosen)
 
     with Interrupts() as interrupts:
         tally = _Tally(Board(limit=chosen.seconds), store)
         _listen(session, store, tally, interrupts)
         _end(store, session, tally, interrupts)
         code = _conclude(store, session, tally, chosen, interrupts)
+        _say_fixed(store, session, kept)
     return interrupts.code or code
+
+
+_FINDINGS, _CORPUS = "findings", "corpus"  # families of cases that are judged first
+
+
+def _keeping(
+    session: Session, store: Store, chosen: Options
+) -> tuple[Session, dict[str, list[Kept]]]:
+    """Return the session with the store's findings and the corpus to be judged first, and these."""
+    from amp_fuzz.corpus import folder_cases, kept_findings
+
+    findings, trouble = kept_findings(store, session.chosen)
+    for text in trouble:
+        say(f"not judged again: {text}")
+    kept = {_FINDINGS: findings, _CORPUS: list(folder_cases(chosen.corpus, session.chosen))}
+    cases = tuple((k.backend, family, k.case) for family, own in kept.items() for k in own)
+    settings = dataclasses.replace(session.settings, kept=cases)
+    return dataclasses.replace(session, settings=settings), kept
+
+
+def _first(kept: dict[str, list[Kept]], chosen: Options) -> None:
+    parts = [f"{plural(len(kept[_FINDINGS]), 'finding')} of the store"] if kept[_FINDINGS] else []
+    if chosen.corpus:
+        folders = ", ".join(_short(folder) for folder in chosen.corpus)
+        parts.append(f"{plural(len(kept[_CORPUS]), 'case')} of {folders}")
+    if parts:
+        say(f"judged first: {', '.join(parts)}")
+
+
+def _say_fixed(store: Store, session: Session, kept: dict[str, list[Kept]]) -> None:
+    """Name the findings of the store that agree now."""
+    from amp_fuzz.corpus import fixed
+    from amp_fuzz.records import CaseRecord
+
+    if not kept[_FINDINGS]:
+        return
+    records = (
+        r
+        for r in store.records(session.record.id)
+        if isinstance(r, CaseRecord) and r.family == _FINDINGS
+    )
+    for one in fixed(kept[_FINDINGS], records):
+        assert one.finding is not None
+        at = f" at {one.finding.op}" if one.finding.op else ""
+        path = _short(store.root / "findings" / f"{one.name}.json")
+        say(f"fixed: {one.name} on {one.backend} ({one.finding.kind}{at}): remove it: rm {path}")
 
 
 def _again(chosen: Options) -> str:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.utils.checkpoint
 
-from amp_fuzz.reference import dispatch, tables
+from amp_fuzz.reference import dispatch, flips, tables
 from amp_fuzz.reference.casts import (
     cacheable,
     eligible,
@@ -331,6 +331,8 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():
                 return overload(*args, **kwargs)
+        if (deciding := flips.current()) is not None:
+            found = _decided(deciding, found, name, args, kwargs)
         if found is None and whole:  # what its batching rule calls is no call of the program
             with dispatch.exclude():
                 return overload(*args, **kwargs)
@@ -364,6 +366,29 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
     return None if rule is None else (device, rule)
 
 
+def _decided(
+    deciding: flips.Flips,
+    found: tuple[str, Rule] | None,
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[str, Rule] | None:
+    """Return the rule of a call as a flip has it; that of an op without a rule may be one."""
+    device = found[0] if found else _asked_device(args, kwargs)
+    if device is None:
+        return None
+    own = found[1].policy if found else None
+    policy = deciding.policy(name, own)
+    if policy is own:
+        return found
+    return None if policy is None else (device, Rule(name, policy, "", "a flip"))
+
+
+def _asked_device(args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+    present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
+    return next((d for d, on in _state.enabled.items() if on and d in present), None)
+
+
 class _Caster:
     """Casts the arguments of one call, and logs it."""
 
@@ -372,6 +397,8 @@ class _Caster:
     def __init__(self, device: str, rule: Rule) -> None:
         self.device, self.rule = device, rule
         self.low = _state.dtype(device)
+        if (deciding := flips.current()) is not None and deciding.decisions:
+            self.low = deciding.low(self.low)
         self.casts: list[Cast] = []
 
     def log(self, args: Sequence[Any], kwargs: dict[str, Any], *, sets_dtype: bool = False) -> None:
@@ -411,6 +438,9 @@ class _Caster:
 
     def _cast(self, tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         if tensor.dtype is to or not eligible(tensor, self.device):
+            return tensor
+        deciding = flips.current()
+        if deciding is not None and deciding.leaves_out(tensor.dtype, to):
             return tensor
         cached = _state.cache_enabled and cacheable(tensor, to, self.low)
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))

@@ -69,7 +69,7 @@ def test_an_item_leaves_torch_as_it_was() -> None:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest_items._calm():
+            with pytest_items.calm():
                 assert torch.get_num_threads() == 1
                 assert torch.get_default_dtype() is torch.float32
                 assert torch.is_grad_enabled()

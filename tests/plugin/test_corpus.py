@@ -1,0 +1,141 @@
+"""A folder of case files is a regression suite, and one case can be judged again by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.case import Case
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.store import Store
+from tests.helpers import F16, call, case, eager, under, x
+
+pytest_plugins = ["pytester"]
+
+GOOD = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
+# Known: cache-ignores-dtype.
+KNOWN = case(
+    [x("x0", 2, 2), x("w1", 2, 2)],
+    call("mm", "x0", "w1"),
+    under(F16, call("mm", "x0", "w1", to="v1")),
+    backward="none",
+)
+FUZZ = ("--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "-m", "amp_fuzz", "-p", "no:randomly")
+WRONG = """
+import torch
+library = torch.library.Library("aten", "IMPL")
+key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def wrong(a, b):
+    with torch._C._ExcludeDispatchKeyGuard(key):
+        return torch.mm(a, b)
+
+
+library.impl("mm", wrong, "AutocastCPU")
+"""
+
+
+def folder_of(pytester: pytest.Pytester, **cases: Case) -> Path:
+    folder = pytester.path / "tests" / "amp_cases"
+    folder.mkdir(parents=True)
+    for name, one in cases.items():
+        (folder / f"{name}.json").write_bytes(one.json())
+    return folder
+
+
+def test_a_folder_is_collected_as_ordinary_items(pytester: pytest.Pytester) -> None:
+    folder_of(pytester, good=GOOD, known=KNOWN)
+    pytester.makepyprojecttoml('[tool.amp-fuzz]\ncorpus = "tests/amp_cases"\n')
+    result = pytester.runpytest_subprocess(*FUZZ, "-k", "corpus", "-v")
+    result.assert_outcomes(passed=2, deselected=result.parseoutcomes().get("deselected", 0))
+    result.stdout.fnmatch_lines(
+        [
+            "amp-fuzz::corpus::good.json[[]eager-cpu[]] PASSED*",
+            "amp-fuzz::corpus::known.json[[]eager-cpu[]] PASSED*",
+        ]
+    )
+
+
+def test_an_ini_setting_names_the_folder_and_one_item_runs_alone(
+    pytester: pytest.Pytester,
+) -> None:
+    folder_of(pytester, good=GOOD, known=KNOWN)
+    pytester.makeini("[pytest]\namp_fuzz_corpus = tests/amp_cases\n")
+    result = pytester.runpytest_subprocess(*FUZZ, "amp-fuzz::corpus::good.json[eager-cpu]")
+    result.assert_outcomes(passed=1)
+
+
+def test_a_regression_fails_and_can_be_replayed(pytester: pytest.Pytester) -> None:
+    folder_of(pytester, good=GOOD)
+    pytester.makeconftest(WRONG)
+    corpus = "--amp-fuzz-corpus=tests/amp_cases"
+    result = pytester.runpytest_subprocess(*FUZZ, corpus, "amp-fuzz::corpus")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "good.json diverges on eager-cpu: dtype",
+            "  expected  bfloat16",
+            "  observed  float32",
+            f"amp-fuzz replay {GOOD.id}",
+        ]
+    )
+    # It is kept as a finding: its id names it, while the bug is there and after.
+    again = f"--amp-fuzz-replay={GOOD.id[:8]}"
+    result = pytester.runpytest_subprocess(again, "-m", "amp_fuzz")
+    result.assert_outcomes(failed=1)
+    (pytester.path / "conftest.py").unlink()
+    result = pytester.runpytest_subprocess(again, "-m", "amp_fuzz")
+    result.assert_outcomes(passed=1)
+
+
+def test_a_file_is_replayed_without_the_flag(pytester: pytest.Pytester) -> None:
+    folder = folder_of(pytester, known=KNOWN)
+    result = pytester.runpytest_subprocess(f"--amp-fuzz-replay={folder / 'known.json'}", "-v")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["amp-fuzz::replay::known.json[[]eager-cpu[]] PASSED*"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON, or cut short"),
+        (GOOD.json().decode().replace('"mm"', '"nn"'), "nn"),
+        (json.dumps({"program": 3}), "Expected `object`, got `int` - at `$.program`"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_place(
+    pytester: pytest.Pytester, text: str, said: str
+) -> None:
+    folder = folder_of(pytester)
+    (folder / "bad.json").write_text(text)
+    result = pytester.runpytest_subprocess(*FUZZ, "--amp-fuzz-corpus=tests/amp_cases")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line.startswith("ERROR: amp-fuzz: ")]
+    assert "tests/amp_cases/bad.json: " in line
+    assert said in line
+
+
+def test_what_is_missing_is_named(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess(*FUZZ, "--amp-fuzz-corpus=nowhere")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: amp-fuzz: corpus: nowhere is missing: make the folder that holds the case files"]
+    )
+    result = pytester.runpytest_subprocess("--amp-fuzz-replay=0123")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: amp-fuzz: *no finding has the id '0123'*"])
+
+
+def test_a_finding_is_judged_on_its_own_backend(pytester: pytest.Pytester) -> None:
+    folder = folder_of(pytester)
+    with quiet():
+        finding = Judge(eager(), ()).judge(KNOWN).finding("", KNOWN)
+    path = Store(pytester.path / "other").save(finding)
+    path.rename(folder / "finding.json")
+    backends = "--amp-fuzz-backends=eager-cpu,fake-cuda"
+    more = (backends, "--amp-fuzz-corpus=tests/amp_cases", "--collect-only", "-q")
+    result = pytester.runpytest_subprocess("--amp-fuzz", *more, "amp-fuzz::corpus")
+    assert [line for line in result.outlines if "::" in line] == [
+        "amp-fuzz::corpus::finding.json[eager-cpu]"
+    ]

@@ -1,0 +1,256 @@
+"""A finding as a test fails where the divergence is, passes elsewhere, and leaves no trace."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.pytest_form import pytest_form
+from amp_fuzz.script import Found
+from tests.helpers import BF16, F16, call, case, under, x
+
+# Imports once what takes long, then runs pytest on each file in a process of its own.
+RUNNER = """
+import json, os, sys
+import pytest, torch, torch._dynamo, torch._subclasses.fake_tensor
+
+sys.modules["amp_fuzz"] = None
+for line in sys.stdin:
+    path = line.strip()
+    child = os.fork()
+    if child == 0:
+        out = os.open(path + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1), os.dup2(out, 2)
+        options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir=/"]
+        code = pytest.main([path, *options])
+        sys.stdout.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([code, open(path + ".out").read()]), flush=True)
+"""
+
+Run = Callable[[str], tuple[int, str]]
+
+# A kernel over torch's own for mm under autocast; {body} is what it does with the result `y`.
+FAULT = """
+import warnings
+warnings.simplefilter("ignore")
+library = torch.library.Library("aten", "IMPL")
+key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+calls = []
+
+
+def wrong(a, b):
+    calls.append(1)
+    with torch._C._ExcludeDispatchKeyGuard(key):
+        y = torch.mm(a.bfloat16(), b.bfloat16())
+        {body}
+        return y
+
+
+library.impl("mm", wrong, "AutocastCPU")
+"""
+
+MM = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
+NESTED = case(
+    [x("x0", 2, 2), x("w1", 2, 2)],
+    call("mm", "x0", "w1"),
+    under(F16, call("mm", "x0", "w1", to="v1")),
+    backward="none",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("form")
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", RUNNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    number = 0
+
+    def run(text: str) -> tuple[int, str]:
+        nonlocal number
+        number += 1
+        path = folder / f"test_form{number}.py"
+        path.write_text(text)
+        process.stdin.write(f"{path}\n")
+        process.stdin.flush()
+        code, printed = json.loads(process.stdout.readline())
+        return code, printed
+
+    yield run
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+
+
+def planned(**changes: Any) -> Case:
+    return case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"), **changes)
+
+
+def backend(name: str) -> Backend:
+    return backends()[name]
+
+
+def form(case_: Case, name: str, finding: Found | None = None, **options: str) -> str:
+    on = backend(name)
+    if finding is None:
+        with quiet():
+            finding = Judge(on, shipped()).judge(case_).finding("")
+    return pytest_form(case_, on, finding, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "body", "case_"),
+    [
+        ("raise", "v0 = torch.mm(x0, w1)", "raise ValueError('seeded')", MM),
+        ("dtype", "v0", "y = y.float()", MM),
+        ("bitwise", "v0", "y = y * 1.01", MM),
+        ("value", "v0", "y = y * 1.1", MM),
+        ("nonfinite", "v0", "y = y / 0", MM),
+        ("grad-missing", "w1.grad", "y = y.detach()", MM),
+        ("grad-bitwise", "w1.grad", "y = y * 2", MM),
+        ("state", "after the case", "torch.autocast_increment_nesting()", MM),
+        ("nondeterminism", "v0", "y = y + len(calls)", MM),
+        ("relation", "second call: call1.v0", "y = y + len(calls)", planned(calls=2)),
+        (
+            "relation",
+            "cache: v0",
+            "y = y + torch.is_autocast_cache_enabled()",
+            planned(backward="none"),
+        ),
+        ("relation", "transform: v0", "raise ValueError('seeded')", planned(transform="vmap_grad")),
+        ("crash", "", "import os; os.abort()", MM),
+    ],
+)
+def test_every_kind_fails_with_the_bug_and_passes_without(
+    run: Run, kind: Any, where: str, body: str, case_: Case
+) -> None:
+    finding = Divergence(kind, where, "this", "that")
+    code, printed = run(form(case_, "eager-cpu", finding))
+    assert (code, "1 passed" in printed) == (0, True), printed
+    code, printed = run(form(case_, "eager-cpu", finding, prefix=FAULT.format(body=body)))
+    assert (code, "1 failed" in printed) == (1, True), printed
+
+
+@pytest.mark.parametrize(
+    ("name", "case_"),
+    [
+        ("eager-cpu", NESTED),
+        ("fake-cuda", planned(entry="custom_op", backward="none")),
+        ("compile[aot_eager]", planned(entry="custom_op")),
+        ("compile[aot_eager+default]", planned(entry="custom_op")),
+    ],
+)
+def test_upstream_bugs_fail(run: Run, name: str, case_: Case) -> None:
+    code, printed = run(form(case_, name))
+    assert (code, "1 failed" in printed, "AssertionError" in printed) == (1, True, True), printed
+
+
+@pytest.mark.parametrize("name", ["script", "trace", "export", "compile[aot_eager]", "fake-cuda"])
+def test_honest_backends_pass(run: Run, name: str) -> None:
+    finding = Divergence("dtype", "v0", "this", "that")
+    code, printed = run(form(MM, name, finding))
+    assert (code, "1 passed" in printed) == (0, True), printed
+
+
+LEAVES = """
+
+def test_nothing_is_left():
+    assert torch.get_num_threads() == 3
+    assert torch.initial_seed() == 5
+    assert type(torch.ones(1)) is torch.Tensor
+    assert torch._functorch.config.backward_pass_autocast == "same_as_forward"
+"""
+
+
+@pytest.mark.parametrize("name", ["compile[aot_eager+default]", "fake-cuda"])
+def test_nothing_is_left_behind(run: Run, name: str) -> None:
+    prefix = "torch.set_num_threads(3)\ntorch.manual_seed(5)\nimport torch._functorch.config\n"
+    text = form(MM, name, Divergence("dtype", "v0", "this", "that"), prefix=prefix)
+    code, printed = run(text + LEAVES)
+    assert (code, "2 passed" in printed) == (0, True), printed
+
+
+def test_only_torch_and_pytest_are_imported() -> None:
+    for name in ("eager-cpu", "fake-cuda", "compile[aot_eager]"):
+        text = form(MM, name, Divergence("dtype", "v0", "this", "that"))
+        nodes = ast.walk(ast.parse(text))
+        names = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+        assert {n.partition(".")[0] for n in names} - sys.stdlib_module_names == {"pytest", "torch"}
+
+
+def test_it_reads_like_a_test_of_ones_own() -> None:
+    threads = torch.get_num_threads()
+    plain = case(
+        [x("x0", 2, 2), x("x1", 2, 2)],
+        call("mm", "x0", "x1"),
+        contexts=(BF16,),
+        backward="none",
+    )
+    assert isinstance(plain.plan, Plan)
+    text = form(plain, "eager-cpu", Divergence("dtype", "v0", "bfloat16", "float32"))
+    assert (
+        text
+        == f"""\
+# found by amp-fuzz 0.1.0, case {plain.id} on eager-cpu
+# dtype: v0
+# expected: bfloat16
+# observed: float32
+import pytest
+import torch
+from torch import autocast
+
+
+@pytest.fixture
+def as_before():
+    \"""Leave torch as the test found it.\"""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(threads)
+
+
+def test_mm_dtype_{plain.id[:8]}(as_before):
+    device = "cpu"
+    torch.set_num_threads({threads})
+
+    x0 = torch.tensor([[-0.66681874, 0.7735588], [1.3836, -1.8026496]], dtype=torch.float32)
+    x1 = torch.tensor([[0.07555825, -0.5473053], [-0.48715296, 0.97741425]], dtype=torch.float32)
+    torch.default_generator.manual_seed(0)
+
+    def program(x0, x1):
+        v0 = torch.mm(x0, x1)
+        return v0,
+
+    def drive(x0, x1):
+        with autocast(device, dtype=torch.bfloat16):
+            outputs = program(x0, x1)
+            return outputs[0]
+
+    value = drive(x0, x1)
+    expected, observed = torch.bfloat16, value.dtype
+    print("expected:", expected)
+    print("observed:", observed)
+    assert observed == expected
+"""
+    )
