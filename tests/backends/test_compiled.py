@@ -84,7 +84,7 @@ def test_the_decorator_is_compiled_with_its_program(monkeypatch: pytest.MonkeyPa
     def compile_(self: CompileBackend, function: Any) -> Any:
         return torch.compile(function, backend=spy)
 
-    monkeypatch.setattr(CompileBackend, "_compile", compile_)
+    monkeypatch.setattr(CompileBackend, "compiled", compile_)
     backend = CompileBackend("eager")
     backend.run([case(INPUTS, *BODY, entry="decorator")])
     assert any("_enter_autocast" in code for code in graphs)
@@ -157,7 +157,7 @@ def test_a_fault_in_a_decomposition_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("torch._dynamo.backends.debugging.aot_eager_decomp_partition", None)
     monkeypatch.setattr(
         CompileBackend,
-        "_compile",
+        "compiled",
         lambda self, function: torch.compile(
             function,
             backend=torch._dynamo.backends.common.aot_autograd(
