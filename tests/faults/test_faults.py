@@ -61,7 +61,8 @@ def test_the_short_way_finds_what_the_whole_way_finds(way: Sequence[Step]) -> No
     short, whole = (
         search(POLICY["conv2d:none"]) for search in (lambda f: hunt_along(f, way), hunt)
     )
-    assert (short.cases, short.kind, short.where) == (whole.cases, whole.kind, whole.where)
+    # Not after as many cases: what else the whole way finds and minimises is counted there.
+    assert (short.kind, short.where, short.op) == (whole.kind, whole.where, whole.op)
 
 
 @pytest.mark.parametrize("name", ["promote-low", "inplace-cast", "cache-survives", "mm:none"])
