@@ -121,12 +121,12 @@ class FakeBackend(TorchBackend):
         return Availability("ready", f"torch {torch.__version__}, no values")
 
     def fit(self, case: Case) -> Case:
-        """Return the case without another thread inside where it calls a custom op.
+        """Return the case without another thread where it calls a custom op.
 
         Modes are of a thread: there the body is all that runs under one, since its fake kernel
         brings the mode of its arguments.
         """
-        if case.plan.entry in CUSTOM_OPS and case.plan.thread == "inside":
+        if case.plan.entry in CUSTOM_OPS and case.plan.thread != "none":
             plan = msgspec.structs.replace(case.plan, thread="none")
             case = msgspec.structs.replace(case, plan=plan)
         return case

@@ -202,8 +202,9 @@ def test_a_graph_has_no_backward_with_reentrant_checkpoints() -> None:
     assert list(regions(fitted.program.body)) == [Checkpoint(use_reentrant=False)]
 
 
-def test_a_fake_kernel_is_called_in_the_thread_that_has_its_mode() -> None:
-    plan = msgspec.structs.replace(PLAIN.plan, thread="inside")
+@pytest.mark.parametrize("thread", ["inside", "whole"])
+def test_a_fake_kernel_is_called_in_the_thread_that_has_its_mode(thread: str) -> None:
+    plan = msgspec.structs.replace(PLAIN.plan, thread=thread)
     apart = msgspec.structs.replace(PLAIN, plan=plan)
     assert FakeBackend("cuda").fit(apart).plan.thread == "none"
 
