@@ -363,6 +363,9 @@ class _Imitated(_Scripted):
         graph = self.function.graph.copy()
         if self.backend.freeze:  # which forgets the dtypes that tracing saw
             torch._C._jit_pass_erase_shape_information(graph)
+            if self.backend.mode == "trace":  # where a weight is a constant, and says its own
+                for i in numbers(self.case, "weight"):
+                    list(graph.inputs())[i].inferTypeFrom(inputs[i].detach())
         if self.backend.check:  # nothing is known of a module's parameters
             for i in numbers(self.case, "weight"):
                 list(graph.inputs())[i].setType(torch._C.TensorType.get())
