@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -119,17 +118,6 @@ class FakeBackend(TorchBackend):
         if not guards.known():
             return Availability("broken", "libc10 has no registry of device guards that we know")
         return Availability("ready", f"torch {torch.__version__}, no values")
-
-    def fit(self, case: Case) -> Case:
-        """Return the case without another thread where it calls a custom op.
-
-        Modes are of a thread: there the body is all that runs under one, since its fake kernel
-        brings the mode of its arguments.
-        """
-        if case.plan.entry in CUSTOM_OPS and case.plan.thread != "none":
-            plan = msgspec.structs.replace(case.plan, thread="none")
-            case = msgspec.structs.replace(case, plan=plan)
-        return case
 
     def observe(self, case: Case) -> Observation:
         """Run one case under the fake mode."""

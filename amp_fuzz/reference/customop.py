@@ -81,6 +81,8 @@ class CustomOp:
     def _below_autograd(self, args: Iterable[Any]) -> Any:
         with ExitStack() as stack:
             stack.enter_context(dispatch.below_autograd())
+            if (mode := _fake_mode(args)) is not None:  # a fake kernel brings its arguments' mode
+                stack.enter_context(mode)
             if "custom-op-weight-cache" not in active_quirks():
                 stack.enter_context(keeping_no_casts())
             if "custom-op-body-off" in active_quirks():
@@ -103,6 +105,11 @@ class CustomOp:
                     self._body(*pytree.tree_unflatten(fakes, spec))
         finally:
             _LOGGER.disabled = before
+
+
+def _fake_mode(args: Iterable[Any]) -> FakeTensorMode | None:
+    """Return the mode of fake arguments, which another thread does not have."""
+    return next((x.fake_mode for x in tensors_of(args) if isinstance(x, FakeTensor)), None)
 
 
 class _Recorded(torch.autograd.Function):

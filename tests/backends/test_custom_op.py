@@ -17,11 +17,11 @@ from torch._library import custom_ops
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.backends.fake import FakeBackend
 from amp_fuzz.case import Case, CaseError, loads
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast, Checkpoint, regions
+from amp_fuzz.reference import customop
 from amp_fuzz.repro import repro
 from tests.faults.fault import patched
 from tests.helpers import call, case, under, x
@@ -203,10 +203,16 @@ def test_a_graph_has_no_backward_with_reentrant_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("thread", ["inside", "whole"])
-def test_a_fake_kernel_is_called_in_the_thread_that_has_its_mode(thread: str) -> None:
-    plan = msgspec.structs.replace(PLAIN.plan, thread=thread)
-    apart = msgspec.structs.replace(PLAIN, plan=plan)
-    assert FakeBackend("cuda").fit(apart).plan.thread == "none"
+def test_a_fake_kernel_brings_its_mode_to_another_thread(
+    thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cast to another tensor's device needs the mode, where there is no such device."""
+    inputs = [x("x0", 3, dtype="float64"), x("x1", 3, dtype="float64")]
+    body = call("to.other", "x0", "x1", form="method")
+    apart = case(inputs, body, entry="custom_op", thread=thread, backward="none")
+    assert judged("fake-cuda", apart).outcome == "agreed"
+    monkeypatch.setattr(customop, "_fake_mode", lambda args: None)
+    assert judged("fake-cuda", apart).outcome == "diverged"
 
 
 def test_a_custom_op_may_not_write_its_inputs() -> None:
