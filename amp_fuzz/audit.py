@@ -37,11 +37,11 @@ from amp_fuzz.conformance import (
     write,
 )
 from amp_fuzz.harness import Observation
-from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.plugins import inherited
+from amp_fuzz.processes import end, no_interrupts, spawn
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import PolicyTable, load_table
@@ -266,18 +266,15 @@ def _alone(backend: Backend, op: Op, known: tuple[Known, ...]) -> list[Cell]:
     cases = _cases(backend, op)
     cells: list[Cell] = []
     while len(cells) < len(cases):
-        ours, theirs = _SPAWN.Pipe(duplex=False)
-        args = (theirs, backend.name, op.name, known, len(cells))
-        with no_interrupts():
-            process = _SPAWN.Process(target=_send, args=args, daemon=True)
-            process.start()
+        ours, theirs = connection.Pipe(duplex=False)
+        process = spawn(_send, theirs, backend.name, op.name, known, len(cells))
         theirs.close()
         try:
             while len(cells) < len(cases):
                 cells.append(ours.recv())
         except EOFError:
             cells.append(_crash(backend, op, cases[len(cells)]))
-        process.join()
+        end(process, patience=5)
     return cells
 
 

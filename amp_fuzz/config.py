@@ -271,7 +271,7 @@ class Options:
         "integer", _DEFAULTS["max-statements"], "N", "The most statements of a program.", minimum=1
     )
     timeout: float = _option(
-        "number", 120.0, "S", "End a worker that answers nothing for S seconds.", minimum=1
+        "number", 120.0, "S", "End a process whose case gives no answer for S seconds.", minimum=1
     )
     minimize: float = _option(
         "number",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -219,16 +219,20 @@ def explore(
     *,
     seen: Callable[[Case], None] = lambda case: None,
     groups: Groups | None = None,
+    done: Collection[str] = (),
 ) -> Iterator[Event | CaseRecord]:
     """Run a task in this process, yielding a record for each case and an event for each finding.
 
     The events of a case come before its record. `seen` is told each case before it runs. `groups`
-    are the causes that were met already; what belongs to one is counted, not reported again.
+    are the causes that were met already; what belongs to one is counted, not reported again. Cases
+    whose ids are `done` are left out.
     """
     groups = Groups() if groups is None else groups
     judge = Judge(backends()[task.backend], settings.known, settings.relations)
     entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
     for case in task.given or draw(task, settings):
+        if case.id in done:
+            continue
         seen(case)
         entry = entries.get(case.id)
         with quiet():

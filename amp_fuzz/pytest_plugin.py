@@ -16,8 +16,7 @@ __all__ = ["OPTIONS"]
 
 # name -> metavar, help. The options of `amp_fuzz.config` that mean something under pytest, written
 # out, because importing that module would cost every pytest run 10 ms; tests/plugin/test_options.py
-# holds the two together. Left out: `workers` is xdist's -n, `fail-fast` is -x, and `timeout` needs
-# a process that watches another.
+# holds the two together. Left out: `workers` is xdist's -n, and `fail-fast` is -x.
 OPTIONS = {
     "backends": ("NAME,...", "Backends to test; * and all stand for those that are ready here."),
     "ops": ("PATTERN,...", "Ops to draw from: names, families, globs over names."),
@@ -36,6 +35,7 @@ OPTIONS = {
     "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
     "corpus": ("FOLDER", "Case files that every run judges first: a regression suite."),
     "max-statements": ("N", "The most statements of a program."),
+    "timeout": ("S", "End a process whose case gives no answer for S seconds."),
     "minimize": (
         "S",
         "Seconds for making each new finding smaller; 0: keep it as it was drawn.",

@@ -2,11 +2,16 @@
 
 Each process has two files in the run's folder: its records, and the case that runs now. The second
 is there before the case starts, so whoever comes after a process that died (xdist's controller, or
-the next session) finds the case that killed it.
+the next session) finds the case that killed it. A case that gives no answer is ended with its
+process, from another thread.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -18,10 +23,11 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings
 from amp_fuzz.findings import Groups
 from amp_fuzz.fingerprints import fingerprinted
-from amp_fuzz.records import DivergenceRecord, RunRecord, unanswered
+from amp_fuzz.processes import end_children
+from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer, load_finding
 
-__all__ = ["Run", "lock_of", "recover", "take"]
+__all__ = ["Done", "Run", "lock_of", "recover", "take"]
 
 
 @dataclass(slots=True)
@@ -30,7 +36,8 @@ class Run:
 
     worker: ``main``, or xdist's name of the worker. groups: the causes that it has met. shown: by
     fingerprint, the finding that was shown. suspected: the divergence that is made smaller now.
-    deadline: in seconds since the epoch, so that all workers have the same.
+    deadline: in seconds since the epoch, so that all workers have the same. timeout: seconds that a
+    case may take, 0 for any; hung: told of one that took more, before its process ends.
     """
 
     settings: Settings
@@ -39,12 +46,16 @@ class Run:
     worker: str = "main"
     store_option: str = ""
     deadline: float = float("inf")
+    timeout: float = 0.0
     cases: int = 0
     findings: list[DivergenceRecord] = field(default_factory=list)
+    hung: Callable[[DivergenceRecord], None] = lambda record: None
     groups: Groups = field(default_factory=Groups)
     shown: dict[str, DivergenceRecord] = field(default_factory=dict)
     suspected: DivergenceRecord | None = None
     _files: _Files | None = None
+    _running: tuple[float, DivergenceRecord] | None = None
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def current(self) -> Path:
@@ -65,6 +76,8 @@ class Run:
                 writer.close()
                 lock.release()
                 raise _unwritable(self.current, error) from error
+            if self.timeout:
+                threading.Thread(target=self._watch, daemon=True).start()
         return self._files.writer
 
     def note(self, backend: str, family: str, case: Case) -> None:
@@ -74,11 +87,51 @@ class Run:
         no part of the case that was drawn.
         """
         dead = unanswered(backend, "crash", case, "the process died", family)
-        self._write(msgspec.json.encode(self.suspected or fingerprinted(dead)))
+        record = self.suspected or fingerprinted(dead)
+        with self._turn:
+            self._write(msgspec.json.encode(record))
+            self._running = time.monotonic(), record
 
     def rest(self) -> None:
         """Note that no case runs."""
-        self._write(b"")
+        with self._turn:
+            self._running = None
+            self._write(b"")
+
+    def _watch(self) -> None:
+        """End this process once a case gives no answer; none can be ended alone."""
+        while self._files is not None:
+            time.sleep(min(1.0, self.timeout / 4))
+            with self._turn:
+                if self._running is not None:
+                    start, record = self._running
+                    if time.monotonic() - start >= self.timeout:
+                        self._expire(record)
+
+    def _expire(self, record: DivergenceRecord) -> None:
+        """Leave what hangs as a finding, and end this process with all that it started."""
+        try:
+            if record.kind == "crash":
+                detail = f"no answer for {self.timeout:g} s"
+                record = msgspec.structs.replace(record, kind="timeout", observed=detail)
+                record = fingerprinted(record)
+            self._write(msgspec.json.encode(record))
+            self.hung(record)
+        finally:
+            end_children()
+            os._exit(1)
+
+    def done(self, backend: str, family: str) -> Done:
+        """Return what processes that died have done of the cases of a family."""
+        found = Done()
+        folder = self.store.run_path(self.record.id)
+        if any(folder.glob("records-*-lost.jsonl")):
+            for record in self.store.records(self.record.id):
+                if isinstance(record, CaseRecord | DivergenceRecord) and (
+                    (record.backend, record.family) == (backend, family)
+                ):
+                    found.note(record)
+        return found
 
     def _write(self, text: bytes) -> None:
         assert self._files is not None
@@ -98,6 +151,22 @@ class Run:
             self._files.lock.release()
             Path(self._files.lock.lock_file).unlink(missing_ok=True)
             self._files = None
+
+
+@dataclass(slots=True)
+class Done:
+    """Cases that need not run again: their ids, and the kernels that they reached."""
+
+    ids: set[str] = field(default_factory=set)
+    kernels: set[str] = field(default_factory=set)
+
+    def note(self, record: CaseRecord | DivergenceRecord) -> None:
+        """Add a case that was judged, or that a process died of."""
+        if isinstance(record, CaseRecord):
+            self.ids.add(record.id)
+            self.kernels.update(k.overload for k in record.kernels)
+        else:
+            self.ids.add(record.case.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,14 @@ import json
 import re
 import secrets
 import shlex
+import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,7 @@ __all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
 _KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
+_DEATHS = 2  # of workers after which an item goes on, and for each process
 _REFUSED = (
     BackendError,
     BaselineError,
@@ -101,7 +105,10 @@ def _session(config: pytest.Config) -> FuzzSession:
         worker="main" if sent is None else sent["worker"],
         store_option=store_option(str(options.store) if named else ""),
         deadline=began + settings.seconds if settings.seconds else float("inf"),
+        timeout=0.0 if config.option.usepdb else options.timeout,
     )
+    if sent is None:
+        run.hung = partial(_say_hung, config, run)
     states = {name: backend.availability() for name, backend in backends().items()}
     wanted = {b.name for b in matching(options.backends)}
     missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
@@ -116,6 +123,18 @@ def _session(config: pytest.Config) -> FuzzSession:
         run.store.create()  # better now than after the first item
         lost = recover(run.store)
     return FuzzSession(run, found, options, began, lost, in_worker=sent is not None)
+
+
+def _say_hung(config: pytest.Config, run: Run, record: DivergenceRecord) -> None:
+    """Say why the session ends, and keep the finding: nobody else is there to do it."""
+    take(run.store, run.record.id, run.current, record.observed)
+    Path(lock_of(run.current).lock_file).unlink(missing_ok=True)
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    why = "amp-fuzz: a case does not end, and so the session does; with -n 1, only the case would"
+    sys.stderr.write("\n".join(["", *show_finding(record, run.store_option), why, ""]))
+    sys.stderr.flush()
 
 
 def given_options(config: pytest.Config) -> dict[str, object]:
@@ -181,7 +200,8 @@ def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
 class FuzzSession:
     """The hooks of a session.
 
-    lost: what earlier sessions died of. crashed: what workers of this one did. workers: what each
+    lost: what earlier sessions died of. crashed: what workers of this one did. put_back: how often
+    an item was given to another worker. workers: what each
     worker had to say at its end. trouble: why the report or a record could not be written.
     """
 
@@ -192,6 +212,7 @@ class FuzzSession:
     lost: list[DivergenceRecord]
     in_worker: bool
     crashed: dict[str, DivergenceRecord] = field(default_factory=dict)
+    put_back: Counter[str] = field(default_factory=Counter)
     workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reports: tuple[Path, ...] = ()
     trouble: list[str] = field(default_factory=list)
@@ -254,13 +275,33 @@ class FuzzSession:
             self.crashed[name] = record
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
-        """Add the case to what xdist says of the item during which a worker died."""
+    def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
+        """Add the case to what xdist says of an item; a worker that lives does the rest of it."""
         record = self.crashed.get(report.node.gateway.id)
-        if record is not None and crashitem.startswith(f"{ROOT}::{record.backend}::"):
-            text = [str(report.longrepr), "", *show_finding(record, self.run.store_option)]
-            report.longrepr = "\n".join([*text, "The item's other cases did not run."])
-            report.location = (".", None, crashitem)  # for the headline
+        if record is None or not crashitem.startswith(f"{ROOT}::"):
+            return
+        lines = [str(report.longrepr), "", *show_finding(record, self.run.store_option)]
+        if crashitem.startswith(f"{ROOT}::{record.backend}::"):
+            again = self._put_back(crashitem, report.node.config, sched)
+            rest = "are for another worker" if again else "did not run"
+            lines.append(f"The item's other cases {rest}.")
+        report.longrepr = "\n".join(lines)
+        report.location = (".", None, crashitem)  # for the headline
+
+    def _put_back(self, nodeid: str, config: pytest.Config, sched: Any) -> bool:
+        """Give an item to another worker, unless it is at fault for too many.
+
+        After 4 for each process, xdist ends the session; other items may need them.
+        """
+        limit = _DEATHS * (config.getoption("numprocesses", None) or 1)
+        if self.put_back[nodeid] >= _DEATHS or self.put_back.total() >= limit:
+            return False
+        try:
+            sched.mark_test_pending(nodeid)
+        except NotImplementedError:  # where --dist keeps tests together
+            return False
+        self.put_back[nodeid] += 1
+        return True
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

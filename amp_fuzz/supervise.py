@@ -7,18 +7,17 @@ crash, which is the answer to the candidate that was running, after an interrupt
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from amp_fuzz.interrupts import no_interrupts
+from amp_fuzz.processes import death, end, spawn
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.shrink import Answer, Target
 from amp_fuzz.store import StoreError
@@ -132,10 +131,8 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
 
 def talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[Any]:
     """Start a process and yield what it sends, until it sends no more. Raises `Dead`."""
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=entry, args=(theirs, *args), daemon=True)
-    with no_interrupts():
-        process.start()
+    ours, theirs = connection.Pipe()
+    process = spawn(entry, theirs, *args)
     theirs.close()
     try:
         while True:
@@ -146,11 +143,7 @@ def talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[
                 return
             yield message
     except EOFError:
-        process.join(5)
-        code = process.exitcode or 0
-        died = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        raise Dead("crash", f"the process died {died}") from None
+        raise Dead("crash", f"the process died {death(process)}") from None
     finally:
         ours.close()
-        process.kill()
-        process.join()
+        end(process)

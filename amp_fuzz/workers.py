@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,8 +44,8 @@ from amp_fuzz.engine import (
 )
 from amp_fuzz.findings import Groups, signature_of
 from amp_fuzz.fingerprints import fingerprinted
-from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.plugins import inherited
+from amp_fuzz.processes import death, end, spawn
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, unanswered
 from amp_fuzz.store import Store, StoreError, Writer
 
@@ -146,14 +146,9 @@ class Supervisor:
         number = len(list(self.store.run_path(self.run_id).glob("current-*")))
         current = self.store.run_path(self.run_id) / f"current-{number}.json"
         current.touch()
-        ours, theirs = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(
-            target=_worker_main,
-            args=(theirs, self.settings, str(self.store.root), self.run_id, number),
-            daemon=True,
-        )
-        with no_interrupts():
-            process.start()
+        ours, theirs = connection.Pipe()
+        root = str(self.store.root)
+        process = spawn(_worker_main, theirs, self.settings, root, self.run_id, number)
         theirs.close()
         return _Worker(number, process, ours, current)
 
@@ -214,15 +209,12 @@ class Supervisor:
     ) -> Iterator[Event]:
         """Record the case that a worker died of, and put back what it had not done."""
         self.workers.remove(worker)
-        _end(worker)
+        _end(worker, 5.0 if kind == "crash" else 0.0)
         suspected = worker.suspected
         task, text = worker.task, worker.current.read_bytes()
-        code = worker.process.exitcode
         detail = f"no answer for {self.settings.timeout:.0f} s"
         if kind == "crash":
-            detail = f"the worker died with exit code {code}"
-            if code is not None and code < 0:
-                detail = f"the worker died of {signal.Signals(-code).name}"
+            detail = f"the worker died {death(worker.process)}"
         if task is None or not text:
             yield Failed(f"{detail} before it ran a case")
             return
@@ -260,12 +252,9 @@ class Supervisor:
         self.writer.close()
 
 
-def _end(worker: _Worker) -> None:
+def _end(worker: _Worker, patience: float = 0.5) -> None:
     worker.pipe.close()
-    worker.process.join(timeout=0.5)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join(timeout=5)
+    end(worker.process, patience)
 
 
 _REPORT_EVERY = 0.25

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from amp_fuzz.cli.common import (
     waiting,
 )
 from amp_fuzz.config import Options
-from amp_fuzz.interrupts import no_interrupts
 from amp_fuzz.known import Known
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.store import Store, find_case
@@ -123,37 +122,17 @@ def known_entries(chosen: Options) -> tuple[Known, ...]:
 
 def answers(jobs: Sequence[Job], known: tuple[Known, ...], timeout: float) -> Iterator[_Answer]:
     """Yield the answer to each job, in order, from a process that is replaced if it dies."""
+    from amp_fuzz.supervise import Dead, talk
+
     left = list(jobs)
     while left:
-        ours, theirs = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(
-            target=_judge_all, args=(theirs, left, known), daemon=True
-        )
-        with no_interrupts():
-            process.start()
-        theirs.close()
         try:
-            while left:
-                if not ours.poll(timeout):
-                    yield _dead("timeout", f"no answer for {timeout:.0f} s")
-                    break
-                answer = ours.recv()
+            for answer in talk(timeout, _judge_all, left, known):
                 left = left[1:]
                 yield answer
-        except EOFError:
-            process.join(5)
-            code = process.exitcode or 0
-            died = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            yield _dead("crash", f"the process died {died}")
-        finally:
-            ours.close()
-            process.kill()
-            process.join()
-        left = left[1:]
-
-
-def _dead(kind: str, observed: str) -> _Answer:
-    return _Answer("diverged", kind, expected="an answer", observed=observed)
+        except Dead as dead:
+            left = left[1:]
+            yield _Answer("diverged", dead.kind, expected="an answer", observed=str(dead))
 
 
 def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known, ...]) -> None:
@@ -178,6 +157,7 @@ def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known,
         except Exception:
             answer = _Answer(traceback=traceback.format_exc())
         pipe.send(answer)
+    pipe.send(None)
 
 
 def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:

@@ -88,16 +88,20 @@ def run(**given: Any) -> int:
         chosen = dataclasses.replace(chosen, seed=secrets.randbelow(2**32))
     store = Store(chosen.store)
     store.create()
-    with waiting("importing torch"):
-        from amp_fuzz.session import prepare
-
-        session = prepare(chosen, command=_again(chosen))
-        session, kept = _keeping(session, store, chosen)
-    store.begin(session.record)
-    _head(session, chosen, resolved.files)
-    _first(kept, chosen)
-
     with Interrupts() as interrupts:
+        try:
+            with interrupts.stoppable(), waiting("importing torch"):
+                from amp_fuzz.session import prepare
+
+                session = prepare(chosen, command=_again(chosen))
+                session, kept = _keeping(session, store, chosen)
+        except Interrupted:
+            click.echo("amp-fuzz: interrupted", err=True)
+            return interrupts.code or 0
+        store.begin(session.record)
+        _head(session, chosen, resolved.files)
+        _first(kept, chosen)
+
         tally = _Tally(Board(limit=chosen.seconds), store)
         _listen(session, store, tally, interrupts)
         _end(store, session, tally, interrupts)

@@ -17,13 +17,14 @@ class Interrupted(BaseException):
 class Interrupts:
     """Takes SIGINT and SIGTERM over while it is entered; use it in the main thread.
 
-    Inside `stoppable`, the first signal raises `Interrupted`. Everywhere else, and from then on,
-    signals are only noted: what follows a run (ending its workers, the summary, the report) comes
-    to its end.
+    Inside `stoppable`, the first signal raises `Interrupted`; one that came before raises it there
+    at once. From then on they are ignored: what follows a run (ending its workers, the summary, the
+    report) comes to its end.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._pending: int | None = None
         self._raising = False
 
     def __enter__(self) -> Interrupts:
@@ -39,18 +40,27 @@ class Interrupts:
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Let the first signal raise `Interrupted` here."""
-        self._raising = True
+        """Let the first signal raise `Interrupted` here: at the end, if it was swallowed."""
+        before = self.received
+        self._raising = before is None
         try:
+            if self._raising and self._pending is not None:
+                self._stop(self._pending)
             yield
+            if self.received != before:
+                raise Interrupted
         finally:
             self._raising = False
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self._raising:
-            self._raising = False
-            self.received = number
-            raise Interrupted
+            self._stop(number)
+        self._pending = number
+
+    def _stop(self, number: int) -> None:
+        self._raising = False
+        self.received = number
+        raise Interrupted
 
     @property
     def code(self) -> int | None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -109,7 +110,8 @@ def test_words() -> None:
 def test_the_first_signal_raises_where_it_may_and_no_other(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Interrupts() as interrupts:
-        os.kill(os.getpid(), number)  # not yet: there is nothing to stop
+        with interrupts.stoppable():
+            pass
         assert interrupts.code is None
         with pytest.raises(Interrupted), interrupts.stoppable():
             os.kill(os.getpid(), number)
@@ -118,3 +120,16 @@ def test_the_first_signal_raises_where_it_may_and_no_other(number: signal.Signal
             pass
         assert interrupts.code == 128 + number
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_comes_too_early_or_is_swallowed_stops_all_the_same() -> None:
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)  # not yet: there is nothing to stop
+        assert interrupts.code is None
+        with pytest.raises(Interrupted), interrupts.stoppable():
+            raise AssertionError("this is not reached")
+        assert interrupts.code == 130
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted), interrupts.stoppable(), suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGINT)  # as an import of a library may do
+        assert interrupts.code == 130

@@ -109,6 +109,44 @@ def test_a_hang_ends(amp_fuzz: Command, tmp_path: Path) -> None:
     assert [c.kind for c in of(DivergenceRecord, records(tmp_path))] == ["timeout"]
 
 
+COMPILER = """#!/bin/sh
+case "$*" in *.main.cpp*) echo $$ >> {calls};; *) exec g++ "$@";; esac
+[ $(wc -l < {calls}) -eq 2 ] && {what}
+exec g++ "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("exec sleep 600", "timeout on compile[inductor]: no answer for 60 s"),
+        ("kill -9 $PPID", "crash on compile[inductor]: the worker died of SIGKILL"),
+        ("kill -9 $$", "nondeterminism on compile[inductor]: InductorError: CppCompileError"),
+    ],
+    ids=["hangs", "kills", "dies"],
+)
+def test_a_compiler_that_hangs_or_dies_costs_one_case(
+    amp_fuzz: Command, environment: dict[str, str], tmp_path: Path, what: str, found: str
+) -> None:
+    compiler, calls = tmp_path / "compiler", tmp_path / "calls"
+    compiler.write_text(COMPILER.format(calls=calls, what=what))
+    compiler.chmod(0o755)
+    environment |= {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = amp_fuzz(
+        *("run", "--backends=compile[inductor]", "--ops=add,mul,exp", "--cases=6", "--seed=101"),
+        *("--workers=1", "--timeout=60", "--minimize=0"),
+    )
+    assert done.code == 1
+    assert f"new: {found}" in done.out
+    assert done.out.count("new: ") == 1
+    assert len(of(DivergenceRecord, records(tmp_path))) == 1
+    assert sum(r.outcome != "diverged" for r in of(CaseRecord, records(tmp_path))) == 5
+    for pid in map(int, calls.read_text().split()):
+        with pytest.raises(ProcessLookupError):  # nothing is left that would wait on
+            os.kill(pid, 0)
+
+
 def test_fail_fast_stops(amp_fuzz: Command, tmp_path: Path) -> None:
     done = amp_fuzz(
         *("run", "--backends=lying-cpu", "--ops=abs", "--cases=5000", "--minimize=0"),

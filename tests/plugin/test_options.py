@@ -15,7 +15,6 @@ pytest_plugins = ["pytester"]
 ELSEWHERE = {
     "workers": "xdist's -n",
     "fail-fast": "-x",
-    "timeout": "needs a process that watches; pytest-timeout ends what hangs",
 }
 
 HEAVY = {"torch", "pandas", "numpy", "hypothesis", "click", "rich", "amp_fuzz.config"}

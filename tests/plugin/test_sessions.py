@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ CPU = "--amp-fuzz-backends=eager-cpu"
 # A conftest that puts a Python kernel over torch's own autocast kernel of mm.
 FAULT = """
 import os
+import shutil
 import signal
 import torch
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
@@ -183,9 +185,12 @@ def test_a_case_that_kills_its_worker_is_found_in_the_store(project: pytest.Pyte
     args = (*SMALL, CPU, "-W", QUIET, "-n", "1", "-p", "no:faulthandler")
     result = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu::matmul")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    (record,) = [r for r in records() if isinstance(r, DivergenceRecord)]
-    assert (record.kind, record.backend, record.family) == ("crash", "eager-cpu", "matmul")
-    assert Store().finding(record.id) == record
+    found = [r for r in records() if isinstance(r, DivergenceRecord)]
+    assert len(found) == 3  # of the cases with mm, in turn; then the item is given up
+    for record in found:
+        assert (record.kind, record.backend, record.family) == ("crash", "eager-cpu", "matmul")
+        assert Store().finding(record.id) == record
+    (record,) = [r for r in found if r.observed == "worker gw0 died"]
     result.stdout.fnmatch_lines(
         [
             "*_ amp-fuzz::eager-cpu::matmul _*",
@@ -193,8 +198,69 @@ def test_a_case_that_kills_its_worker_is_found_in_the_store(project: pytest.Pyte
             "eager-cpu: crash",
             f"amp-fuzz replay {record.id}",
             f"amp-fuzz repro {record.id}",
+            "The item's other cases are for another worker.",
+            "worker 'gw2' crashed while running 'amp-fuzz::eager-cpu::matmul'",
             "The item's other cases did not run.",
-            f"workers: *gw0 died of case {record.id}",
+            f"workers: *gw0 died of case {record.id}, gw1 *",
+        ]
+    )
+    assert not list(Path(".amp-fuzz").rglob("current-*"))
+
+
+# Of all cases, one: the process that meets it first leaves a mark.
+ONCE = FAULT.format(
+    first="""if not os.path.exists("met"):
+        open("met", "w").close()
+        {what}"""
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crash"),
+        ("import subprocess; subprocess.run(['sleep', '1234'])", "timeout"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_a_case_that_dies_or_hangs_costs_itself_alone(
+    project: pytest.Pytester, what: str, kind: str
+) -> None:
+    item = "amp-fuzz::eager-cpu::matmul"
+    args = (*SMALL, CPU, "-W", QUIET, "-p", "no:faulthandler", "--amp-fuzz-timeout=20")
+    project.makeconftest(FAULT.format(first="pass"))
+    project.runpytest_subprocess(*args, "-n", "1", item)
+    whole = [r.id for r in records() if isinstance(r, CaseRecord)]
+
+    shutil.rmtree(".amp-fuzz")
+    project.makeconftest(ONCE.format(what=what))
+    result = project.runpytest_subprocess(*args, "-n", "1", item)
+    found = [r for r in records() if isinstance(r, DivergenceRecord)]
+    (lost,) = [r for r in found if r.kind == kind]
+    assert lost.expected == "an answer"
+    judged = [r.id for r in records() if isinstance(r, CaseRecord)]
+    assert sorted([*judged, lost.case.id]) == sorted(whole)
+    result.stdout.fnmatch_lines(
+        ["*worker 'gw0' crashed while*", f"workers: *gw0 died of case {lost.id}*"]
+    )
+    assert "sleep 1234" not in subprocess.run(["ps", "ax"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_case_that_hangs_ends_a_session_that_is_alone(project: pytest.Pytester) -> None:
+    project.makeconftest(FAULT.format(first="import time; time.sleep(600)"))
+    args = (*SMALL, CPU, "-W", QUIET, "--amp-fuzz-timeout=5")
+    result = project.runpytest_subprocess(*args, "amp-fuzz::eager-cpu::matmul")
+    assert result.ret == 1
+    (record,) = [r for r in records() if isinstance(r, DivergenceRecord)]
+    assert (record.kind, record.observed) == ("timeout", "no answer for 5 s")
+    assert Store().finding(record.id) == record
+    result.stderr.fnmatch_lines(
+        [
+            "eager-cpu: timeout",
+            f"amp-fuzz replay {record.id}",
+            "amp-fuzz: a case does not end, and so the session does; *",
         ]
     )
     assert not list(Path(".amp-fuzz").rglob("current-*"))

@@ -1,0 +1,102 @@
+"""A process is ended with all that it started, and does not outlive who started it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.processes import death, end, spawn
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+
+
+def waiting(pipe: Connection) -> None:
+    """Start another process, say which, and wait for it."""
+    other = subprocess.Popen(["sleep", "600"])
+    pipe.send(other.pid)
+    other.wait()
+
+
+def killed(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def leaving() -> None:
+    sys.exit(3)
+
+
+def gone(pid: int) -> bool:
+    """Wait for a process that is not ours to end."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def started() -> tuple[multiprocessing.process.BaseProcess, int]:
+    ours, theirs = multiprocessing.Pipe()
+    process = spawn(waiting, theirs)
+    return process, ours.recv()
+
+
+def test_what_it_waits_for_ends_with_it() -> None:
+    process, other = started()
+    end(process)
+    assert not process.is_alive()
+    assert gone(other)
+
+
+def test_kill_alone_would_leave_it() -> None:
+    process, other = started()
+    process.kill()
+    process.join()
+    try:
+        assert not gone_at_once(other)
+    finally:
+        end(process)
+    assert gone(other)
+
+
+def gone_at_once(pid: int) -> bool:
+    time.sleep(0.2)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_it_ends_with_who_started_it() -> None:
+    program = (
+        "import os, signal, tests.unit.test_processes as t\n"
+        "if __name__ == '__main__':\n"
+        "    print(*(p if isinstance(p, int) else p.pid for p in t.started()), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    first, second = map(int, done.stdout.split())
+    assert gone(first)
+    assert gone(second)
+
+
+def test_how_it_died_is_said() -> None:
+    process = spawn(killed, int(signal.SIGSEGV))
+    assert death(process) == "of SIGSEGV"
+    process = spawn(leaving)
+    assert death(process) == "with exit code 3"
+    end(process)  # which has ended: nothing happens
