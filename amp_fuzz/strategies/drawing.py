@@ -122,7 +122,7 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
     dtypes = _dtypes(device)
     low, outer, backward = digits(source, 8, 12, 10)
     # The last one leaves the dtype to the device's default, as most callers do.
-    contexts = [Autocast(dtype=dtypes[0] if low < 5 else dtypes[-1] if low < 7 else None)]
+    contexts = [Autocast(dtype=dtypes[0] if low < 4 else dtypes[-1] if low < 7 else None)]
     if outer == 11:
         contexts = []
     elif outer >= 7:
@@ -286,7 +286,7 @@ class _ProgramDrawing:
                 break
             if nodes and end == 0 and not (self.focus and depth == 0):
                 break
-            if depth < _MAX_DEPTH and region == 9:
+            if depth < _MAX_DEPTH and region >= (8 if self.islands else 9):
                 nodes.append(self.region(depth))
             else:
                 nodes.append(self.statement(which, form))
@@ -311,12 +311,15 @@ class _ProgramDrawing:
         enters = self.island() if isinstance(context, Autocast) and not context.enabled else []
         body = self.body(depth + 1)
         self.build.frame = outer
+        if enters:
+            self.step = len(self.swarm) - 1
         return Region(context, (*enters, *body))
 
     def island(self) -> list[Node]:
         """Draw how code enters a region without autocast: most often with a cast to float32.
 
-        An idiom begins anew there: what is kept in float32 has layers of its own.
+        An idiom begins anew there, and ends after it: what is kept in float32 has layers of its
+        own, and goes on to the loss.
         """
         how, number = digits(self.source, 4, FORMS)
         cast = CATALOGUE["float"]

@@ -276,7 +276,7 @@ def made_by(case: Case, name: str) -> str:
 @pytest.mark.parametrize("idiom", range(len(IDIOMS)))
 def test_every_stage_of_an_idiom_has_ops_on_every_device(device: str, idiom: int) -> None:
     found = stages(usable(CATALOGUE.values(), device), idiom)
-    assert len(found) == len(IDIOMS[idiom])
+    assert len(found) == len(IDIOMS[idiom].stages)
     assert all(len(ops) > 3 for ops in found)
     assert 8 % len(found) == 0  # the statements of a program share eight ops
 
