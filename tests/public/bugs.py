@@ -294,7 +294,7 @@ def other_dtype_backward(verdict: Verdict) -> bool:
         ambient_backward(verdict)
         and bool(contexts)
         and contexts[-1].enabled
-        and bool(dtypes - {contexts[-1].dtype})
+        and bool(dtypes - {contexts[-1].dtype or load_table("cpu").default_dtype})
         and saw(verdict, "grad-bitwise")
     )
 
