@@ -52,7 +52,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = "*"
     expected: str = ""
     observed: str = ""
-    without: Literal["", "mkldnn", "mutations-in-graphs"] = ""
+    without: Literal["", "mkldnn", "mutations-in-graphs", "counted-constants"] = ""
     bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"

@@ -13,7 +13,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Checkpoint, InferenceMode
+from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -98,6 +98,18 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
         "",
+    ),
+    "compile-counted-constant": Example(
+        case(
+            [x("x0", 4)],
+            NEG,
+            call("ones_like", "x0", dtype=DType("bool")),
+            call("cumsum", "v0", 0, dtype=DType("bfloat16"), to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
     ),
     "compile-eig-gauge": Example(
         case(
@@ -319,6 +331,30 @@ def test_a_bug_of_the_same_op_elsewhere_in_the_program_is_not_explained() -> Non
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
     assert verdict.divergence.where == "v2"
+
+
+@pytest.mark.parametrize(
+    ("constant", "kind"),
+    [
+        (call("full_like", "x0", 2, dtype=DType("bool")), "value"),
+        (call("full_like", "x0", 0.5, dtype=DType("int64")), "dtype"),
+        (call("new_ones", "x0", [], form="method"), "raise"),
+    ],
+    ids=["value", "dtype", "raise"],
+)
+def test_a_counted_constant_is_explained_however_it_shows(constant: Statement, kind: str) -> None:
+    counted = call("cumsum", "v0", 0, to="v1")
+    example = Example(case([x("x0", 4)], constant, counted, contexts=()), "", INDUCTOR)
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == (kind, "compile-counted-constant")
+
+
+def test_a_cumsum_that_is_wrong_without_the_pass_too_is_not_explained() -> None:
+    body = (call("neg", "x0"), call("cumsum", "v0", 0, to="v1"))
+    example = Example(case([x("x0", 4)], *body, contexts=(), backward="none"), "", INDUCTOR)
+    verdict = judged(example, shipped(), wrong="cumsum")
+    assert (verdict.outcome, verdict.known) == ("diverged", "")
 
 
 def test_a_wrong_result_of_the_listed_shape_is_not_hidden_where_eager_agrees_without() -> None:
