@@ -350,6 +350,22 @@ def test_a_counted_constant_is_explained_however_it_shows(constant: Statement, k
     assert (verdict.divergence.kind, verdict.known) == (kind, "compile-counted-constant")
 
 
+def test_what_a_later_stage_rounds_otherwise_is_not_explained_by_an_earlier_one() -> None:
+    """Without writes in its graph Inductor fuses otherwise, and a bug of its own goes away."""
+    body = (
+        call("div.scalar", "b0", 300.0, form="inplace"),
+        call("amax", "v0", -1, True, to="v1"),
+        call("eq", "v0", "v1", to="v2"),
+        call("sum.dim", "v2", -1, to="v3"),
+    )
+    inputs = [x("b0", 4, 64, dtype="bfloat16")]
+    example = Example(case(inputs, *body, contexts=()), "", INDUCTOR, ("v3",))
+    (entry,) = (k for k in shipped() if k.id == "compile-mixed-mutations")
+    assert judged(example, (entry,)).outcome == "diverged"
+    anywhere = msgspec.structs.replace(entry, stage="")
+    assert judged(example, (anywhere,)).outcome == "known"
+
+
 def test_a_cumsum_that_is_wrong_without_the_pass_too_is_not_explained() -> None:
     body = (call("neg", "x0"), call("cumsum", "v0", 0, to="v1"))
     example = Example(case([x("x0", 4)], *body, contexts=(), backward="none"), "", INDUCTOR)
