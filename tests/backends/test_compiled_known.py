@@ -67,6 +67,19 @@ EXAMPLES: Mapping[str, Example] = {
         "compile[eager]",
         ("v9", "v1"),
     ),
+    "compile-checkpoint-needless": Example(
+        case(
+            [x("x0"), x("w1")],
+            under(
+                Checkpoint(use_reentrant=True),
+                call("le", "x0", "w1"),
+                call("add", "x0", "x0", to="v1"),
+            ),
+            contexts=(),
+        ),
+        "",
+        "compile[eager]",
+    ),
     "compile-checkpoint-random": Example(
         case(
             [x("x0", 4)],
