@@ -321,9 +321,11 @@ class _ProgramDrawing:
         An idiom begins anew there, and ends after it: what is kept in float32 has layers of its
         own, and goes on to the loss.
         """
-        how, number = digits(self.source, 4, FORMS)
         cast = CATALOGUE["float"]
-        if not (self.build.palette.chains and how and cast in self.pool):
+        if not (self.build.palette.chains and cast in self.pool):
+            return []
+        how, number = digits(self.source, 4, FORMS)
+        if not how:
             return []
         self.count, self.step = self.count + 1, 0
         return [self.build.statement(cast, None, number)]
