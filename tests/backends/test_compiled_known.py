@@ -171,6 +171,16 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-inference-guard": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
     ),
+    "compile-inference-index": Example(
+        case(
+            [x("x0"), x("x1", 1), x("x2", dtype="int64", domain="zeros")],
+            NEG,
+            under(InferenceMode(), call("getitem.tensor", "x1", "x2", form="operator")),
+            contexts=(),
+            backward="none",
+        ),
+        "",
+    ),
     "compile-inference-saved": Example(
         case(
             [x("x0", 1, 1), x("x1", 1, 1, 1), x("w2", 1, 1, 1)],
