@@ -102,6 +102,14 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
     ),
+    "compile-clamp-broadcast": Example(
+        case(
+            [x("x0", 1), x("x1", 3), x("w2", 1)],
+            call("clamp.Tensor", "x0", "x1", "w2"),
+            contexts=(),
+        ),
+        "",
+    ),
     "compile-cond-saved": Example(
         case(
             [x("x0"), x("w1", 2, 2)],
