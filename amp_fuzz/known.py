@@ -55,7 +55,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expected: str = ""
     observed: str = ""
     without: Literal["", "mkldnn", "mutations-in-graphs", "counted-constants"] = ""
-    stage: str = ""
+    stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""
     bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"
