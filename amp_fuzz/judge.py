@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends import Backend, BackendError, backends
 from amp_fuzz.blame import Named, guilty_op, tainted
 from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE
@@ -360,7 +360,9 @@ class Judge:
         return next((k.id for k in entries if self._fits(k, case)), "")
 
     def _fits(self, entry: Known, case: Case) -> bool:
-        """Return whether the case without autocast does what an entry asks for."""
+        """Return whether the case does at the entry's stage, and bare, what it asks for."""
+        if not self._at_stage(entry, case):
+            return False
         if not entry.bare:
             return True
         found = self.bare(case)
@@ -368,12 +370,21 @@ class Judge:
             return found is None and entry.bare == "agrees"
         return entry in self._speaking(bare(case), found)
 
+    def _at_stage(self, entry: Known, case: Case) -> bool:
+        """Return whether the case diverges at the stage that an entry blames.
+
+        Taking a part away changes what a later stage fuses, and with it what is rounded there.
+        """
+        if entry.stage in ("", self.backend.name):
+            return True
+        return Judge(backends()[entry.stage]).judge(case).divergence is not None
+
     def _cleared(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""
         ops = [s.op for s in statements(case.program.body)]
         for entry in self._speaking(case, found, ops):
             more = self._agrees_without(entry.without, case, found) if entry.without else None
-            if more is not None:
+            if more is not None and self._at_stage(entry, case):
                 return "+".join([entry.id, *more])
         return ""
 

@@ -36,6 +36,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     library (``mkldnn``), or the part of a compiler (``mutations-in-graphs``), whose fault it is:
     the entry explains only programs with such an op that agree, again and again, when torch runs
     without it.
+    stage: the backend of the stage whose fault it is: the entry explains nothing in a program that
+    agrees there.
     bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
     (an imitation may share with the backend what must be right by itself); ``diverges``: only
     divergences that are there without autocast too, so that none of autocast hides behind them.
@@ -52,7 +54,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = "*"
     expected: str = ""
     observed: str = ""
-    without: Literal["", "mkldnn", "mutations-in-graphs"] = ""
+    without: Literal["", "mkldnn", "mutations-in-graphs", "counted-constants"] = ""
+    stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""
     bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"

@@ -44,8 +44,8 @@ def pair(g: Builder, first: Kind = "real", second: Kind = "real") -> tuple[Value
 
 
 def _number(g: Builder) -> int | float:
-    """Draw a Python number other than 0."""
-    number: int | float = g.choice((2.0, 2, 0.5, -1.5, 3, 1e-3, 300.0))
+    """Draw a Python number other than 0; the last one is what losses are scaled by."""
+    number: int | float = g.choice((2.0, 2, 0.5, -1.5, 3, 1e-3, 300.0, 65536.0))
     return number
 
 

@@ -96,21 +96,23 @@ op("ones_like", function="torch.ones_like")(_like())
 op("full_like", function="torch.full_like")(_like(0.5, 2, -1.5, True))
 
 
-@op("new_full", method="new_full")
-def _new_full(g: Builder) -> Call:
-    x = g.tensor()
-    shape = g.shape(0, 2)
-    return Call((x, list(shape), g.scalar()), out(shape, dtype=x.dtype))
+def _new(*, fills: bool = False) -> Build:
+    """Return a build function of a tensor of a given shape, in another's dtype or a given one."""
+
+    def build(g: Builder) -> Call:
+        x = g.tensor()
+        shape = g.shape(0, 3)
+        dtype = g.choice((None, None, None, *FLOAT_DTYPES, "int64", "bool"))
+        options = {} if dtype is None else {"dtype": DType(dtype)}
+        fill = [g.scalar()] if fills else []
+        return Call((x, list(shape), *fill), out(shape, dtype=dtype or x.dtype), options)
+
+    return build
 
 
-def _new(g: Builder) -> Call:
-    x = g.tensor()
-    shape = g.shape(0, 2)
-    return Call((x, list(shape)), out(shape, dtype=x.dtype))
-
-
-op("new_zeros", method="new_zeros")(_new)
-op("new_ones", method="new_ones")(_new)
+op("new_full", method="new_full")(_new(fills=True))
+op("new_zeros", method="new_zeros")(_new())
+op("new_ones", method="new_ones")(_new())
 
 
 # -- complex ----------------------------------------------------------------------------------

@@ -22,9 +22,13 @@ def _dims(g: Builder, rank: int) -> int | list[int]:
     return [dim] if how else dim
 
 
-def _dtype(g: Builder) -> dict[str, Any]:
-    """Draw ``dtype=``, or not: autocast leaves a call alone that names its dtype."""
-    name = g.choice((*[None] * 5, "float32", "bfloat16", "float16", "float64"))
+def _dtype(g: Builder, x: Value) -> dict[str, Any]:
+    """Draw ``dtype=``, or not: autocast leaves a call alone that names its dtype.
+
+    Masks and integers are counted in a dtype that is asked for more often.
+    """
+    absent = 5 if is_float(x.dtype) else 2
+    name = g.choice((*[None] * absent, "float32", "bfloat16", "float16", "float64"))
     return {} if name is None or g.form == "inplace" else {"dtype": DType(name)}
 
 
@@ -47,12 +51,12 @@ def _summed(x: Value, shape: Shape, options: dict[str, Any]) -> tuple[Out, ...]:
 @op("prod", "aten::prod", **torch_forms("prod", "fm"))
 def _total(g: Builder) -> Call:
     x = g.tensor(kind=_counted(g), empty=True)
-    options = _dtype(g)
+    options = _dtype(g, x)
     return Call((x,), _summed(x, (), options), options)
 
 
 def _partial(g: Builder, x: Value, dims: int | list[int]) -> Call:
-    options = g.options(keepdim=(False, True)) | _dtype(g)
+    options = g.options(keepdim=(False, True)) | _dtype(g, x)
     shape = reduced(x.shape, dims, "keepdim" in options)
     return Call((x, dims), _summed(x, shape, options), options)
 
@@ -73,7 +77,7 @@ def _prod(g: Builder) -> Call:
 @op("cumprod", "aten::cumprod", **torch_forms("cumprod"))
 def _scan(g: Builder) -> Call:
     x = g.receiver(kind=_counted(g), empty=True)
-    options = _dtype(g)
+    options = _dtype(g, x)
     return Call((x, g.dimension(x.rank)), _summed(x, x.shape, options), options)
 
 
@@ -107,7 +111,7 @@ def _cov(g: Builder) -> Call:
 
 def _softmax(g: Builder) -> Call:
     x = g.tensor(empty=True)
-    options = _dtype(g)
+    options = _dtype(g, x)
     return Call((x, g.dimension(x.rank)), _summed(x, x.shape, options), options)
 
 

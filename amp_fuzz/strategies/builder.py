@@ -46,7 +46,7 @@ _KINDS: Mapping[str, frozenset[str]] = {
 }
 # Small sizes find most bugs; 17 and 33 step over the 8, 16 and 32 lanes of vectorised kernels.
 _DIMS = (2, 3, 4, 1, 5, 8, 2, 3, 4, 6, 17, 33)
-_FLOAT_SCALARS = (0.5, 2.0, 1.0, -1.5, 0.1, 0.0, 3.0, 1e-3, 300.0)
+_FLOAT_SCALARS = (0.5, 2.0, 1.0, -1.5, 0.1, 0.0, 3.0, 1e-3, 300.0, 65536.0)
 _INT_SCALARS = (1, 2, 0, -1, 3)
 _CANDIDATES = 6
 FORMS = 256
@@ -94,9 +94,9 @@ class _Traits:
 
     def pick(self, found: Sequence[Value], *, last: Value | None = None) -> Value | None:
         """Return one of the tensors at hand, or None for a fresh one; `last` most of the time."""
-        if last is not None and self.at_hand % 4:
+        if last is not None and self.at_hand % 8:
             return last
-        i = self.at_hand // 4 % (len(found) + 1)
+        i = self.at_hand // 8 % (len(found) + 1)
         return found[i - 1] if i else None
 
 
@@ -117,7 +117,7 @@ class ProgramBuilder:
     form: str = "function"
     _op: Op | None = None
     _same: str | None = None
-    _begins: bool = False
+    _first: str = ""
     _names: builtins.int = 0
 
     # -- statements ---------------------------------------------------------------------------
@@ -129,9 +129,12 @@ class ProgramBuilder:
         """
         if form is None:
             forms = self.forms(op)
+            if self.palette.chains and number % 4:
+                # What is written to memory that is given ends a chain: it is rounded there.
+                forms = [f for f in forms if f not in ("inplace", "out")] or forms
             form = forms[number * len(forms) // FORMS]
         self.form = form
-        self._op, self._same, self._begins = op, None, True
+        self._op, self._same, self._first = op, None, ""
         call = op.build(self)
         kwargs = dict(call.kwargs)
         arguments = [v for v in _flat((*call.args, *kwargs.values())) if isinstance(v, Value)]
@@ -267,16 +270,19 @@ class ProgramBuilder:
 
     def broadcastable(self, shape: Shape, *, kind: Kind = "float", either: bool = False) -> Value:
         """Draw a tensor that broadcasts to `shape`; if `either`, or one that `shape` does to."""
-        how, bits, *drawn = self.digits(6, 2 ** max(len(shape), 1), *_TRAITS)
-        if how in (1, 2):
+        how, bits, *drawn = self.digits(12, 2 ** max(len(shape), 1), *_TRAITS)
+        chains = self.palette.chains
+        if 2 <= how < 6 or (chains and how >= 6 and how % 2):
             near = self._existing(shape, None, {"kind": kind}, near="either" if either else "to")
+            if chains:  # a value and itself say less than a value and what it was made of
+                near = [v for v in near if v.name != self._first] or near
             if near:
                 return self._took(near[bits % len(near)])
-        elif how == 3:
+        elif how in (6, 7):
             shape = shape[bits % (len(shape) + 1) :]
-        elif how == 4:
+        elif how in (8, 9):
             shape = tuple(1 if bits >> i & 1 else s for i, s in enumerate(shape))
-        elif how == 5:
+        elif how in (10, 11):
             shape = ()
         return self._tensor(_Traits(shape, *drawn), {"kind": kind}, given=shape)
 
@@ -330,8 +336,12 @@ class ProgramBuilder:
             self._fresh(drawn.shape, dtype, drawn, role=role, domain=wanted, bound=bound)
         )
 
+    def _leads(self) -> bool:
+        """Return whether the next tensor is the one that a call in a chain begins with."""
+        return self.palette.chains and not self._first
+
     def _pick(self, drawn: _Traits, found: Sequence[Value]) -> Value | None:
-        if not (self.palette.chains and self._begins):
+        if not self._leads():
             return drawn.pick(found)
         # Of several elements: what was reduced to one leads to nothing but more of these.
         results = (v for v in found if v.name.startswith("v") and _size(v.shape) > 1)
@@ -341,7 +351,7 @@ class ProgramBuilder:
         return not (self.form == "out" and self.frame.grad)
 
     def _took(self, value: Value) -> Value:
-        self._begins = False
+        self._first = self._first or value.name
         if self._same is None and value.dtype in _FLOATS:
             self._same = value.dtype
         return value
@@ -409,6 +419,8 @@ class ProgramBuilder:
         high = min(high, max(low, 4))
         drawn = self.digits(*_TRAITS, *_shape_sizes(low, high))
         n = len(_TRAITS)
+        if self._leads():
+            low = max(low, min(1, high))  # of one element, nothing is an extreme or a sum
         return _Traits(_shape(drawn[n:], low, high, empty=empty), *drawn[:n])
 
     def _dtype(self, kind: Kind, i: builtins.int, *, plain: bool = False) -> str:

@@ -27,7 +27,7 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
-from amp_fuzz.strategies.idioms import IDIOMS, stages
+from amp_fuzz.strategies.idioms import IDIOMS, Idiom, stages
 from amp_fuzz.strategies.source import Bytes, digits, integer
 
 __all__ = ["draw_case", "draw_plan", "draw_program", "forget_tables", "usable"]
@@ -69,8 +69,8 @@ _FUNCTIONS = _ENTRIES[1:]
 # (docs/findings/README.md).
 _UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer", "_native_multi_head_attention"})
 _SWARM = 8
-_STYLES = 16
-_FREE, _FREE_FUSED = 8, 4  # how many of these draw from all ops; the others are idioms
+_STYLES = 20
+_FREE, _FREE_FUSED = 10, 5  # how many of these draw from all ops; the others are idioms
 _STATEMENTS = 12
 _MAX_DEPTH = 3
 
@@ -122,7 +122,7 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
     dtypes = _dtypes(device)
     low, outer, backward = digits(source, 8, 12, 10)
     # The last one leaves the dtype to the device's default, as most callers do.
-    contexts = [Autocast(dtype=dtypes[0] if low < 5 else dtypes[-1] if low < 7 else None)]
+    contexts = [Autocast(dtype=dtypes[0] if low < 4 else dtypes[-1] if low < 7 else None)]
     if outer == 11:
         contexts = []
     elif outer >= 7:
@@ -247,8 +247,11 @@ class _ProgramDrawing:
         i, j, k, rare, style = digits(source, len(_PALETTES), len(_DOMAINS), 2, 16, _STYLES)
         free = _FREE_FUSED if fused else _FREE
         path = stages(pool, style % len(IDIOMS)) if style >= free else []
+        idiom = IDIOMS[style % len(IDIOMS)] if path else Idiom(())
+        floats, domains = idiom.floats or _PALETTES, idiom.domains or _DOMAINS
+        self.islands = idiom.islands
         palette = Palette(
-            *(_PALETTES[i], _DOMAINS[j], _LAYOUTS[k]),
+            *(floats[i % len(floats)], domains[j % len(domains)], _LAYOUTS[k]),
             mixes=rare == 15,
             chains=bool(path),
             plain=4 if path else 7,
@@ -261,7 +264,8 @@ class _ProgramDrawing:
         swarm = [_few(ops, start + i, _SWARM // len(path)) for i, ops in enumerate(path)]
         self.swarm = swarm or [_few(pool, start, min(_SWARM, len(pool)))]
         self.focus = [focus[integer(source, len(focus))]] if focus else []
-        self.count = 0
+        self.pool = pool
+        self.count = self.step = 0
 
     def draw(self, plan: Plan | None) -> Program:
         self.build.frame = _frame(plan, self.device)
@@ -282,15 +286,15 @@ class _ProgramDrawing:
                 break
             if nodes and end == 0 and not (self.focus and depth == 0):
                 break
-            if depth < _MAX_DEPTH and region == 9:
+            if depth < _MAX_DEPTH and region >= (8 if self.islands else 9):
                 nodes.append(self.region(depth))
             else:
                 nodes.append(self.statement(which, form))
         return nodes
 
     def statement(self, which: int, number: int) -> Statement:
-        swarm = self.swarm[self.count % len(self.swarm)]
-        self.count += 1
+        swarm = self.swarm[self.step % len(self.swarm)]
+        self.count, self.step = self.count + 1, self.step + 1
         form = None
         if self.focus and (self.count >= min(3, self.limit) or which % 3 == 0):
             op, form = self.focus.pop(), self.form
@@ -304,14 +308,35 @@ class _ProgramDrawing:
         context = self.context()
         outer = self.build.frame
         self.build.frame = _inner(outer, context, self.device)
+        enters = self.island() if isinstance(context, Autocast) and not context.enabled else []
         body = self.body(depth + 1)
         self.build.frame = outer
-        return Region(context, tuple(body))
+        if enters:
+            self.step = len(self.swarm) - 1
+        return Region(context, (*enters, *body))
+
+    def island(self) -> list[Node]:
+        """Draw how code enters a region without autocast: most often with a cast to float32.
+
+        An idiom begins anew there, and ends after it: what is kept in float32 has layers of its
+        own, and goes on to the loss.
+        """
+        cast = CATALOGUE["float"]
+        if not (self.build.palette.chains and cast in self.pool):
+            return []
+        how, number = digits(self.source, 4, FORMS)
+        if not how:
+            return []
+        self.count, self.step = self.count + 1, 0
+        return [self.build.statement(cast, None, number)]
 
     def context(self) -> Context:
         i = integer(self.source, 10)
         if i < 6 or (i < 8 and not self.checkpoints):
-            return draw_autocast(self.source, self.device)
+            context = draw_autocast(self.source, self.device)
+            if self.islands and i % 2 and context.device is None:
+                context = msgspec.structs.replace(context, enabled=False)
+            return context
         if i < 8:
             return Checkpoint(use_reentrant=i == 7)
         return NoGrad() if i == 8 else InferenceMode()

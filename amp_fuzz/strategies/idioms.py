@@ -8,52 +8,101 @@ are the ingredients that public reports have in common (docs/ingredients.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from amp_fuzz.catalogue import Op, select
+from amp_fuzz.program import Domain
 
-__all__ = ["IDIOMS", "stages"]
+__all__ = ["IDIOMS", "Idiom", "stages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Idiom:
+    """A way through the ops.
+
+    stages: names or globs of ops, a stage each. islands: half of the autocast regions in it turn
+    autocast off, as networks do around what must stay float32. floats, domains: the dtypes and the
+    values of its inputs, one of each a program; any where there are none.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    islands: bool = False
+    floats: tuple[tuple[str, ...], ...] = ()
+    domains: tuple[tuple[Domain, ...], ...] = ()
+
 
 _CASTS = ("to.dtype", "type_as", "float", "half", "bfloat16")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "div", "add.scalar", "mul.scalar", "div.scalar")
 
-IDIOMS: tuple[tuple[tuple[str, ...], ...], ...] = (
+IDIOMS: tuple[Idiom, ...] = (
     # Scales and scores: values that were just rounded, their extremes, what compares the two.
-    (
-        (*_CASTS, *_ARITHMETIC, "exp", "tanh", "sigmoid", "softmax", "pow.Tensor_Scalar"),
-        ("amax", "amin", "aminmax", "max", "min", "max.dim", "min.dim"),
-        (*_COMPARISONS, "sub", "div", "maximum", "clamp.Tensor"),
-        ("sum", "sum.dim", "mean.dim", "where", "masked_fill", "mul", "float", "half"),
+    Idiom(
+        (
+            (*_ARITHMETIC, "half", "bfloat16", "exp", "tanh", "sigmoid", "softmax"),
+            ("amax", "amin", "aminmax", "max", "min", "max.dim", "min.dim"),
+            (*_COMPARISONS, "sub", "div", "maximum", "clamp.Tensor"),
+            ("sum", "sum.dim", "mean.dim", "where", "masked_fill", "mul", "float", "half"),
+        ),
+        floats=(
+            *(("bfloat16",), ("float16",), ("bfloat16", "float32"), ("float16", "float32")),
+            *(("float32", "bfloat16", "float16"), ("float32", "bfloat16", "float16", "float64")),
+        ),
     ),
     # Masks and positions: constants that are counted and compared.
-    (
-        ("zeros_like", "ones_like", "full_like", "new_full", "new_zeros", "new_ones"),
-        ("cumsum", "cumprod", "cummax", "sum.dim", "triu", "add", "to.dtype"),
-        (*_COMPARISONS, "logical_not", "logical_and", "sub", "any.dim"),
-        ("where", "masked_fill", "mul", "cumsum", "sum.dim", "float", "to.dtype", "type_as"),
+    Idiom(
+        (
+            ("zeros_like", "ones_like", "full_like", "new_full", "new_zeros", "new_ones"),
+            ("cumsum", "cumprod", "cummax", "sum.dim"),
+            (*_COMPARISONS, *_ARITHMETIC, "logical_not", "logical_and", "any.dim", "triu"),
+            ("where", "masked_fill", "mul", "cumsum", "sum.dim", "float", "to.dtype", "type_as"),
+        )
     ),
     # A network, to its loss.
-    (
-        ("linear", "matmul", "addmm", "bmm", "conv1d", "conv2d", "einsum", "embedding"),
-        ("*layer_norm", "batch_norm*", "group_norm", "instance_norm", "rms_norm"),
-        ("relu", "gelu", "silu", "sigmoid", "softmax", "dropout", "add", "cat", "transpose"),
-        ("cross_entropy", "mse_loss", "binary_cross_entropy*", "nll_loss", "kl_div", "mean", "sum"),
+    Idiom(
+        (
+            ("linear", "matmul", "addmm", "bmm", "conv1d", "conv2d", "einsum", "embedding"),
+            ("*layer_norm", "batch_norm*", "group_norm", "instance_norm", "rms_norm"),
+            ("relu", "gelu", "silu", "sigmoid", "softmax", "dropout", "add", "cat", "transpose"),
+            (
+                *("cross_entropy", "mse_loss", "binary_cross_entropy*", "nll_loss", "kl_div"),
+                *("mean", "sum"),
+            ),
+        ),
+        islands=True,
     ),
     # Products in 16 bits, and what takes them along with other values.
-    (
-        ("mm", "mv", "linear", "matmul", "addmm", "baddbmm", "einsum", "conv1d"),
+    Idiom(
         (
-            *("cat", "stack", "addcmul", "addcdiv", "atan2", "cross", "dot", "tensordot"),
-            *("bilinear", "index_put", "scatter_add", "lerp", "where", *_ARITHMETIC, *_CASTS),
+            ("mm", "mv", "linear", "matmul", "addmm", "baddbmm", "einsum", "conv1d"),
+            (
+                *("cat", "stack", "addcmul", "addcdiv", "atan2", "cross", "dot", "tensordot"),
+                *("bilinear", "index_put", "scatter_add", "lerp", "where", *_ARITHMETIC, *_CASTS),
+            ),
         ),
+        islands=True,
+    ),
+    # Scaled losses: what is large in 16 bits, and goes on in more.
+    Idiom(
+        (
+            ("half", "to.dtype", "type_as", "mm", "linear", "mul", "div.scalar"),
+            ("mul", "mul.scalar", "div", "add", "exp", "pow.Tensor_Scalar", "addcmul", "cumsum"),
+            ("float", "to.dtype", "type_as", "mul.scalar", "div.scalar", "div", "sub"),
+            ("sum", "mean", "sum.dim", "mean.dim", "mse_loss", "where", "clamp", "tanh"),
+        ),
+        floats=(
+            *(("float16",), ("float16", "float32"), ("float32", "float16")),
+            ("float32", "bfloat16", "float16"),
+        ),
+        domains=(("normal",), ("overflow",), ("normal", "overflow"), ("overflow", "normal")),
     ),
 )
 
 
 @lru_cache(maxsize=16)
 def _names(idiom: int) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(op.name for op in select(stage)) for stage in IDIOMS[idiom])
+    return tuple(tuple(op.name for op in select(stage)) for stage in IDIOMS[idiom].stages)
 
 
 def stages(pool: Sequence[Op], idiom: int) -> list[Sequence[Op]]:

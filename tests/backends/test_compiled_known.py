@@ -13,7 +13,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Checkpoint, InferenceMode
+from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -67,6 +67,19 @@ EXAMPLES: Mapping[str, Example] = {
         "compile[eager]",
         ("v9", "v1"),
     ),
+    "compile-checkpoint-needless": Example(
+        case(
+            [x("x0"), x("w1")],
+            under(
+                Checkpoint(use_reentrant=True),
+                call("le", "x0", "w1"),
+                call("add", "x0", "x0", to="v1"),
+            ),
+            contexts=(),
+        ),
+        "",
+        "compile[eager]",
+    ),
     "compile-checkpoint-random": Example(
         case(
             [x("x0", 4)],
@@ -89,6 +102,14 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
     ),
+    "compile-clamp-broadcast": Example(
+        case(
+            [x("x0", 1), x("x1", 3), x("w2", 1)],
+            call("clamp.Tensor", "x0", "x1", "w2"),
+            contexts=(),
+        ),
+        "",
+    ),
     "compile-cond-saved": Example(
         case(
             [x("x0"), x("w1", 2, 2)],
@@ -98,6 +119,18 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
         "",
+    ),
+    "compile-counted-constant": Example(
+        case(
+            [x("x0", 4)],
+            NEG,
+            call("ones_like", "x0", dtype=DType("bool")),
+            call("cumsum", "v0", 0, dtype=DType("bfloat16"), to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
     ),
     "compile-eig-gauge": Example(
         case(
@@ -145,6 +178,16 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "compile-inference-guard": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
+    ),
+    "compile-inference-index": Example(
+        case(
+            [x("x0"), x("x1", 1), x("x2", dtype="int64", domain="zeros")],
+            NEG,
+            under(InferenceMode(), call("getitem.tensor", "x1", "x2", form="operator")),
+            contexts=(),
+            backward="none",
+        ),
+        "",
     ),
     "compile-inference-saved": Example(
         case(
@@ -319,6 +362,46 @@ def test_a_bug_of_the_same_op_elsewhere_in_the_program_is_not_explained() -> Non
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
     assert verdict.divergence.where == "v2"
+
+
+@pytest.mark.parametrize(
+    ("constant", "kind"),
+    [
+        (call("full_like", "x0", 2, dtype=DType("bool")), "value"),
+        (call("full_like", "x0", 0.5, dtype=DType("int64")), "dtype"),
+        (call("new_ones", "x0", [], form="method"), "raise"),
+    ],
+    ids=["value", "dtype", "raise"],
+)
+def test_a_counted_constant_is_explained_however_it_shows(constant: Statement, kind: str) -> None:
+    counted = call("cumsum", "v0", 0, to="v1")
+    example = Example(case([x("x0", 4)], constant, counted, contexts=()), "", INDUCTOR)
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == (kind, "compile-counted-constant")
+
+
+def test_what_a_later_stage_rounds_otherwise_is_not_explained_by_an_earlier_one() -> None:
+    """Without writes in its graph Inductor fuses otherwise, and a bug of its own goes away."""
+    body = (
+        call("div.scalar", "b0", 300.0, form="inplace"),
+        call("amax", "v0", -1, True, to="v1"),
+        call("eq", "v0", "v1", to="v2"),
+        call("sum.dim", "v2", -1, to="v3"),
+    )
+    inputs = [x("b0", 4, 64, dtype="bfloat16")]
+    example = Example(case(inputs, *body, contexts=()), "", INDUCTOR, ("v3",))
+    (entry,) = (k for k in shipped() if k.id == "compile-mixed-mutations")
+    assert judged(example, (entry,)).outcome == "diverged"
+    anywhere = msgspec.structs.replace(entry, stage="")
+    assert judged(example, (anywhere,)).outcome == "known"
+
+
+def test_a_cumsum_that_is_wrong_without_the_pass_too_is_not_explained() -> None:
+    body = (call("neg", "x0"), call("cumsum", "v0", 0, to="v1"))
+    example = Example(case([x("x0", 4)], *body, contexts=(), backward="none"), "", INDUCTOR)
+    verdict = judged(example, shipped(), wrong="cumsum")
+    assert (verdict.outcome, verdict.known) == ("diverged", "")
 
 
 def test_a_wrong_result_of_the_listed_shape_is_not_hidden_where_eager_agrees_without() -> None:

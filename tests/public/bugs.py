@@ -118,17 +118,22 @@ def raises(verdict: Verdict) -> bool:
     return backends()[verdict.backend].reference().run(verdict.case).raised is not None
 
 
-def sources(verdict: Verdict, names: Sequence[str]) -> set[str]:
-    """Return the ops that these values come from, however far back."""
+def made_from(verdict: Verdict, names: Sequence[str]) -> list[Statement]:
+    """Return the statements that these values come from, however far back."""
     made = {n: s for s in statements(verdict.case.program.body) for n in s.outputs}
-    found: set[str] = set()
+    found: list[Statement] = []
     left = list(names)
     while left:
         statement = made.pop(left.pop(), None)
         if statement is not None:
-            found.add(statement.op)
+            found.append(statement)
             left += uses(statement)
     return found
+
+
+def sources(verdict: Verdict, names: Sequence[str]) -> set[str]:
+    """Return the ops that these values come from, however far back."""
+    return {statement.op for statement in made_from(verdict, names)}
 
 
 # -- torch.compile ---------------------------------------------------------------------------------
@@ -147,7 +152,8 @@ def island_gradient(dtype: str) -> Recogniser:
         return (
             backward_under_forward(verdict)
             and bool(contexts)
-            and (contexts[-1].enabled, contexts[-1].dtype) == (True, dtype)
+            and contexts[-1].enabled
+            and (contexts[-1].dtype or load_table("cpu").default_dtype) == dtype
             and in_island(verdict)
         )
 
@@ -184,12 +190,16 @@ FACTORIES = ("ones_like", "zeros_like", "full_like", "new_full", "new_ones", "ne
 
 
 def forgets_dtype(verdict: Verdict) -> bool:
+    """Recognise a dtype that is another from a counted constant on, in Inductor alone."""
     statement = statement_of(verdict) if saw(verdict, "dtype") else None
-    if statement is None or statement.op != "cumsum" or "dtype" not in dict(statement.kwargs):
+    if statement is None:
         return False
-    (summed, *_) = refs(statement.args[0])
-    made = {n: s.op for s in statements(verdict.case.program.body) for n in s.outputs}
-    return made.get(summed) in FACTORIES
+    made = {n: s for s in statements(verdict.case.program.body) for n in s.outputs}
+    come = made_from(verdict, statement.outputs)
+    counted = [s for s in come if s.op == "cumsum" and "dtype" in dict(s.kwargs)]
+    summed = [made.get(name) for s in counted for name in refs(s.args[0])]
+    met = any(s is not None and s.op in FACTORIES for s in summed)
+    return met and agrees(verdict, "compile[aot_eager_decomp_partition]")
 
 
 EXTREMES = ("amax", "amin", "aminmax", "max", "min")
@@ -284,7 +294,7 @@ def other_dtype_backward(verdict: Verdict) -> bool:
         ambient_backward(verdict)
         and bool(contexts)
         and contexts[-1].enabled
-        and bool(dtypes - {contexts[-1].dtype})
+        and bool(dtypes - {contexts[-1].dtype or load_table("cpu").default_dtype})
         and saw(verdict, "grad-bitwise")
     )
 

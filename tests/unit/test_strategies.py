@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from amp_fuzz import catalogue, strategies
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.judge import quiet
 from amp_fuzz.program import (
     DOMAINS,
@@ -23,7 +23,9 @@ from amp_fuzz.program import (
     LAYOUTS,
     Autocast,
     Checkpoint,
+    Float,
     InferenceMode,
+    Node,
     NoGrad,
     Program,
     ProgramError,
@@ -276,7 +278,7 @@ def made_by(case: Case, name: str) -> str:
 @pytest.mark.parametrize("idiom", range(len(IDIOMS)))
 def test_every_stage_of_an_idiom_has_ops_on_every_device(device: str, idiom: int) -> None:
     found = stages(usable(CATALOGUE.values(), device), idiom)
-    assert len(found) == len(IDIOMS[idiom])
+    assert len(found) == len(IDIOMS[idiom].stages)
     assert all(len(ops) > 3 for ops in found)
     assert 8 % len(found) == 0  # the statements of a program share eight ops
 
@@ -320,6 +322,61 @@ def test_a_norm_follows_a_layer() -> None:
         return any(made_by(case, n) in ("linear", "matmul") for s in norms for n in uses(s))
 
     find_any(follows)
+
+
+def islands(case: Case) -> Iterator[Region]:
+    def walk(body: Sequence[Node]) -> Iterator[Region]:
+        for node in body:
+            if isinstance(node, Region):
+                if isinstance(node.context, Autocast) and not node.context.enabled:
+                    yield node
+                yield from walk(node.body)
+
+    return walk(case.program.body)
+
+
+def test_a_layer_has_a_float32_weight_in_an_island_that_is_entered_with_a_cast() -> None:
+    def kept_in_float32(case: Case) -> bool:
+        weights = {
+            s.name for s in case.program.inputs if (s.role, s.dtype) == ("weight", "float32")
+        }
+        return any(
+            calls[0].op == "float"
+            and any(s.op in ("linear", "matmul", "mm") and set(uses(s)) & weights for s in calls)
+            for island in islands(case)
+            for calls in [list(statements(island.body))]
+        )
+
+    find_any(kept_in_float32)
+
+
+def test_an_island_draws_no_cast_that_was_not_asked_for() -> None:
+    ops = sorted({name for stage in stages(list(CATALOGUE.values()), 2) for name in names(stage)})
+    cases = list(drawn(300, ops=ops, fused=True))
+    assert any(True for case in cases for _ in islands(case))
+    assert {s.op for case in cases for s in statements(case.program.body)} <= set(ops)
+
+
+def names(ops: Sequence[Op]) -> list[str]:
+    return [op.name for op in ops]
+
+
+def test_a_value_of_16_bits_is_scaled_as_losses_are() -> None:
+    def scaled(case: Case) -> bool:
+        halves = {n for s in statements(case.program.body) if s.op == "half" for n in s.outputs}
+        halves |= {s.name for s in case.program.inputs if s.dtype == "float16"}
+        calls = [s for s in statements(case.program.body) if s.op == "mul.scalar"]
+        return any(s.args[1] == Float((65536.0).hex()) and set(uses(s)) & halves for s in calls)
+
+    find_any(scaled)
+
+
+def test_an_idiom_has_the_dtypes_and_values_that_it_is_about() -> None:
+    for idiom in IDIOMS:
+        assert {d for palette in idiom.floats for d in palette} <= set(FLOAT_DTYPES)
+        assert {d for domains in idiom.domains for d in domains} <= set(DOMAINS)
+    rounded = IDIOMS[0].floats
+    assert all(set(palette) & {"bfloat16", "float16"} for palette in rounded)
 
 
 def test_backends_that_fuse_get_more_chains_and_fewer_outputs() -> None:
