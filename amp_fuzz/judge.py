@@ -17,7 +17,7 @@ from typing import Literal
 
 from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.blame import Named, guilty_op, tainted
-from amp_fuzz.case import Case, bare
+from amp_fuzz.case import Case, bare, single
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.known import Known
@@ -337,12 +337,20 @@ class Judge:
         """Return whether the case agrees without autocast, if an entry asks for that."""
         if not any(entry.bare == "agrees" for entry in entries):
             return True
-        return self.bare(case) is None
+        return self.bare(case)[1] is None
 
-    def bare(self, case: Case) -> Divergence | None:
-        """Return the divergence of the case without autocast, if there is one."""
+    def bare(self, case: Case) -> tuple[Case, Divergence | None]:
+        """Return the case without autocast, and its divergence, if there is one.
+
+        What only autocast lets run (it brings operands of two dtypes together) runs in float32.
+        """
+        run = self.backend.reference().run
         plain = bare(case)
-        return self._compare(plain, self.backend.reference().run(plain), self._run(plain))
+        expected = run(plain)
+        if expected.raised and not run(case).raised:
+            plain = single(plain)
+            expected = run(plain)
+        return plain, self._compare(plain, expected, self._run(plain))
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".
@@ -363,10 +371,10 @@ class Judge:
         """Return whether the case without autocast does what an entry asks for."""
         if not entry.bare:
             return True
-        found = self.bare(case)
+        plain, found = self.bare(case)
         if entry.bare == "agrees" or found is None:
             return found is None and entry.bare == "agrees"
-        return entry in self._speaking(bare(case), found)
+        return entry in self._speaking(plain, found)
 
     def _cleared(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""

@@ -38,7 +38,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     without it.
     bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
     (an imitation may share with the backend what must be right by itself); ``diverges``: only
-    divergences that are there without autocast too, so that none of autocast hides behind them.
+    divergences that are there without autocast too, so that none of autocast hides behind them. A
+    program that does not run without autocast is asked in float32 throughout.
     backends: globs over backend names. torch: the versions that have it.
     """
 

@@ -330,6 +330,14 @@ def test_a_wrong_result_of_the_listed_shape_is_not_hidden_where_eager_agrees_wit
     assert judged(example, (entry,)).outcome == "known"
 
 
+def test_an_entry_explains_its_bug_beside_a_call_that_needs_autocast() -> None:
+    """Without autocast the call raises for two dtypes before the bug can show."""
+    example = EXAMPLES["compile-mutated-saved"]
+    inputs = [*example.case.program.inputs, x("x3", 2, 2), x("x4", 2, 2, dtype="bfloat16")]
+    both = case(inputs, call("mm", "x3", "x4", to="v8"), *example.case.program.body)
+    assert judged(Example(both, ""), shipped()).known == "compile-mutated-saved"
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "expected", "observed"),
     [

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -528,6 +528,27 @@ def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="agrees")
     assert Judge(always, (listed,), "none").judge(TWICE).outcome == "diverged"
     assert Judge(under_autocast, (listed,), "none").judge(TWICE).known == "neg-is-off"
+
+
+def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:
+    """Without autocast both sides raise for two dtypes, which says nothing of the divergence."""
+    mixed = case(
+        [x("x0", 2, 2), x("x1", 2, 2, dtype="bfloat16")],
+        call("mm", "x0", "x1"),
+    )
+    always, under_autocast = Off(error="luck"), Off(error="luck", only_under_autocast=True)
+    for asked, explained, not_explained in (
+        ("diverges", always, under_autocast),
+        ("agrees", under_autocast, always),
+    ):
+        known = (_raises(bare=asked),)
+        assert Judge(explained, known, "none").judge(mixed).known == "luck"
+        assert Judge(not_explained, known, "none").judge(mixed).outcome == "diverged"
+
+
+def _raises(**fields: Any) -> Known:
+    entry = Known("luck", "b", "c", kinds=("raise",), ops=("*",), observed="luck")
+    return msgspec.structs.replace(entry, **fields)
 
 
 def test_where_a_program_writes_in_place_what_shares_memory_is_downstream() -> None:
