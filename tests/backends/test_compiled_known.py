@@ -190,6 +190,15 @@ EXAMPLES: Mapping[str, Example] = {
         "",  # eager raises, and shows no value in which another bug could be seen
         DECOMPOSED,
     ),
+    "compile-mixed-mv": Example(
+        case(
+            [x("x0", 3, dtype="float16"), x("w1", 2, dtype="float16"), x("w2", 3)],
+            call("addr", "x0", "w1", "w2"),
+            contexts=(),
+        ),
+        "addr",
+        DECOMPOSED,
+    ),
     "compile-mutated-saved": Example(
         case([x("x0", 2), x("b1", 2), x("w2", 2)], NEG, call("mul", "b1", "w2", form="inplace")),
         "mul",
@@ -305,6 +314,16 @@ def test_no_other_entry_explains_it(name: str) -> None:
 def test_another_bug_of_the_same_op_is_not_explained(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped(), wrong=EXAMPLES[name].op)
     assert verdict.outcome == "diverged"
+
+
+def test_mixed_dtypes_are_explained_at_the_ops_that_refuse_them_only() -> None:
+    mixed, mv = (k for k in shipped() if k.id in ("compile-mixed-dtype", "compile-mixed-mv"))
+    said = "RuntimeError: mixed dtype (CPU): expect parameter to have scalar type of Float"
+    for op, explained in (("layer_norm", True), ("batch_norm", True), ("mv", False), ("", False)):
+        assert mixed.explains("raise", [op], expected=said, observed="no error") is explained
+    said = "RuntimeError: addmv input tensors must have the same dtype, but got Half"
+    for op, explained in (("mv", True), ("addr", True), ("layer_norm", False), ("", False)):
+        assert mv.explains("raise", [op], expected=said, observed="no error") is explained
 
 
 def test_a_bug_of_the_same_op_elsewhere_in_the_program_is_not_explained() -> None:
