@@ -269,7 +269,8 @@ class Judge:
             listed = "" if rest else "+".join(ids)
         if listed:
             return listed
-        quirky = [k for k in self.known if k.quirk and k.on(self.backend.name)]
+        ops = [s.op for s in statements(case.program.body)]
+        quirky = [k for k in self.known if k.tries(ops) and k.on(self.backend.name)]
 
         def explained(chosen: Sequence[Known]) -> list[str] | None:
             names = [k.quirk for k in chosen]

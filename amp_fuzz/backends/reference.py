@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.shadows import Band, Shadow
 
-__all__ = ["ReferenceRuntime", "reference_runtime"]
+__all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,28 @@ class ReferenceRuntime:
         def note(label: str, tensor: torch.Tensor) -> None:
             bands[label] = mode.band(tensor)
 
-        def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-            def follow() -> Any:
-                with mode:  # modes are of a thread
-                    return function(*args)
+        base = self.of(case)
 
-            return prelude.in_thread(follow)
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with mode, base.scope():
+                yield
 
-        runtime = replace(self.of(case), scope=lambda: mode, noted=note, thread=in_thread)
+        runtime = replace(base, scope=scope, noted=note, thread=threading(scope))
         return harness.run(self.meant(case), runtime), bands
+
+
+def threading(scope: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    """Return what runs a function in another thread, in a context: modes are of a thread."""
+
+    def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+        def follow() -> Any:
+            with scope():
+                return function(*args)
+
+        return prelude.in_thread(follow)
+
+    return in_thread
 
 
 def reference_runtime(

@@ -179,13 +179,18 @@ QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
     "compile-backward-autocast",
+    "compile-erf",
     "compile-fractional-pool",
     "compile-functions",
+    "compile-group-norm",
+    "compile-hardsigmoid",
     "compile-kernels",
     "compile-matrix-rank",
+    "compile-max-pool-indices",
     "compile-out",
     "compile-views",
     "compile-weight-cache",
+    "compile-weight-norm",
     "custom-fwd-setup-context",
     "custom-op-body-off",
     "custom-op-weight-cache",
@@ -214,6 +219,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
+    compile-erf, compile-fractional-pool, compile-group-norm, compile-hardsigmoid,
+        compile-max-pool-indices, compile-weight-norm: one op is computed as a decomposition or a
+        lowering does it (`amp_fuzz.reference.lowered`).
     compile-functions: a Python function of torch that modes may override is called again from what
         it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
         `torch.chain_matmul` not its ``out=``.

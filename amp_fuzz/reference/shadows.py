@@ -27,7 +27,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["UNIT_ROUNDOFF", "Band", "Distance", "Shadow", "Shadowed", "distance", "shadow", "unit"]
+__all__ = [
+    "UNIT_ROUNDOFF",
+    "Band",
+    "Distance",
+    "Shadow",
+    "Shadowed",
+    "distance",
+    "forget",
+    "shadow",
+    "unit",
+]
 
 UNIT_ROUNDOFF: dict[torch.dtype, float] = {
     torch.bfloat16: 2.0**-8,
@@ -128,6 +138,11 @@ class Shadow(TorchDispatchMode):
             memory, copies = self._copies(tensor)
             copies = copies.clone()
             return Band(tensor.clone(), copies[0], copies[1:], memory.known, memory.left)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Say of a tensor, and of what is computed from it, that nothing is known."""
+        with torch.no_grad(), _off():
+            self._raw(tensor)[0].known = False
 
     # -- following --------------------------------------------------------------------------------
 
@@ -514,6 +529,13 @@ def fewness(clean: torch.Tensor) -> float:
 
 def _off() -> Any:
     return torch.utils._python_dispatch._disable_current_modes()
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Tell the shadows around, if there are any, that nothing is known of a tensor."""
+    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, Shadow):
+            mode.forget(tensor)
 
 
 def unit(band: Band, *, own: bool = True) -> torch.Tensor:

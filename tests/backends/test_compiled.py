@@ -20,6 +20,7 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast
+from amp_fuzz.reference import lowered, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
 from tests.helpers import BF16, call, case, drawn, under, x
@@ -295,3 +296,13 @@ def test_an_error_that_dynamo_quotes_is_the_known_one() -> None:
     example = case(halves, call("concat", ["x0", "x1"], 0), backward="none")
     verdict = Judge(backends()["compile[aot_eager]"], shipped()).judge(example)
     assert (verdict.outcome, verdict.known) == ("known", "promote-foreign-half")
+
+
+@pytest.mark.parametrize("quirk", sorted(lowered.QUIRKS))
+def test_what_imitates_one_op_leaves_the_casts_in_other_kernels(quirk: str) -> None:
+    """A dispatch mode runs with autocast excluded: a kernel that calls others would lose it."""
+    pinv = case([x("x0", 3, 3)], call("linalg.pinv", "x0"), backward="none")
+    with quirks([quirk]):
+        seen = backends()["compile[inductor]"].reference().run(pinv)
+    assert seen.values["v0"] is not None
+    assert seen.values["v0"].dtype == torch.bfloat16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
@@ -108,17 +110,6 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "neg",
     ),
-    "compile-erf": Example(
-        case(
-            [x("x0", 16), x("x1", 16, domain="subnormal")],
-            NEG,
-            call("erf", "x1"),
-            contexts=(),
-            backward="none",
-        ),
-        "neg",
-        INDUCTOR,
-    ),
     "compile-grid-sampler-fallback": Example(
         case(
             [x("x0", 1, 1, 5, 1), x("x1", 1, 2, 3, 2)],
@@ -127,21 +118,6 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
         "_grid_sampler_2d_cpu_fallback",
-    ),
-    "compile-group-norm": Example(
-        case(
-            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
-            NEG,
-            call("group_norm", "x0", 1, "w1"),
-            contexts=(),
-        ),
-        "neg",
-        DECOMPOSED,
-    ),
-    "compile-hardsigmoid": Example(
-        case([x("x0"), x("w1", dtype="float64")], NEG, call("hardsigmoid", "w1"), contexts=()),
-        "neg",
-        DECOMPOSED,
     ),
     "compile-inference-guard": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
@@ -159,25 +135,6 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "compile-inference-tensors": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, backward="none"), "unsqueeze"
-    ),
-    "compile-max-pool-indices": Example(
-        case(
-            [
-                x("x0"),
-                x(
-                    "x1",
-                    *(1, 2, 2),
-                    layout="transposed",
-                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
-                ),
-            ],
-            NEG,
-            call("max_pool2d_with_indices", "x1", kernel_size=2, to="v0 v1"),
-            contexts=(),
-            backward="none",
-        ),
-        "neg",
-        INDUCTOR,
     ),
     "compile-mixed-dtype": Example(
         case(
@@ -265,17 +222,6 @@ EXAMPLES: Mapping[str, Example] = {
         "",
         DECOMPOSED,
     ),
-    "compile-weight-norm": Example(
-        case(
-            [x("x0"), x("x1", 8)],
-            NEG,
-            call("_weight_norm", "x1", "x1", 0),
-            contexts=(),
-            backward="none",
-        ),
-        "neg",
-        DECOMPOSED,
-    ),
     "compile-zero-dim-loss": Example(
         case(
             [x("x0", 3), x("x1", dtype="int64", domain="index", bound=3), x("x2", 2, 3)],
@@ -324,6 +270,80 @@ def test_mixed_dtypes_are_explained_at_the_ops_that_refuse_them_only() -> None:
     said = "RuntimeError: addmv input tensors must have the same dtype, but got Half"
     for op, explained in (("mv", True), ("addr", True), ("layer_norm", False), ("", False)):
         assert mv.explains("raise", [op], expected=said, observed="no error") is explained
+
+
+@dataclass(frozen=True)
+class WrongGradient(WrongKernel):
+    """Gets the gradients of the weights wrong: each element by half of itself."""
+
+    def _wrong(self, case: Case, seen: Observation) -> Observation:
+        for label, value in seen.values.items():
+            if label.endswith(".grad") and value is not None:
+                seen.values[label] = value * 1.5
+        return seen
+
+
+GRADIENTS: Mapping[str, Example] = {
+    "compile-group-norm": Example(
+        case(
+            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
+            call("group_norm", "x0", 1, "w1"),
+            contexts=(),
+            seed=1,
+        ),
+        "",
+        DECOMPOSED,
+    ),
+    "compile-hardsigmoid": Example(
+        case([x("w1", 4, dtype="float64")], call("hardsigmoid", "w1"), contexts=()),
+        "",
+        DECOMPOSED,
+    ),
+    "compile-max-pool-indices": Example(
+        case(
+            [
+                x(
+                    "w1",
+                    1,
+                    2,
+                    2,
+                    layout="transposed",
+                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
+                )
+            ],
+            call("max_pool2d_with_indices", "w1", kernel_size=2, to="v0 _"),
+            contexts=(),
+        ),
+        "",
+        INDUCTOR,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_that_is_wrong_in_another_way_is_not_explained(name: str) -> None:
+    example = GRADIENTS[name]
+    verdict = judged(example, shipped())
+    with quiet():
+        wrong = Judge(WrongGradient(backends()[example.backend], ""), shipped()).judge(example.case)
+    assert (verdict.outcome, wrong.outcome) == ("known", "diverged"), verdict.divergence
+    assert verdict.known == name
+
+
+def test_memory_that_nobody_wrote_is_all_that_is_not_judged() -> None:
+    """Nothing is known of the gradient of a vector's _weight_norm, but of its neighbour's all."""
+    both = case(
+        [x("w1", 8), x("w2", 8)],
+        call("_weight_norm", "w1", "w1", 0),
+        call("exp", "w2", to="v1"),
+        contexts=(),
+    )
+    example = Example(both, "", DECOMPOSED)
+    verdict = judged(example, shipped())
+    assert (verdict.outcome, verdict.known) == ("known", "compile-weight-norm")
+    with quiet():
+        wrong = Judge(WrongGradient(backends()[DECOMPOSED], ""), shipped()).judge(both)
+    assert wrong.outcome == "diverged"
 
 
 def test_a_bug_of_the_same_op_elsewhere_in_the_program_is_not_explained() -> None:

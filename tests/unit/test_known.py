@@ -21,6 +21,7 @@ from amp_fuzz.config import Options
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
+from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import QUIRKS
@@ -39,6 +40,8 @@ class Example(NamedTuple):
 
 NEG = call("neg", "x0", to="v9")
 AOT = "compile[aot_eager]"
+DECOMPOSED = "compile[aot_eager_decomp_partition]"
+INDUCTOR = "compile[inductor]"
 _LAYER = {
     "self_attn.in_proj_weight": x("x1", 12, 4, dtype="float16", domain="integers"),
     "self_attn.in_proj_bias": x("x2", 12, dtype="float16", domain="integers"),
@@ -71,8 +74,18 @@ EXAMPLES: Mapping[str, Example] = {
             under(Autocast(enabled=False), call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1")),
         ),
     ),
+    "compile-erf": Example(
+        INDUCTOR,
+        case(
+            [x("x0", 16), x("x1", 16, domain="subnormal")],
+            NEG,
+            call("erf", "x1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-fractional-pool": Example(
-        "compile[inductor]",
+        INDUCTOR,
         case(
             [x("x0", 1, 5, 3, 5), x("x1", 1, 1, 3, domain="unit")],
             NEG,
@@ -90,6 +103,20 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-group-norm": Example(
+        DECOMPOSED,
+        case(
+            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
+            NEG,
+            call("group_norm", "x0", 1, "w1"),
+            contexts=(),
+            seed=1,
+        ),
+    ),
+    "compile-hardsigmoid": Example(
+        DECOMPOSED,
+        case([x("x0"), x("w1", dtype="float64")], NEG, call("hardsigmoid", "w1"), contexts=()),
+    ),
     "compile-kernels": Example(
         AOT, case([x("x0", 4, 4)], NEG, call("linalg.pinv", "x0"), backward="none")
     ),
@@ -101,6 +128,24 @@ EXAMPLES: Mapping[str, Example] = {
             under(
                 InferenceMode(), call("linalg.matrix_rank", "x0", form="out", out="b1", to="v1")
             ),
+            contexts=(),
+            backward="none",
+        ),
+    ),
+    "compile-max-pool-indices": Example(
+        INDUCTOR,
+        case(
+            [
+                x("x0"),
+                x(
+                    "x1",
+                    *(1, 2, 2),
+                    layout="transposed",
+                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
+                ),
+            ],
+            NEG,
+            call("max_pool2d_with_indices", "x1", kernel_size=2, to="v0 v1"),
             contexts=(),
             backward="none",
         ),
@@ -127,6 +172,16 @@ EXAMPLES: Mapping[str, Example] = {
         AOT,
         case(
             [x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), steps=2, loop="inside"
+        ),
+    ),
+    "compile-weight-norm": Example(
+        DECOMPOSED,
+        case(
+            [x("x0"), x("x1", 8)],
+            NEG,
+            call("_weight_norm", "x1", "x1", 0),
+            contexts=(),
+            backward="none",
         ),
     ),
     "custom-fwd-setup-context": Example(
