@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from amp_fuzz.backends import Backend, BackendError
@@ -220,9 +221,7 @@ class Judge:
             rounding = differ
             if reference.follows():
                 unjudged = set() if unjudged is None else unjudged
-                rounding = Rounding(
-                    lambda samples, seed: reference.shadowed(case, samples, seed), unjudged
-                )
+                rounding = Rounding(partial(reference.shadowed, case), unjudged)
         return compare(expected, observed, values=self.backend.values, rounding=rounding, skip=skip)
 
     def _relate(self, case: Case, observed: Observation) -> Divergence | None:
@@ -348,10 +347,11 @@ class Judge:
         run = self.backend.reference().run
         plain = bare(case)
         expected = run(plain)
-        if expected.raised and not run(case).raised:
-            plain = single(plain)
-            expected = run(plain)
-        return plain, self._compare(plain, expected, self._run(plain))
+        found = self._compare(plain, expected, self._run(plain))
+        if found is not None or not expected.raised or run(case).raised:
+            return plain, found
+        plain = single(plain)
+        return plain, self._compare(plain, run(plain), self._run(plain))
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".

@@ -13,7 +13,7 @@ from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.reference.autocast import reset, state
-from amp_fuzz.reference.shadows import Band, Shadow
+from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 
@@ -43,9 +43,11 @@ class ReferenceRuntime:
         seen.kernels = kernels
         return seen
 
-    def shadowed(self, case: Case, samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
+    def shadowed(
+        self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
+    ) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, and return a band for each value that is observed."""
-        mode = Shadow(samples, seed)
+        mode = Shadow(samples, seed, reach)
         bands: dict[str, Band] = {}
 
         def note(label: str, tensor: torch.Tensor) -> None:
