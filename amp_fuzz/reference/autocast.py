@@ -188,6 +188,7 @@ QUIRKS = (
     "compile-matrix-rank",
     "compile-max-pool-indices",
     "compile-out",
+    "compile-remainder",
     "compile-views",
     "compile-weight-cache",
     "compile-weight-norm",
@@ -220,8 +221,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
     compile-erf, compile-fractional-pool, compile-group-norm, compile-hardsigmoid,
-        compile-max-pool-indices, compile-weight-norm: one op is computed as a decomposition or a
-        lowering does it (`amp_fuzz.reference.lowered`).
+        compile-max-pool-indices, compile-remainder, compile-weight-norm: one op is computed as a
+        decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-functions: a Python function of torch that modes may override is called again from what
         it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
         `torch.chain_matmul` not its ``out=``.

@@ -201,6 +201,27 @@ def _adaptive_max_pool(
     return _max_pool(x, list(x.shape[-2:])) if list(size) == [1, 1] else None
 
 
+def _remainder(a: Any, b: Any) -> torch.Tensor | None:
+    """Take as many whole b from a as a quotient that is rounded to float32 says."""
+    dtype = torch.result_type(a, b)
+    if not dtype.is_floating_point:
+        return None
+    wide = torch.float32 if dtype in _16_BIT else dtype
+    a, b = (torch.as_tensor(value).to(wide) for value in (a, b))
+    made: torch.Tensor = a - torch.div(a, b, rounding_mode="floor") * b
+    return made.to(dtype)
+
+
+def _remainder_(a: torch.Tensor, b: Any) -> torch.Tensor | None:
+    made = _remainder(a, b)
+    return None if made is None else a.copy_(made)
+
+
+def _remainder_out(a: Any, b: Any, *, out: torch.Tensor) -> torch.Tensor | None:
+    made = _remainder(a, b)
+    return None if made is None else out.resize_(made.shape).copy_(made)
+
+
 def _weight_norm(
     v: torch.Tensor, g: torch.Tensor, dim: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -239,6 +260,18 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.adaptive_max_pool2d.default: _Lowering("compile-max-pool-indices", _adaptive_max_pool),
     _aten.max_pool2d_with_indices.default: _Lowering("compile-max-pool-indices", _max_pool),
     _aten.max_pool3d_with_indices.default: _Lowering("compile-max-pool-indices", _max_pool),
+    **{
+        getattr(getattr(_aten, name), overload): _Lowering("compile-remainder", function)
+        for name, overload, function in (
+            ("remainder", "Tensor", _remainder),
+            ("remainder", "Scalar", _remainder),
+            ("remainder", "Scalar_Tensor", _remainder),
+            ("remainder_", "Tensor", _remainder_),
+            ("remainder_", "Scalar", _remainder_),
+            ("remainder", "Tensor_out", _remainder_out),
+            ("remainder", "Scalar_out", _remainder_out),
+        )
+    },
     _aten._weight_norm_interface.default: _Lowering("compile-weight-norm", _weight_norm),
     _aten._weight_norm_interface_backward.default: _Lowering(
         "compile-weight-norm", _weight_norm_backward

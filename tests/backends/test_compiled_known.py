@@ -330,6 +330,22 @@ def test_a_gradient_that_is_wrong_in_another_way_is_not_explained(name: str) -> 
     assert verdict.known == name
 
 
+def test_what_is_made_of_a_wrong_value_that_is_not_returned_is_explained() -> None:
+    """The reference computes the hidden remainder as the compiler does, and what comes of it."""
+    large = bits_of([float(2**100)] * 16, "float32")
+    hidden = case(
+        [x("x1", 16, values=large), x("x2", 16)],
+        call("remainder.scalar", "x1", 300.0),
+        call("mul", "v0", "x2", to="v1"),
+        call("exp", "x2", to="v2"),
+        contexts=(),
+        backward="none",
+    )
+    example = Example(hidden, "", INDUCTOR, ("v1", "v2"))
+    assert judged(example, shipped()).known == "compile-remainder"
+    assert judged(example, shipped(), wrong="exp").outcome == "diverged"
+
+
 def test_memory_that_nobody_wrote_is_all_that_is_not_judged() -> None:
     """Nothing is known of the gradient of a vector's _weight_norm, but of its neighbour's all."""
     both = case(

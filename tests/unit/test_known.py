@@ -159,6 +159,17 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-remainder": Example(
+        INDUCTOR,
+        case(
+            [x("x0", 16), x("x1", 16, values=bits_of([float(2**100)] * 16, "float32"))],
+            NEG,
+            call("remainder.scalar", "x1", 300.0),
+            call("remainder.scalar", "x0", 300.0, to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-views": Example(
         AOT,
         case(
