@@ -79,18 +79,18 @@ class Rounding:
     def _ambiguous(self, label: str, band: Band) -> torch.Tensor:
         """Return which elements depend on what left the range of its dtype, complex as pairs.
 
-        The clean value is computed twice, without any range and with a range that ends a little
-        early. Where these are equal, no precision that an implementation keeps in between, and no
-        order in which it adds, makes a difference.
+        The copies are computed twice, without any range and with a range that ends early. Where all
+        are equal, no precision that an implementation keeps in between makes a difference.
         """
         reaches: tuple[Reach, ...] = ("unbounded", "bounded")
         if not self._ends:
-            self._ends += [self.run(2, 2, reach)[1] for reach in reaches]
+            self._ends += [self.run(SCREEN, SCREEN, reach)[1] for reach in reaches]
         first, second = (bands.get(label) for bands in self._ends)
         if first is None or second is None or not (first.known and second.known):
             return torch.ones_like(real(band.clean), dtype=torch.bool)
-        a, b = real(first.clean), real(second.clean)
-        return (a != b) & ~(torch.isnan(a) & torch.isnan(b))
+        a, b = (torch.cat([band.clean[None], band.samples]) for band in (first, second))
+        a, b = real(a), real(b)
+        return ((a != b) & ~(torch.isnan(a) & torch.isnan(b))).any(0)
 
     def _elsewhere(self, label: str, band: Band, want: torch.Tensor) -> bool:
         """Return whether the shadows follow another computation than the reference's own.

@@ -123,8 +123,8 @@ class Shadow(TorchDispatchMode):
         seed: of the perturbations; the nominal computation does not see it.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
-            leave the range near its end too (``bounded``). An implementation that keeps another
-            precision in between comes to what is between the last two.
+            leave the range at a quarter of it too (``bounded``). An implementation that keeps
+            another precision in between comes to what is between the last two.
 
     Use it inside `reference.autocast` or around it, then ask `band` for any tensor of the block,
     gradients included. Works on strided tensors of the CPU.
@@ -303,8 +303,8 @@ class Shadow(TorchDispatchMode):
                 if self.reach != "unbounded":
                     copies = torch.where(finite, copies, value)
             if self.reach == "bounded":
-                end = limits.max * (1 - 8 * UNIT_ROUNDOFF[nominal.dtype])
-                copies = _ended(copies, end)
+                # A kernel may add two products, each beyond the range where their sum is not.
+                copies = _ended(copies, limits.max / 4)
         window.copy_(_seen(copies, nominal))
         return leaves
 
