@@ -398,6 +398,13 @@ def test_an_entry_explains_its_bug_beside_a_call_that_needs_autocast() -> None:
     [
         ("compile-range", "range", "0 not finite of float32[2]: x left the range", "2 not finite"),
         (
+            "compile-randperm-index",
+            "raise",
+            "no error",
+            "BackendCompilerFailed: RuntimeError: Not all inputs to pattern found in match.kwargs. "
+            + "Perhaps one of the inputs is unused? argname=slice_shape, flat",
+        ),
+        (
             "compile-saved-tensors",
             "raise",
             "no error",
@@ -419,6 +426,7 @@ def test_an_entry_that_no_small_case_shows_speaks_of_its_own_text_only(
 UNSHOWN = {
     "compile-not-implemented",
     "compile-onednn-descriptor",
+    "compile-randperm-index",
     "compile-range",
     "compile-rnn-layer",
     "compile-saved-tensors",

@@ -262,6 +262,15 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(BF16,),
         ),
     ),
+    "torchscript-fallback": Example(
+        "script",
+        case(
+            [x("x0", 1, 2), x("w1", 2, 1), x("x2", 1, 1), x("w3", 2)],
+            NEG,
+            call("mul", "x0", "w3", to="v1"),
+            under(NoGrad(), call("addmm", "x2", "x0", "w1")),
+        ),
+    ),
     "torchscript-pass": Example(
         "script",
         case([x("x0", 2, dtype="bfloat16", domain="integers")], NEG, call("exp", "x0")),
