@@ -19,7 +19,7 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.config import Options
 from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
+from amp_fuzz.judge import Judge, Verdict, _complaints, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
@@ -619,6 +619,50 @@ def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:
         known = (_raises(bare=asked),)
         assert Judge(explained, known, "none").judge(mixed).known == "luck"
         assert Judge(not_explained, known, "none").judge(mixed).outcome == "diverged"
+
+
+def _said(message: str, kind: str = "RuntimeError") -> Observation:
+    return Observation(raised=Raised(kind, message, 1, ""))
+
+
+def test_errors_are_compared_without_what_fake_kernels_say_otherwise() -> None:
+    """A fake kernel names its own op first, and writes dtypes as Python does."""
+    eager = _complaints(_said("linalg.inv: Low precision dtypes not supported. Got Half"))
+    fake = "linalg.inv_ex: Low precision dtypes not supported. Got torch.float16"
+    assert eager == _complaints(_said(fake))
+    assert eager == _complaints(_said(f"while tracing\nRuntimeError: {fake}", "InductorError"))
+    assert eager.isdisjoint(_complaints(_said(fake.replace("float16", "bfloat16"))))
+    assert eager.isdisjoint(_complaints(_said(fake.replace("Low", "No"))))
+    assert _complaints(Observation()) == set()
+
+
+def test_an_imitated_bug_explains_the_error_that_it_raises_and_no_other() -> None:
+    """A compiler may wrap an error; that both sides raise is not enough."""
+    example = EXAMPLES["custom-fwd-setup-context"]
+
+    @dataclass(frozen=True)
+    class Says(EagerBackend):
+        device: str = "cpu"
+        exact: bool = False
+        message: str = ""
+
+        def run(self, cases: Sequence[Case]) -> list[Observation]:
+            seen = EagerBackend.run(self, cases)
+            for observed in seen:
+                assert observed.raised is not None
+                if self.message:
+                    observed.raised = Raised("InductorError", self.message, 1, "elsewhere")
+            return seen
+
+    same = EagerBackend("cpu").run([example.case])[0].raised
+    assert same is not None
+    wrapped = f"It failed.\n{same.kind}: {same.message}"
+    with quiet():
+        known = [
+            Judge(Says(message=message), shipped(), "none").judge(example.case).known
+            for message in (wrapped, "It failed.\nRuntimeError: of something else")
+        ]
+    assert known == ["custom-fwd-setup-context", ""]
 
 
 def _raises(**fields: Any) -> Known:
