@@ -91,6 +91,27 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
     ),
+    "compile-conv-strides": Example(
+        case(
+            [x("w1", 2, 2, 2, 9), x("x2", 2, 2, 3, 3), x("x3")],
+            call(
+                "Conv2d",
+                *("w1", "x2", None),
+                form="module",
+                stride=[1, 1],
+                padding=[2, 0],
+                dilation=[1, 2],
+                inner=2,
+                made=2,
+                groups=1,
+                mode="replicate",
+            ),
+            call("neg", "x3", to="v9"),
+            contexts=(),
+        ),
+        "neg",
+        INDUCTOR,
+    ),
     "compile-cond-saved": Example(
         case(
             [x("x0"), x("w1", 2, 2)],
