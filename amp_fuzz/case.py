@@ -13,13 +13,18 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from amp_fuzz.literals import bits_of, numbers
 from amp_fuzz.program import (
+    Arg,
     Autocast,
     Checkpoint,
+    DType,
+    Items,
     Node,
     Program,
     ProgramError,
     Region,
+    TensorSpec,
     check_context,
     show_context,
 )
@@ -217,6 +222,45 @@ def bare(case: Case) -> Case:
     )
     program = msgspec.structs.replace(case.program, body=_strip(case.program.body))
     return msgspec.structs.replace(case, plan=plan, program=program)
+
+
+def single(case: Case) -> Case:
+    """Return the case with float32 for each 16-bit floating dtype that it names.
+
+    So runs without autocast what only casts brought together; values keep their domain, or are
+    those that the case holds.
+    """
+
+    def tensor(spec: TensorSpec) -> TensorSpec:
+        if spec.dtype not in _NARROW:
+            return spec
+        values = bits_of(numbers(spec.values, spec.dtype), "float32") if spec.values else ""
+        return msgspec.structs.replace(spec, dtype="float32", values=values)
+
+    def argument(arg: Arg) -> Arg:
+        if isinstance(arg, Items):
+            return Items(tuple(map(argument, arg.items)))
+        return DType("float32") if isinstance(arg, DType) and arg.name in _NARROW else arg
+
+    def walk(body: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(
+            Region(n.context, walk(n.body))
+            if isinstance(n, Region)
+            else msgspec.structs.replace(
+                n,
+                args=tuple(map(argument, n.args)),
+                kwargs=tuple((name, argument(a)) for name, a in n.kwargs),
+            )
+            for n in body
+        )
+
+    program = msgspec.structs.replace(
+        case.program, inputs=tuple(map(tensor, case.program.inputs)), body=walk(case.program.body)
+    )
+    return msgspec.structs.replace(case, program=program)
+
+
+_NARROW = ("bfloat16", "float16")
 
 
 def _bare(plan: Plan) -> Backward:

@@ -25,7 +25,7 @@ from amp_fuzz.oracle.compare import describe, real, same
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.program import returning_all
 from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
-from amp_fuzz.reference.shadows import Band, distance
+from amp_fuzz.reference.shadows import Band, Reach, distance
 from amp_fuzz.session import MissingBackend, choose_backends
 from amp_fuzz.supervise import Dead, talk
 from amp_fuzz.supervised import prepared
@@ -236,9 +236,11 @@ def _removing(
 def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> bool:
     runtime = backend.reference()
 
-    def shadowed(samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
+    def shadowed(
+        samples: int, seed: int, reach: Reach = "nominal"
+    ) -> tuple[Observation, dict[str, Band]]:
         with deciding(flip):
-            return runtime.shadowed(case, samples, seed)
+            return runtime.shadowed(case, samples, seed, reach)
 
     unjudged: set[str] = set()
     with deciding(flip):

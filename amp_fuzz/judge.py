@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from amp_fuzz.backends import Backend, BackendError, backends
 from amp_fuzz.blame import Named, guilty_op, tainted
-from amp_fuzz.case import Case, bare
+from amp_fuzz.case import Case, bare, single
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.known import Known
@@ -220,9 +221,7 @@ class Judge:
             rounding = differ
             if reference.follows():
                 unjudged = set() if unjudged is None else unjudged
-                rounding = Rounding(
-                    lambda samples, seed: reference.shadowed(case, samples, seed), unjudged
-                )
+                rounding = Rounding(partial(reference.shadowed, case), unjudged)
         return compare(expected, observed, values=self.backend.values, rounding=rounding, skip=skip)
 
     def _relate(self, case: Case, observed: Observation) -> Divergence | None:
@@ -269,7 +268,8 @@ class Judge:
             listed = "" if rest else "+".join(ids)
         if listed:
             return listed
-        quirky = [k for k in self.known if k.quirk and k.on(self.backend.name)]
+        ops = [s.op for s in statements(case.program.body)]
+        quirky = [k for k in self.known if k.tries(ops) and k.on(self.backend.name)]
 
         def explained(chosen: Sequence[Known]) -> list[str] | None:
             names = [k.quirk for k in chosen]
@@ -337,12 +337,21 @@ class Judge:
         """Return whether the case agrees without autocast, if an entry asks for that."""
         if not any(entry.bare == "agrees" for entry in entries):
             return True
-        return self.bare(case) is None
+        return self.bare(case)[1] is None
 
-    def bare(self, case: Case) -> Divergence | None:
-        """Return the divergence of the case without autocast, if there is one."""
+    def bare(self, case: Case) -> tuple[Case, Divergence | None]:
+        """Return the case without autocast, and its divergence, if there is one.
+
+        What only autocast lets run (it brings operands of two dtypes together) runs in float32.
+        """
+        run = self.backend.reference().run
         plain = bare(case)
-        return self._compare(plain, self.backend.reference().run(plain), self._run(plain))
+        expected = run(plain)
+        found = self._compare(plain, expected, self._run(plain))
+        if found is not None or not expected.raised or run(case).raised:
+            return plain, found
+        plain = single(plain)
+        return plain, self._compare(plain, run(plain), self._run(plain))
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".
@@ -365,10 +374,10 @@ class Judge:
             return False
         if not entry.bare:
             return True
-        found = self.bare(case)
+        plain, found = self.bare(case)
         if entry.bare == "agrees" or found is None:
             return found is None and entry.bare == "agrees"
-        return entry in self._speaking(bare(case), found)
+        return entry in self._speaking(plain, found)
 
     def _at_stage(self, entry: Known, case: Case) -> bool:
         """Return whether the case diverges at the stage that an entry blames.

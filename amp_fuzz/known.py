@@ -29,6 +29,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: a name for it, the file name of its page in docs/findings/. what, why: one line each.
     link: the upstream issue, if there is one. quirk: the quirk that must make the case agree.
+    With `ops` beside it, only programs with such an op are tried.
     Without one, `kinds` and `ops` say which divergences it explains: all of a kind, at an op (or a
     glob over ops; ``*`` is also none); `where` is a glob over what the divergence names, `expected`
     and `observed` are regular expressions that are found in what it says of the two sides. It
@@ -40,7 +41,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agrees there.
     bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
     (an imitation may share with the backend what must be right by itself); ``diverges``: only
-    divergences that are there without autocast too, so that none of autocast hides behind them.
+    divergences that are there without autocast too, so that none of autocast hides behind them. A
+    program that does not run without autocast is asked in float32 throughout.
     backends: globs over backend names. torch: the versions that have it.
     """
 
@@ -66,6 +68,10 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         patterns = (pattern.replace("[", "[[]") for pattern in self.backends)
         return any(fnmatch.fnmatchcase(backend, pattern) for pattern in patterns)
 
+    def tries(self, ops: Iterable[str]) -> bool:
+        """Return whether an entry with a quirk speaks of a program of such ops."""
+        return bool(self.quirk) and (not self.ops or _any(ops, self.ops))
+
     def explains(
         self,
         kind: str,
@@ -82,7 +88,11 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         if not (re.search(self.expected, expected) and re.search(self.observed, observed)):
             return False
-        return any(fnmatch.fnmatchcase(op, pattern) for op in ops for pattern in self.ops)
+        return _any(ops, self.ops)
+
+
+def _any(ops: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(op, pattern) for op in ops for pattern in patterns)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -204,7 +204,7 @@ def table(result: dict[str, Any]) -> str:
         "run then has to notice, with no hint. A divergence counts only if honest torch agrees",
         "with the reference on that case: one that shows through a known bug of torch does not.",
         "The policy faults go through the same cases, drawn once; only those that call the op are",
-        "run again, and the cases and seconds are those of the whole way.",
+        "run again, and the cases are those of the whole way.",
         f"At most {run['seconds_limit']:.0f} s for each fault; seconds are CPU seconds of",
         f"one core ({run['machine']['cpu']}). Seed {run['seed']}, {versions}.",
         "",

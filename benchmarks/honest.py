@@ -107,7 +107,7 @@ def judged(judge: Judge, case: Case) -> dict[str, Any]:
     }
     if verdict.outcome == "diverged":
         line |= {"divergence": said(verdict.case, verdict.divergence), "case": _json(verdict.case)}
-        line["bare"] = judge.bare(verdict.case) is not None
+        line["bare"] = judge.bare(verdict.case)[1] is not None
     return line
 
 

@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def tally(group: Group, backend: Backend, case: Case) -> list[str]:
         differ = [n for n in labels if not bitwise(expected.values[n], observed.values[n])]
         if not differ:
             return []
-        rounding = Rounding(lambda samples, seed: reference.shadowed(case, samples, seed))
+        rounding = Rounding(partial(reference.shadowed, case))
         _, bands = reference.shadowed(case, 8, 8)
         # Inside composite ops the shadows are not always the reference (see the page).
         if any(n not in bands or unlike(bands[n], expected.values[n]) for n in differ):

@@ -24,7 +24,7 @@ import torch
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.exported import DATA_DEPENDENT
-from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reference import ReferenceRuntime, threading
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan
@@ -42,6 +42,7 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference.lowered import lowered
 
 __all__ = ["LADDER", "CompileBackend", "backends", "graphs"]
 
@@ -256,7 +257,9 @@ class CompileBackend(TorchBackend):
         runtime = TorchBackend.reference(self).runtime
         if self.rung == "eager":
             return ReferenceRuntime(runtime)
-        traced = dataclasses.replace(runtime, driver=_traced)
+        traced = dataclasses.replace(
+            runtime, driver=_traced, scope=lowered, thread=threading(lowered)
+        )
         return ReferenceRuntime(traced) if self.told else _UntoldReference(traced)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.reference.autocast import reset, state
-from amp_fuzz.reference.shadows import Band, Shadow
+from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
-__all__ = ["ReferenceRuntime", "reference_runtime"]
+__all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,38 @@ class ReferenceRuntime:
         seen.kernels = kernels
         return seen
 
-    def shadowed(self, case: Case, samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
+    def shadowed(
+        self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
+    ) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, and return a band for each value that is observed."""
-        mode = Shadow(samples, seed)
+        mode = Shadow(samples, seed, reach)
         bands: dict[str, Band] = {}
 
         def note(label: str, tensor: torch.Tensor) -> None:
             bands[label] = mode.band(tensor)
 
-        def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-            def follow() -> Any:
-                with mode:  # modes are of a thread
-                    return function(*args)
+        base = self.of(case)
 
-            return prelude.in_thread(follow)
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with mode, base.scope():
+                yield
 
-        runtime = replace(self.of(case), scope=lambda: mode, noted=note, thread=in_thread)
+        runtime = replace(base, scope=scope, noted=note, thread=threading(scope))
         return harness.run(self.meant(case), runtime), bands
+
+
+def threading(scope: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    """Return what runs a function in another thread, in a context: modes are of a thread."""
+
+    def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+        def follow() -> Any:
+            with scope():
+                return function(*args)
+
+        return prelude.in_thread(follow)
+
+    return in_thread
 
 
 def reference_runtime(

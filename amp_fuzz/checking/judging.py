@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.checking.ways import Checked, case_of
@@ -49,8 +50,7 @@ def others(checked: Checked, found: Judged) -> list[Divergence]:
     skipped: set[str] = set()
     rounding = None
     if not checked.exact:
-        reference = checked.reference()
-        rounding = Rounding(lambda samples, seed: reference.shadowed(found.case, samples, seed))
+        rounding = Rounding(partial(checked.reference().shadowed, found.case))
     checked.seen.update(expected=found.expected, observed=found.observed)
     divergences: list[Divergence] = []
     with quiet():

@@ -31,7 +31,7 @@ from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
-from amp_fuzz.reference.shadows import Band, Shadow
+from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]
 
@@ -150,18 +150,20 @@ class CheckedReference(ReferenceRuntime):
         assert inner is not None
         return seen
 
-    def shadowed(self, case: Case, samples: int, seed: int) -> tuple[Observation, dict[str, Band]]:
+    def shadowed(
+        self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
+    ) -> tuple[Observation, dict[str, Band]]:
         """Call the subject with shadows; return a band for each value on which the sides differ."""
         wanted = _differing(self.checked.seen)
-        key = (case.plan, samples, seed, active_quirks(), frozenset(wanted))
+        key = (case.plan, samples, seed, reach, active_quirks(), frozenset(wanted))
         if key not in self.checked.bands:
-            self.checked.bands[key] = self._followed(case, samples, seed, wanted)
+            mode = Shadow(samples, seed, reach)
+            self.checked.bands[key] = self._followed(case, mode, wanted)
         return self.checked.bands[key]
 
     def _followed(
-        self, case: Case, samples: int, seed: int, wanted: set[str]
+        self, case: Case, mode: Shadow, wanted: set[str]
     ) -> tuple[Observation, dict[str, Band]]:
-        mode = Shadow(samples, seed)
         bands: dict[str, Band] = {}
 
         def note(label: str, tensor: torch.Tensor) -> None:

@@ -15,15 +15,16 @@ import torch
 
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs, real, same
-from amp_fuzz.reference.shadows import Band, Distance, distance
+from amp_fuzz.reference.shadows import Band, Distance, Reach, distance
 
 __all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
 
 THRESHOLD = 4.0
 SCREEN, CONFIRM = 8, 64  # samples
 
-Shadowed = Callable[[int, int], tuple[Observation, Mapping[str, Band]]]
-"""Runs the case under the reference with so many samples and a seed; a band for each label."""
+Shadowed = Callable[..., tuple[Observation, Mapping[str, Band]]]
+"""Runs the case under the reference with so many samples, a seed and a reach (as `Shadow` has
+them); a band for each label."""
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Rounding:
     run: Shadowed
     unjudged: set[str] = field(default_factory=set)
     _bands: dict[int, Mapping[str, Band]] = field(default_factory=dict)
+    _ends: list[Mapping[str, Band]] = field(default_factory=list)
 
     def __call__(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
         """Return a divergence of two tensors of one dtype and shape that differ in a bit."""
@@ -46,22 +48,49 @@ class Rounding:
         if self._elsewhere(label, band, want):
             self.unjudged.add(label)
             return None
+        sure = ~self._ambiguous(label, band) if band.left else None
         if nonfinite_differs(want, got):
-            found_ = self._nonfinite(label, band, want, got)
+            found_ = self._nonfinite(label, band, want, got, sure)
             if found_ is not None:
                 return found_
-        if not _over(distance(band, got)):
-            return None
-        band = self._band(label, CONFIRM)
-        if band is None or not band.known:
-            return None
-        found = distance(band, got)
-        if not _over(found):
-            return None
+        found = self._far(label, band, got, sure)
         grad = label.endswith(".grad")
-        if band.left:
-            return Divergence("range", label, *_said(found, want, band))
-        return Divergence("grad-value" if grad else "value", label, *_said(found, want, band))
+        if found is not None:
+            return Divergence("grad-value" if grad else "value", label, *_said(found, want, band))
+        if sure is None:
+            return None
+        if nonfinite_differs(want, got):
+            return Divergence("range", label, *_unlike(want, got, band))
+        found = self._far(label, band, got, None)
+        return None if found is None else Divergence("range", label, *_said(found, want, band))
+
+    def _far(
+        self, label: str, band: Band, got: torch.Tensor, sure: torch.Tensor | None
+    ) -> Distance | None:
+        """Return the distance of a value that rounding does not explain, or None."""
+        if not _over(distance(band, got, sure)):
+            return None
+        confirmed = self._band(label, CONFIRM)
+        if confirmed is None or not confirmed.known:
+            return None
+        found = distance(confirmed, got, sure)
+        return found if _over(found) else None
+
+    def _ambiguous(self, label: str, band: Band) -> torch.Tensor:
+        """Return which elements depend on what left the range of its dtype, complex as pairs.
+
+        The copies are computed twice, without any range and with a range that ends early. Where all
+        are equal, no precision that an implementation keeps in between makes a difference.
+        """
+        reaches: tuple[Reach, ...] = ("unbounded", "bounded")
+        if not self._ends:
+            self._ends += [self.run(SCREEN, SCREEN, reach)[1] for reach in reaches]
+        first, second = (bands.get(label) for bands in self._ends)
+        if first is None or second is None or not (first.known and second.known):
+            return torch.ones_like(real(band.clean), dtype=torch.bool)
+        a, b = (torch.cat([band.clean[None], band.samples]) for band in (first, second))
+        a, b = real(a), real(b)
+        return ((a != b) & ~(torch.isnan(a) & torch.isnan(b))).any(0)
 
     def _elsewhere(self, label: str, band: Band, want: torch.Tensor) -> bool:
         """Return whether the shadows follow another computation than the reference's own.
@@ -86,28 +115,42 @@ class Rounding:
         return self._bands[samples].get(label)
 
     def _nonfinite(
-        self, label: str, band: Band, want: torch.Tensor, got: torch.Tensor
+        self,
+        label: str,
+        band: Band,
+        want: torch.Tensor,
+        got: torch.Tensor,
+        sure: torch.Tensor | None,
     ) -> Divergence | None:
         """Return how NaN and infinities differ, if the samples do not differ in that way too."""
-        a, b = real(want.detach()), real(got.detach())
         clean, samples = real(band.clean), real(band.samples)
-        differs = (torch.isfinite(a) != torch.isfinite(b)) | (
-            ~torch.isfinite(a) & (a != b) & ~(torch.isnan(a) & torch.isnan(b))
-        )
-        said = (
-            f"{int((~torch.isfinite(a)).sum())} not finite of {describe(want)}",
-            f"{int((~torch.isfinite(b)).sum())} not finite, {int(differs.sum())} differ",
-        )
-        if band.left:
-            left = ", ".join(band.left)
-            return Divergence("range", label, f"{said[0]}: {left} left the range", said[1])
         unsure = ~torch.isfinite(samples).all(0) & torch.isfinite(clean)
         unsure |= torch.isfinite(samples).any(0) & ~torch.isfinite(clean)
-        unsure |= torch.isfinite(a) != torch.isfinite(clean)  # the reference itself is a chance
-        if not bool((differs & ~unsure).any()):
+        # The reference itself may be finite by chance.
+        unsure |= torch.isfinite(real(want)) != torch.isfinite(clean)
+        if sure is not None:
+            unsure |= ~sure
+        if not bool((_unlike_at(want, got) & ~unsure).any()):
             return None
         kind = "grad-nonfinite" if label.endswith(".grad") else "nonfinite"
-        return Divergence(kind, label, *said)  # type: ignore[arg-type]
+        return Divergence(kind, label, *_unlike(want, got, band))  # type: ignore[arg-type]
+
+
+def _unlike_at(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return where NaN and infinities differ, complex as pairs."""
+    a, b = real(want.detach()), real(got.detach())
+    return (torch.isfinite(a) != torch.isfinite(b)) | (
+        ~torch.isfinite(a) & (a != b) & ~(torch.isnan(a) & torch.isnan(b))
+    )
+
+
+def _unlike(want: torch.Tensor, got: torch.Tensor, band: Band) -> tuple[str, str]:
+    count = [int((~torch.isfinite(real(t.detach()))).sum()) for t in (want, got)]
+    left = f": {', '.join(band.left)} left the range" if band.left else ""
+    return (
+        f"{count[0]} not finite of {describe(want)}{left}",
+        f"{count[1]} not finite, {int(_unlike_at(want, got).sum())} differ",
+    )
 
 
 def _over(found: Distance) -> bool:

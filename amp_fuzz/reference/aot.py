@@ -39,18 +39,6 @@ class _Kernels(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-class _FractionalPool(TorchDispatchMode):
-    """Hand ``fractional_max_pool3d`` its random samples, ``[N, C, 3]``, in the reverse order."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.ops.aten.fractional_max_pool3d.default:
-            *others, samples = args
-            return func(*others, samples.flip(-1))
-        return func(*args, **(kwargs or {}))
-
-
 class _Functions(TorchFunctionMode):
     """Call every function again from what it hands on to a mode, which may be less than it got."""
 
@@ -146,7 +134,6 @@ def _register(name: str) -> None:
 
 
 QUIRKS: dict[str, Callable[[], Any]] = {
-    "compile-fractional-pool": _FractionalPool,
     "compile-functions": _functions,
     "compile-kernels": _Kernels,
     "compile-matrix-rank": _ranks,

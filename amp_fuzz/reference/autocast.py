@@ -179,13 +179,19 @@ QUIRKS = (
     "any-query-misses-devices",
     "cache-ignores-dtype",
     "compile-backward-autocast",
+    "compile-erf",
     "compile-fractional-pool",
     "compile-functions",
+    "compile-group-norm",
+    "compile-hardsigmoid",
     "compile-kernels",
     "compile-matrix-rank",
+    "compile-max-pool-indices",
     "compile-out",
+    "compile-remainder",
     "compile-views",
     "compile-weight-cache",
+    "compile-weight-norm",
     "custom-fwd-setup-context",
     "custom-op-body-off",
     "custom-op-weight-cache",
@@ -194,6 +200,7 @@ QUIRKS = (
     "promote-skips-optional",
     "query-asks-cuda",
     "torchscript-autodiff",
+    "torchscript-fallback",
     "torchscript-pass",
     "trace-weight-cache",
     "transform-before-autocast",
@@ -214,6 +221,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
+    compile-erf, compile-fractional-pool, compile-group-norm, compile-hardsigmoid,
+        compile-max-pool-indices, compile-remainder, compile-weight-norm: one op is computed as a
+        decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-functions: a Python function of torch that modes may override is called again from what
         it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
         `torch.chain_matmul` not its ``out=``.
@@ -239,6 +249,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         which ask so take their fast path under the autocast of any other device.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
+    torchscript-fallback: an addmm of a weight in a ``no_grad`` region is a product of what is cast,
+        and a sum in float32.
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
         the autocast around it (`amp_fuzz.reference.torchscript`).
     trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
@@ -322,11 +334,21 @@ def _register(names: Iterable[str]) -> None:
                 dispatch.register(name, _kernel(name, overload, key), key)
 
 
+def _falls_back(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether TorchScript may run an addmm of these as a product and a sum."""
+    if torch.is_grad_enabled() or any(factor != 1 for factor in kwargs.values()):
+        return False
+    return any(t.requires_grad for t in args)
+
+
 def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
     whole = key == dispatch.FIRST and not dispatch.is_composite(overload)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if "torchscript-fallback" in _quirks and name == "addmm" and _falls_back(args, kwargs):
+            product = torch.mm(args[1], args[2])
+            return args[0].to(product.dtype).float() + product.float()
         found = _rule(name, args, kwargs)
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():

@@ -9,6 +9,7 @@ comes before the function transforms; that key is switched on inside those alone
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "exclude",
     "first",
     "is_composite",
+    "kept",
     "overload_of",
     "register",
     "switch",
@@ -95,10 +97,44 @@ def first() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_included(_FIRST_KEY, before)
 
 
-def exclude() -> AbstractContextManager[None]:
-    """Return a context in which the keys are excluded: what runs inside is not autocast again."""
-    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_KEYSET)
-    return guard
+class exclude:
+    """A context in which the keys are excluded: what runs inside is not autocast again."""
+
+    __slots__ = ("guard",)
+
+    def __enter__(self) -> None:
+        self.guard = torch._C._ExcludeDispatchKeyGuard(_KEYSET)
+        self.guard.__enter__()
+        _excluding.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        _excluding.depth -= 1
+        self.guard.__exit__(*error)
+
+
+class _Excluding(threading.local):
+    depth = 0
+
+
+_excluding = _Excluding()
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Include the key again, for a block in a dispatch mode, as it is without the mode.
+
+    A mode runs with all autocast keys excluded, so that a kernel that it calls (the pseudo-inverse:
+    ``matmul``) would not be cast inside. What one of the reference's kernels excluded stays so.
+    """
+    if _excluding.depth or not is_on():
+        yield
+        return
+    before = torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, before)
 
 
 def below_autograd() -> AbstractContextManager[None]:

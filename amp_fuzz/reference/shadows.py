@@ -22,12 +22,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["UNIT_ROUNDOFF", "Band", "Distance", "Shadow", "Shadowed", "distance", "shadow", "unit"]
+__all__ = [
+    "UNIT_ROUNDOFF",
+    "Band",
+    "Distance",
+    "Reach",
+    "Shadow",
+    "Shadowed",
+    "distance",
+    "forget",
+    "shadow",
+    "unit",
+]
 
 UNIT_ROUNDOFF: dict[torch.dtype, float] = {
     torch.bfloat16: 2.0**-8,
@@ -52,6 +63,9 @@ _REAL: dict[torch.dtype, torch.dtype] = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
+
+
+Reach: TypeAlias = Literal["nominal", "unbounded", "bounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +121,18 @@ class Shadow(TorchDispatchMode):
     Args:
         samples: how many perturbed copies.
         seed: of the perturbations; the nominal computation does not see it.
+        reach: what the copies do where the nominal value leaves the range of its dtype. They take
+            that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
+            leave the range at a quarter of it too (``bounded``). An implementation that keeps
+            another precision in between comes to what is between the last two.
 
     Use it inside `reference.autocast` or around it, then ask `band` for any tensor of the block,
     gradients included. Works on strided tensors of the CPU.
     """
 
-    def __init__(self, samples: int = 8, seed: int = 0) -> None:
+    def __init__(self, samples: int = 8, seed: int = 0, reach: Reach = "nominal") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.samples = samples
+        self.samples, self.reach = samples, reach
         self._generator = torch.Generator().manual_seed(seed)
         self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
@@ -128,6 +146,11 @@ class Shadow(TorchDispatchMode):
             memory, copies = self._copies(tensor)
             copies = copies.clone()
             return Band(tensor.clone(), copies[0], copies[1:], memory.known, memory.left)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Say of a tensor, and of what is computed from it, that nothing is known."""
+        with torch.no_grad(), _off():
+            self._raw(tensor)[0].known = False
 
     # -- following --------------------------------------------------------------------------------
 
@@ -277,7 +300,11 @@ class Shadow(TorchDispatchMode):
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():
                 leaves = bool((beyond & torch.isfinite(copies[0])).any())
-                copies = torch.where(finite, copies, value)
+                if self.reach != "unbounded":
+                    copies = torch.where(finite, copies, value)
+            if self.reach == "bounded":
+                # A kernel may add two products, each beyond the range where their sum is not.
+                copies = _ended(copies, limits.max / 4)
         window.copy_(_seen(copies, nominal))
         return leaves
 
@@ -493,6 +520,13 @@ def _short(tensor: torch.Tensor) -> bool:
     return _equals(shorter.to(tensor.dtype), tensor)
 
 
+def _ended(copies: torch.Tensor, end: float) -> torch.Tensor:
+    """Return the copies with infinities in place of what is beyond an end."""
+    if copies.is_complex():
+        return torch.view_as_complex(_ended(torch.view_as_real(copies), end))
+    return torch.where(copies.abs() > end, torch.inf * copies.sign(), copies)
+
+
 def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any, few: float) -> float:
     """Return the mean of the distances, each times a sign, in units of what the samples come to.
 
@@ -514,6 +548,13 @@ def fewness(clean: torch.Tensor) -> float:
 
 def _off() -> Any:
     return torch.utils._python_dispatch._disable_current_modes()
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Tell the shadows around, if there are any, that nothing is known of a tensor."""
+    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, Shadow):
+            mode.forget(tensor)
 
 
 def unit(band: Band, *, own: bool = True) -> torch.Tensor:
@@ -552,8 +593,10 @@ def leans(band: Band) -> tuple[float, float]:
     return float(plain.abs().amax()), float(signed.abs().amax())
 
 
-def distance(band: Band, value: torch.Tensor) -> Distance:
+def distance(band: Band, value: torch.Tensor, among: torch.Tensor | None = None) -> Distance:
     """Return how far a value is from a band; both of one dtype and shape.
+
+    among: bool, of that shape (complex numbers as pairs): the elements that are looked at.
 
     What the nominal value is off by is allowed to others too: some kernels are not backward stable
     (gelu far from 0, interpolation), and no other implementation need be better than torch's own.
@@ -582,6 +625,8 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
         unlike = (value != clean) & (samples != value).all(0)
         if band.nominal is not given:
             unlike &= value != band.nominal
+        if among is not None:
+            unlike &= among
         if not unlike.any():
             return Distance(0.0, 0.0)
         index = tuple(int(i) for i in torch.nonzero(unlike)[0])
@@ -593,6 +638,8 @@ def distance(band: Band, value: torch.Tensor) -> Distance:
     nominal = torch.view_as_real(nominal) if nominal.is_complex() else nominal
     off = samples - clean
     finite = torch.isfinite(clean) & torch.isfinite(off).all(0)
+    if among is not None:
+        finite &= among
     lost = finite & torch.isfinite(nominal) & ~torch.isfinite(value)
     if lost.any():
         where = tuple(int(i) for i in torch.nonzero(lost)[0])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends import BackendError, backends, choose
 from amp_fuzz.backends.torchstate import torch_state
+from amp_fuzz.harness import changes
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from tests.helpers import BF16, F16, call, case, drawn, one_line, under, x
@@ -152,3 +156,36 @@ def test_an_unknown_name_says_what_to_write(word: str, said: str) -> None:
         choose([word])
     assert said in str(caught.value)
     assert one_line(caught.value)
+
+
+@contextmanager
+def included(key: str) -> Iterator[None]:
+    """Include a dispatch key that no kernel of torch has."""
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+
+
+STATES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast on cpu": lambda: torch.autocast("cpu"),
+    "its dtype on cpu": lambda: torch.autocast("cpu", dtype=torch.float16, enabled=True),
+    "weight cache": lambda: torch.autocast("cpu", cache_enabled=False),
+    "nesting": lambda: torch.autocast("cpu", enabled=False),
+    "grad mode": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "dispatch modes": TorchDispatchMode,
+    "dispatch keys": lambda: included("AutocastIPU"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_each_part_of_a_state_is_read(name: str) -> None:
+    before = torch_state("cpu")
+    with STATES[name]():
+        inside = torch_state("cpu")
+    assert inside[name] != before[name]
+    assert f"{name}: {before[name]} became {inside[name]}" in str(changes(before, inside))
+    assert torch_state("cpu") == before
+    assert set(STATES) == set(before)

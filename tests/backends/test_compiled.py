@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.program import Autocast
+from amp_fuzz.program import Autocast, InferenceMode
+from amp_fuzz.reference import lowered, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
 from tests.helpers import BF16, call, case, drawn, under, x
@@ -295,3 +297,48 @@ def test_an_error_that_dynamo_quotes_is_the_known_one() -> None:
     example = case(halves, call("concat", ["x0", "x1"], 0), backward="none")
     verdict = Judge(backends()["compile[aot_eager]"], shipped()).judge(example)
     assert (verdict.outcome, verdict.known) == ("known", "promote-foreign-half")
+
+
+@pytest.mark.parametrize("quirk", sorted(lowered.QUIRKS))
+def test_what_imitates_one_op_leaves_the_casts_in_other_kernels(quirk: str) -> None:
+    """A dispatch mode runs with autocast excluded: a kernel that calls others would lose it."""
+    pinv = case([x("x0", 3, 3)], call("linalg.pinv", "x0"), backward="none")
+    with quirks([quirk]):
+        seen = backends()["compile[inductor]"].reference().run(pinv)
+    assert seen.values["v0"] is not None
+    assert seen.values["v0"].dtype == torch.bfloat16
+
+
+class Restoring:
+    """A cycle that turns grad mode off when it is deleted, as the guard of a region does."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        torch.set_grad_enabled(False)
+
+
+def test_what_a_collection_does_to_the_state_of_the_thread_is_told() -> None:
+    backend = CompileBackend("aot_eager")
+    gc.disable()
+    try:
+        Restoring()
+        assert backend.undone() == "grad mode: True became False by a garbage collection"
+        torch.set_grad_enabled(True)
+        assert backend.undone() is None
+    finally:
+        torch.set_grad_enabled(True)
+        gc.enable()
+
+
+def test_it_is_asked_where_an_inference_region_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only such a compilation leaves a guard behind; a collection costs milliseconds."""
+    monkeypatch.setattr(CompileBackend, "undone", lambda self: "undone")
+    region = under(InferenceMode(), call("unsqueeze", "x0", -1, form="method"))
+    failing = case([x("x0", 2, 2)], region, contexts=(), backward="none")
+    plain = case([x("x0", 2, 2)], call("neg", "x0"), contexts=(), backward="none")
+    first, second = CompileBackend("aot_eager").run([failing, plain])
+    assert first.raised is not None
+    assert str(first.leaked).endswith("undone")
+    assert second.leaked is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
@@ -110,6 +112,27 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "",
     ),
+    "compile-conv-strides": Example(
+        case(
+            [x("w1", 2, 2, 2, 9), x("x2", 2, 2, 3, 3), x("x3")],
+            call(
+                "Conv2d",
+                *("w1", "x2", None),
+                form="module",
+                stride=[1, 1],
+                padding=[2, 0],
+                dilation=[1, 2],
+                inner=2,
+                made=2,
+                groups=1,
+                mode="replicate",
+            ),
+            call("neg", "x3", to="v9"),
+            contexts=(),
+        ),
+        "neg",
+        INDUCTOR,
+    ),
     "compile-cond-saved": Example(
         case(
             [x("x0"), x("w1", 2, 2)],
@@ -141,17 +164,6 @@ EXAMPLES: Mapping[str, Example] = {
         ),
         "neg",
     ),
-    "compile-erf": Example(
-        case(
-            [x("x0", 16), x("x1", 16, domain="subnormal")],
-            NEG,
-            call("erf", "x1"),
-            contexts=(),
-            backward="none",
-        ),
-        "neg",
-        INDUCTOR,
-    ),
     "compile-grid-sampler-fallback": Example(
         case(
             [x("x0", 1, 1, 5, 1), x("x1", 1, 2, 3, 2)],
@@ -160,21 +172,6 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
         "_grid_sampler_2d_cpu_fallback",
-    ),
-    "compile-group-norm": Example(
-        case(
-            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
-            NEG,
-            call("group_norm", "x0", 1, "w1"),
-            contexts=(),
-        ),
-        "neg",
-        DECOMPOSED,
-    ),
-    "compile-hardsigmoid": Example(
-        case([x("x0"), x("w1", dtype="float64")], NEG, call("hardsigmoid", "w1"), contexts=()),
-        "neg",
-        DECOMPOSED,
     ),
     "compile-inference-guard": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, contexts=(), backward="none"), "unsqueeze"
@@ -203,25 +200,6 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-inference-tensors": Example(
         case([x("x0", 2, 2)], NEG, INFERENCE, backward="none"), "unsqueeze"
     ),
-    "compile-max-pool-indices": Example(
-        case(
-            [
-                x("x0"),
-                x(
-                    "x1",
-                    *(1, 2, 2),
-                    layout="transposed",
-                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
-                ),
-            ],
-            NEG,
-            call("max_pool2d_with_indices", "x1", kernel_size=2, to="v0 v1"),
-            contexts=(),
-            backward="none",
-        ),
-        "neg",
-        INDUCTOR,
-    ),
     "compile-mixed-dtype": Example(
         case(
             [x("x0", 2, 3, dtype="bfloat16"), *(x(n, 3, dtype="float16") for n in ("x1", "x2"))],
@@ -231,6 +209,15 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
         "",  # eager raises, and shows no value in which another bug could be seen
+        DECOMPOSED,
+    ),
+    "compile-mixed-mv": Example(
+        case(
+            [x("x0", 3, dtype="float16"), x("w1", 2, dtype="float16"), x("w2", 3)],
+            call("addr", "x0", "w1", "w2"),
+            contexts=(),
+        ),
+        "addr",
         DECOMPOSED,
     ),
     "compile-mutated-saved": Example(
@@ -299,17 +286,6 @@ EXAMPLES: Mapping[str, Example] = {
         "",
         DECOMPOSED,
     ),
-    "compile-weight-norm": Example(
-        case(
-            [x("x0"), x("x1", 8)],
-            NEG,
-            call("_weight_norm", "x1", "x1", 0),
-            contexts=(),
-            backward="none",
-        ),
-        "neg",
-        DECOMPOSED,
-    ),
     "compile-zero-dim-loss": Example(
         case(
             [x("x0", 3), x("x1", dtype="int64", domain="index", bound=3), x("x2", 2, 3)],
@@ -348,6 +324,106 @@ def test_no_other_entry_explains_it(name: str) -> None:
 def test_another_bug_of_the_same_op_is_not_explained(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped(), wrong=EXAMPLES[name].op)
     assert verdict.outcome == "diverged"
+
+
+def test_mixed_dtypes_are_explained_at_the_ops_that_refuse_them_only() -> None:
+    mixed, mv = (k for k in shipped() if k.id in ("compile-mixed-dtype", "compile-mixed-mv"))
+    said = "RuntimeError: mixed dtype (CPU): expect parameter to have scalar type of Float"
+    for op, explained in (("layer_norm", True), ("batch_norm", True), ("mv", False), ("", False)):
+        assert mixed.explains("raise", [op], expected=said, observed="no error") is explained
+    said = "RuntimeError: addmv input tensors must have the same dtype, but got Half"
+    for op, explained in (("mv", True), ("addr", True), ("layer_norm", False), ("", False)):
+        assert mv.explains("raise", [op], expected=said, observed="no error") is explained
+
+
+@dataclass(frozen=True)
+class WrongGradient(WrongKernel):
+    """Gets the gradients of the weights wrong: each element by half of itself."""
+
+    def _wrong(self, case: Case, seen: Observation) -> Observation:
+        for label, value in seen.values.items():
+            if label.endswith(".grad") and value is not None:
+                seen.values[label] = value * 1.5
+        return seen
+
+
+GRADIENTS: Mapping[str, Example] = {
+    "compile-group-norm": Example(
+        case(
+            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
+            call("group_norm", "x0", 1, "w1"),
+            contexts=(),
+            seed=1,
+        ),
+        "",
+        DECOMPOSED,
+    ),
+    "compile-hardsigmoid": Example(
+        case([x("w1", 4, dtype="float64")], call("hardsigmoid", "w1"), contexts=()),
+        "",
+        DECOMPOSED,
+    ),
+    "compile-max-pool-indices": Example(
+        case(
+            [
+                x(
+                    "w1",
+                    1,
+                    2,
+                    2,
+                    layout="transposed",
+                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
+                )
+            ],
+            call("max_pool2d_with_indices", "w1", kernel_size=2, to="v0 _"),
+            contexts=(),
+        ),
+        "",
+        INDUCTOR,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_that_is_wrong_in_another_way_is_not_explained(name: str) -> None:
+    example = GRADIENTS[name]
+    verdict = judged(example, shipped())
+    with quiet():
+        wrong = Judge(WrongGradient(backends()[example.backend], ""), shipped()).judge(example.case)
+    assert (verdict.outcome, wrong.outcome) == ("known", "diverged"), verdict.divergence
+    assert verdict.known == name
+
+
+def test_what_is_made_of_a_wrong_value_that_is_not_returned_is_explained() -> None:
+    """The reference computes the hidden remainder as the compiler does, and what comes of it."""
+    large = bits_of([float(2**100)] * 16, "float32")
+    hidden = case(
+        [x("x1", 16, values=large), x("x2", 16)],
+        call("remainder.scalar", "x1", 300.0),
+        call("mul", "v0", "x2", to="v1"),
+        call("exp", "x2", to="v2"),
+        contexts=(),
+        backward="none",
+    )
+    example = Example(hidden, "", INDUCTOR, ("v1", "v2"))
+    assert judged(example, shipped()).known == "compile-remainder"
+    assert judged(example, shipped(), wrong="exp").outcome == "diverged"
+
+
+def test_memory_that_nobody_wrote_is_all_that_is_not_judged() -> None:
+    """Nothing is known of the gradient of a vector's _weight_norm, but of its neighbour's all."""
+    both = case(
+        [x("w1", 8), x("w2", 8)],
+        call("_weight_norm", "w1", "w1", 0),
+        call("exp", "w2", to="v1"),
+        contexts=(),
+    )
+    example = Example(both, "", DECOMPOSED)
+    verdict = judged(example, shipped())
+    assert (verdict.outcome, verdict.known) == ("known", "compile-weight-norm")
+    with quiet():
+        wrong = Judge(WrongGradient(backends()[DECOMPOSED], ""), shipped()).judge(both)
+    assert wrong.outcome == "diverged"
 
 
 def test_a_bug_of_the_same_op_elsewhere_in_the_program_is_not_explained() -> None:
@@ -413,10 +489,24 @@ def test_a_wrong_result_of_the_listed_shape_is_not_hidden_where_eager_agrees_wit
     assert judged(example, (entry,)).outcome == "known"
 
 
+def test_an_entry_explains_its_bug_beside_a_call_that_needs_autocast() -> None:
+    """Without autocast the call raises for two dtypes before the bug can show."""
+    example = EXAMPLES["compile-mutated-saved"]
+    inputs = [*example.case.program.inputs, x("x3", 2, 2), x("x4", 2, 2, dtype="bfloat16")]
+    both = case(inputs, call("mm", "x3", "x4", to="v8"), *example.case.program.body)
+    assert judged(Example(both, ""), shipped()).known == "compile-mutated-saved"
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "expected", "observed"),
     [
         ("compile-range", "range", "0 not finite of float32[2]: x left the range", "2 not finite"),
+        (
+            "compile-randperm-index",
+            "raise",
+            "no error",
+            "RuntimeError: Not all inputs to pattern found in match.kwargs. argname=slice_shape",
+        ),
         (
             "compile-saved-tensors",
             "raise",
@@ -439,6 +529,7 @@ def test_an_entry_that_no_small_case_shows_speaks_of_its_own_text_only(
 UNSHOWN = {
     "compile-not-implemented",
     "compile-onednn-descriptor",
+    "compile-randperm-index",
     "compile-range",
     "compile-rnn-layer",
     "compile-saved-tensors",

@@ -77,6 +77,8 @@ class _PromoteFloat32(Wrapper):
         return torch.float32
 
 
+# Backward passes call cat too: that of lu of a matrix which is not square puts two float32 parts
+# together, under the autocast around it. Only the bits of a gradient show it.
 @_fault(
     "promote-ignores-lists",
     "promote does not ask the tensors of a list",

@@ -22,7 +22,7 @@ import torch
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import CUSTOM_OPS, Case
-from amp_fuzz.engine import Finding, Settings, Task, explore, plan_tasks, seed_of
+from amp_fuzz.engine import Event, Settings, Suspected, Task, explore, plan_tasks, seed_of
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.records import CaseRecord, DivergenceRecord
@@ -75,7 +75,6 @@ def _rounds(seed: int) -> Iterator[tuple[Task, Settings]]:
             cases=_ROUND,
             seed=seed_of(seed, number),
             known=shipped(),
-            fail_fast=True,
             minimize=0.0,
         )
         for task in plan_tasks(settings, [_backend()]):
@@ -90,25 +89,42 @@ def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) 
     """Corrupt torch and run the engine until it notices, for so long or for so many cases."""
     torch.set_num_threads(1)
     alarms = done = 0
-    spent, start = 0.0, time.process_time()
+    start = time.process_time()
     for task, settings in _rounds(seed):
-        record = None
-        with fault.corrupt():
-            for event in explore(task, settings):
-                if isinstance(event, Finding) and event.new and _counts(event.record.case):
-                    record = event.record
-                done += isinstance(event, CaseRecord)
-                spent = time.process_time() - start
-                if spent > seconds or (cases and done >= cases):
-                    break
-        if record is not None:
-            if _is_of(record, fault):
-                found = record.kind, record.where, record.op
-                return Hunt(fault.name, True, done, round(spent, 2), *found, alarms)
-            alarms += 1
-        if spent > seconds or (cases and done >= cases):
+        events = explore(task, settings)
+        found, over = None, False
+        while not over:
+            with fault.corrupt():
+                for _, found in _cases(events):
+                    done += 1
+                    over = time.process_time() - start > seconds or (0 < cases <= done)
+                    if found is not None or over:
+                        break
+                else:
+                    break  # the task came to its end
+            if found is not None and _is_of(found, fault):
+                spent = round(time.process_time() - start, 2)
+                said = found.kind, found.where, found.op
+                return Hunt(fault.name, True, done, spent, *said, alarms)
+            alarms += found is not None
+        if over:
             break
-    return Hunt(fault.name, False, done, round(spent, 2), alarms=alarms)
+    spent = round(time.process_time() - start, 2)
+    return Hunt(fault.name, False, done, spent, alarms=alarms)
+
+
+def _cases(
+    events: Iterator[Event | CaseRecord],
+) -> Iterator[tuple[CaseRecord, DivergenceRecord | None]]:
+    """Yield the record of each case of a task, with its divergence if that is new and counts."""
+    found: DivergenceRecord | None = None
+    for event in events:
+        if isinstance(event, Suspected):
+            found = found or event.record
+        elif isinstance(event, CaseRecord):
+            counts = event.outcome == "diverged" and found is not None and _counts(found.case)
+            yield event, found if counts else None
+            found = None
 
 
 def _counts(case: Case) -> bool:
@@ -150,18 +166,15 @@ def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
     """Run the engine for so long over honest kernels; return its way, and what came of the run."""
     torch.set_num_threads(1)
     wrapper, steps, alarms = _Listening(), [], 0
-    spent, start = 0.0, time.process_time()
+    start = time.process_time()
     last: list[Case] = []
     with installed(wrapper):
         for task, settings in _rounds(seed):
-            for event in explore(task, settings, seen=last.append):
+            for _, found in _cases(explore(task, settings, seen=last.append)):
                 spent = time.process_time() - start
-                if isinstance(event, Finding):
-                    steady = event.record.kind != "nondeterminism"
-                    alarms += event.new and steady and _counts(event.record.case)
-                if not isinstance(event, CaseRecord):
-                    continue
-                steps.append(Step(last.pop(), task.family, frozenset(wrapper.reached), spent))
+                alarms += found is not None and found.kind != "nondeterminism"
+                steps.append(Step(last[0], task.family, frozenset(wrapper.reached), spent))
+                last.clear()
                 wrapper.reached.clear()
                 if spent > seconds:
                     return steps, Hunt("honest-noted", bool(alarms), len(steps), round(spent, 2))

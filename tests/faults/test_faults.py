@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
+from amp_fuzz.judge import Judge, quiet
 from benchmarks.faults import table
 from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
-from tests.faults.hunt import Hunt, Step, hunt, hunt_along, record
+from tests.faults.hunt import Hunt, Step, _counts, hunt, hunt_along, record
 from tests.faults.wrapper import POLICIES
+from tests.helpers import call, case, eager, x
 
 # One of each kind of mistake, all found within a second or two.
 _SEMANTIC = (
@@ -57,12 +60,23 @@ def test_honest_kernels_in_python_raise_no_alarm(name: str) -> None:
     assert not hunt(CONTROLS[name], cases=150).found
 
 
-def test_the_short_way_finds_what_the_whole_way_finds(way: Sequence[Step]) -> None:
-    short, whole = (
-        search(POLICY["conv2d:none"]) for search in (lambda f: hunt_along(f, way), hunt)
-    )
-    # Not after as many cases: what else the whole way finds and minimises is counted there.
-    assert (short.kind, short.where, short.op) == (whole.kind, whole.where, whole.op)
+@pytest.mark.parametrize("name", ["conv2d:none", "prelu:promote", "mse_loss:banned"])
+def test_the_short_way_finds_what_the_whole_way_finds(name: str, way: Sequence[Step]) -> None:
+    """The same find after as many cases and alarms, past a transform over kernels in Python."""
+    short, whole = hunt_along(POLICY[name], way), hunt(POLICY[name])
+    assert short.found
+    assert any(not _counts(step.case) for step in way[: short.cases])
+    assert replace(short, seconds=0.0) == replace(whole, seconds=0.0)
+
+
+def test_ignored_lists_show_in_a_gradient_where_the_backward_pass_calls_cat() -> None:
+    """The gradient of lu is put together by cat, but for a square matrix."""
+    fault = SEMANTIC["promote-ignores-lists"]
+    for columns, kind in ((8, "grad-bitwise"), (3, "")):
+        example = case([x("w0", 3, columns)], call("lu", "w0", to="v0 v1"), backward="inside")
+        with quiet(), fault.corrupt():
+            found = Judge(eager()).judge(example).divergence
+        assert (found.kind if found else "") == kind
 
 
 @pytest.mark.parametrize("name", ["promote-low", "inplace-cast", "cache-survives", "mm:none"])

@@ -13,6 +13,7 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.reference import Band, distance, shadow
 from tests.helpers import BF16, F16, call, case, x
@@ -154,10 +155,46 @@ def test_a_value_that_left_its_range_is_a_case_of_its_own() -> None:
         contexts=(F16,),
         backward="none",
     )
-    verdict = judged(lambda v: torch.full_like(v, 2.5e7), example, "v1")
+    verdict = judged(lambda v: torch.where(v.isinf(), 2.5e7, v), example, "v1")
     assert kind(verdict) == "range"
     assert verdict.divergence is not None
     assert "left the range" in verdict.divergence.expected
+
+
+OVERFLOWS = case(  # v2 has 300 * 300, which float16 has not, and 2 * 2; v4 is one times both
+    [
+        x("x0", 2, dtype="float16", values=bits_of([300.0, 2.0], "float16")),
+        x("x1", 2, dtype="float16", values=bits_of([3.0, 5.0], "float16")),
+    ],
+    call("mul", "x0", "x0"),
+    call("div", "x1", "x1", to="v1"),
+    call("mul", "v0", "x1", to="v2"),
+    call("sum", "v2", to="v3"),
+    call("mul", "v3", "v1", to="v4"),
+    contexts=(),
+    backward="none",
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "label", "found"),
+    [
+        (lambda v: torch.tensor([270000.0, 20.0]).to(v.dtype), "v2", ""),
+        (lambda v: torch.tensor([60000.0, 20.0]).to(v.dtype), "v2", "range"),
+        (lambda v: torch.tensor([torch.nan, 20.0]).to(v.dtype), "v2", "range"),
+        (lambda v: torch.tensor([torch.inf, torch.inf]).to(v.dtype), "v2", "nonfinite"),
+        (lambda v: torch.tensor([60000.0, torch.nan]).to(v.dtype), "v2", "nonfinite"),
+        (lambda v: torch.tensor([60000.0, 21.0]).to(v.dtype), "v2", "value"),
+        (lambda v: torch.tensor([torch.inf, 21.0]).to(v.dtype), "v2", "value"),
+        (lambda v: torch.tensor([torch.inf, torch.inf]).to(v.dtype), "v1", "nonfinite"),
+        (lambda v: torch.tensor([4.0, 5.0]).to(v.dtype), "v4", "range"),
+    ],
+)
+def test_only_what_depends_on_an_overflow_may_come_out_otherwise(
+    change: Change, label: str, found: str
+) -> None:
+    """Beside an element that left its range, each other one is judged as ever."""
+    assert kind(judged(change, OVERFLOWS, label)) == found
 
 
 def test_two_errors_agree_whatever_they_say() -> None:

@@ -84,6 +84,7 @@ def test_every_private_name_in_use_is_known_here() -> None:
         "_AutoDispatchBelowAutograd",
         "_ExcludeDispatchKeyGuard",
         "_dispatch_keyset_full_after",
+        "_dispatch_tls_is_dispatch_key_excluded",
         "_dispatch_tls_is_dispatch_key_included",
         "_dispatch_tls_set_dispatch_key_excluded",
         "_dispatch_tls_set_dispatch_key_included",

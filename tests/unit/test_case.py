@@ -16,8 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_fuzz import catalogue
-from amp_fuzz.case import FORMAT, Case, CaseError, Plan, bare, load, loads, map_autocast
-from amp_fuzz.program import Autocast, Checkpoint, Float, ProgramError, Region, regions
+from amp_fuzz.case import FORMAT, Case, CaseError, Plan, bare, load, loads, map_autocast, single
+from amp_fuzz.literals import bits_of, numbers
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    DType,
+    Float,
+    ProgramError,
+    Ref,
+    Region,
+    Statement,
+    regions,
+    statements,
+)
 from amp_fuzz.source import case_source
 from amp_fuzz.strategies import cases, plans
 from tests.helpers import BF16, F16, STEADY, call, case, drawn, one_line, under, x
@@ -369,3 +381,14 @@ def test_map_autocast_reaches_every_context() -> None:
     off = map_autocast(NESTED, enabled=False)
     found = [*off.plan.contexts, off.plan.backward_context, *regions(off.program.body)]
     assert [c.enabled for c in found if isinstance(c, Autocast)] == [False] * 4
+
+
+def test_in_float32_no_16_bit_dtype_is_left_and_values_stay() -> None:
+    spec = x("x0", 2, dtype="bfloat16", values=bits_of([1.5, -2.0], "bfloat16"))
+    cast = Statement("to", "method", (Ref("x0"), DType("float16")), (), ("v0",))
+    plain = single(case([spec, x("x1", dtype="float64")], under(BF16, cast)))
+    assert "bfloat16" not in str(plain.program.inputs)
+    assert [s.dtype for s in plain.program.inputs] == ["float32", "float64"]
+    assert numbers(plain.program.inputs[0].values, "float32") == [1.5, -2.0]
+    (statement,) = statements(plain.program.body)
+    assert statement.args[1] == DType("float32")

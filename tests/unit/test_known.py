@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -19,8 +19,9 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.config import Options
 from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
+from amp_fuzz.judge import Judge, Verdict, _complaints, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
+from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import QUIRKS
@@ -39,6 +40,8 @@ class Example(NamedTuple):
 
 NEG = call("neg", "x0", to="v9")
 AOT = "compile[aot_eager]"
+DECOMPOSED = "compile[aot_eager_decomp_partition]"
+INDUCTOR = "compile[inductor]"
 _LAYER = {
     "self_attn.in_proj_weight": x("x1", 12, 4, dtype="float16", domain="integers"),
     "self_attn.in_proj_bias": x("x2", 12, dtype="float16", domain="integers"),
@@ -71,8 +74,18 @@ EXAMPLES: Mapping[str, Example] = {
             under(Autocast(enabled=False), call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1")),
         ),
     ),
+    "compile-erf": Example(
+        INDUCTOR,
+        case(
+            [x("x0", 16), x("x1", 16, domain="subnormal")],
+            NEG,
+            call("erf", "x1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-fractional-pool": Example(
-        "compile[inductor]",
+        INDUCTOR,
         case(
             [x("x0", 1, 5, 3, 5), x("x1", 1, 1, 3, domain="unit")],
             NEG,
@@ -90,6 +103,20 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-group-norm": Example(
+        DECOMPOSED,
+        case(
+            [x("x0", 3, 2, dtype="bfloat16"), x("w1", 2)],
+            NEG,
+            call("group_norm", "x0", 1, "w1"),
+            contexts=(),
+            seed=1,
+        ),
+    ),
+    "compile-hardsigmoid": Example(
+        DECOMPOSED,
+        case([x("x0"), x("w1", dtype="float64")], NEG, call("hardsigmoid", "w1"), contexts=()),
+    ),
     "compile-kernels": Example(
         AOT, case([x("x0", 4, 4)], NEG, call("linalg.pinv", "x0"), backward="none")
     ),
@@ -105,12 +132,41 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-max-pool-indices": Example(
+        INDUCTOR,
+        case(
+            [
+                x("x0"),
+                x(
+                    "x1",
+                    *(1, 2, 2),
+                    layout="transposed",
+                    values=bits_of([0.0, 1.0, 0.0, 0.0], "float32"),
+                ),
+            ],
+            NEG,
+            call("max_pool2d_with_indices", "x1", kernel_size=2, to="v0 v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-out": Example(
         AOT,
         case(
             [x("x0", 4, 4), x("x1", 4, 4), x("b2", 4, 4)],
             NEG,
             call("matmul", "x0", "x1", form="out", out="b2"),
+            backward="none",
+        ),
+    ),
+    "compile-remainder": Example(
+        INDUCTOR,
+        case(
+            [x("x0", 16), x("x1", 16, values=bits_of([float(2**100)] * 16, "float32"))],
+            NEG,
+            call("remainder.scalar", "x1", 300.0),
+            call("remainder.scalar", "x0", 300.0, to="v1"),
+            contexts=(),
             backward="none",
         ),
     ),
@@ -127,6 +183,16 @@ EXAMPLES: Mapping[str, Example] = {
         AOT,
         case(
             [x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), steps=2, loop="inside"
+        ),
+    ),
+    "compile-weight-norm": Example(
+        DECOMPOSED,
+        case(
+            [x("x0"), x("x1", 8)],
+            NEG,
+            call("_weight_norm", "x1", "x1", 0),
+            contexts=(),
+            backward="none",
         ),
     ),
     "custom-fwd-setup-context": Example(
@@ -194,6 +260,15 @@ EXAMPLES: Mapping[str, Example] = {
             NEG,
             under(F16, call("mm", "x0", "w1")),
             contexts=(BF16,),
+        ),
+    ),
+    "torchscript-fallback": Example(
+        "script",
+        case(
+            [x("x0", 1, 2), x("w1", 2, 1), x("x2", 1, 1), x("w3", 2)],
+            NEG,
+            call("mul", "x0", "w3", to="v1"),
+            under(NoGrad(), call("addmm", "x2", "x0", "w1")),
         ),
     ),
     "torchscript-pass": Example(
@@ -528,6 +603,71 @@ def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="agrees")
     assert Judge(always, (listed,), "none").judge(TWICE).outcome == "diverged"
     assert Judge(under_autocast, (listed,), "none").judge(TWICE).known == "neg-is-off"
+
+
+def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:
+    """Without autocast both sides raise for two dtypes, which says nothing of the divergence."""
+    mixed = case(
+        [x("x0", 2, 2), x("x1", 2, 2, dtype="bfloat16")],
+        call("mm", "x0", "x1"),
+    )
+    always, under_autocast = Off(error="luck"), Off(error="luck", only_under_autocast=True)
+    for asked, explained, not_explained in (
+        ("diverges", always, under_autocast),
+        ("agrees", under_autocast, always),
+    ):
+        known = (_raises(bare=asked),)
+        assert Judge(explained, known, "none").judge(mixed).known == "luck"
+        assert Judge(not_explained, known, "none").judge(mixed).outcome == "diverged"
+
+
+def _said(message: str, kind: str = "RuntimeError") -> Observation:
+    return Observation(raised=Raised(kind, message, 1, ""))
+
+
+def test_errors_are_compared_without_what_fake_kernels_say_otherwise() -> None:
+    """A fake kernel names its own op first, and writes dtypes as Python does."""
+    eager = _complaints(_said("linalg.inv: Low precision dtypes not supported. Got Half"))
+    fake = "linalg.inv_ex: Low precision dtypes not supported. Got torch.float16"
+    assert eager == _complaints(_said(fake))
+    assert eager == _complaints(_said(f"while tracing\nRuntimeError: {fake}", "InductorError"))
+    assert eager.isdisjoint(_complaints(_said(fake.replace("float16", "bfloat16"))))
+    assert eager.isdisjoint(_complaints(_said(fake.replace("Low", "No"))))
+    assert _complaints(Observation()) == set()
+
+
+def test_an_imitated_bug_explains_the_error_that_it_raises_and_no_other() -> None:
+    """A compiler may wrap an error; that both sides raise is not enough."""
+    example = EXAMPLES["custom-fwd-setup-context"]
+
+    @dataclass(frozen=True)
+    class Says(EagerBackend):
+        device: str = "cpu"
+        exact: bool = False
+        message: str = ""
+
+        def run(self, cases: Sequence[Case]) -> list[Observation]:
+            seen = EagerBackend.run(self, cases)
+            for observed in seen:
+                assert observed.raised is not None
+                if self.message:
+                    observed.raised = Raised("InductorError", self.message, 1, "elsewhere")
+            return seen
+
+    same = EagerBackend("cpu").run([example.case])[0].raised
+    assert same is not None
+    wrapped = f"It failed.\n{same.kind}: {same.message}"
+    with quiet():
+        known = [
+            Judge(Says(message=message), shipped(), "none").judge(example.case).known
+            for message in (wrapped, "It failed.\nRuntimeError: of something else")
+        ]
+    assert known == ["custom-fwd-setup-context", ""]
+
+
+def _raises(**fields: Any) -> Known:
+    entry = Known("luck", "b", "c", kinds=("raise",), ops=("*",), observed="luck")
+    return msgspec.structs.replace(entry, **fields)
 
 
 def test_where_a_program_writes_in_place_what_shares_memory_is_downstream() -> None:

@@ -1,0 +1,281 @@
+"""Ops that a compiler computes otherwise than eager's kernels: imitated for `quirks`.
+
+Each function here is what a decomposition or a lowering of torch makes of one op, written again
+from what it does, so that shadows follow its own roundings and its own mistakes. A divergence is
+explained if it is what that comes to; another wrong value of the same op is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference.shadows import forget
+
+__all__ = ["QUIRKS", "lowered"]
+
+_aten = torch.ops.aten
+_16_BIT = (torch.bfloat16, torch.float16)
+# Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: off by up to 1.5e-7.
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
+
+def lowered() -> AbstractContextManager[Any]:
+    """Return a context for a whole run, backward passes too, that imitates the active quirks."""
+    active = {op: how for op, how in _LOWERINGS.items() if how.quirk in active_quirks()}
+    return _Lowered(active) if active else nullcontext()
+
+
+class _Lowering(NamedTuple):
+    """What an op is made into. function: returns None where the op is left as it is."""
+
+    quirk: str
+    function: Callable[..., Any]
+
+
+class _Lowered(TorchDispatchMode):
+    def __init__(self, active: Mapping[Any, _Lowering]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.active = active
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (lowering := self.active.get(func)) is not None:
+            with dispatch.exclude():
+                made = lowering.function(*args, **kwargs)
+            if made is not None:
+                return made
+        with dispatch.kept():
+            if func in _COMPOSITE:  # inference_mode brings these here whole
+                with self:
+                    return func.decompose(*args, **kwargs)
+            return func(*args, **kwargs)
+
+
+def _erf(x: torch.Tensor) -> torch.Tensor | None:
+    """Return erf by the polynomial of the vectorised kernel, which cancels near 0."""
+    if x.dtype not in (torch.float32, *_16_BIT):
+        return None
+    wide = x.float().clamp(-6.0, 6.0)  # where float32 has reached 1; nothing leaves the range
+    t = 1.0 / (wide.abs() * 0.3275911 + 1.0)
+    total = torch.zeros_like(t)
+    for factor in _ERF:
+        total = (total + factor) * t
+    return torch.copysign(1.0 - total * torch.exp(-wide * wide), wide).to(x.dtype)
+
+
+def _erf_(x: torch.Tensor) -> torch.Tensor | None:
+    made = _erf(x)
+    return None if made is None else x.copy_(made)
+
+
+def _erf_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor | None:
+    made = _erf(x)
+    return None if made is None else out.resize_(made.shape).copy_(made)
+
+
+def _fractional_pool(*args: Any) -> Any:
+    """Take the random samples, ``[N, C, 3]``, in the reverse order."""
+    *others, samples = args
+    return _aten.fractional_max_pool3d.default(*others, samples.flip(-1))
+
+
+def _group_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    n: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalise as ``x * scale + (bias - mean * scale)``; the statistics have the dtype of x."""
+    wide = x.float() if x.dtype in _16_BIT else x
+    grouped = wide.reshape(n, groups, channels // groups, inner)
+    variance, mean = torch.var_mean(grouped, dim=(2, 3), correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = rstd * weight.reshape(1, groups, -1, 1)
+        shift = -mean * scale
+        if bias is not None:
+            shift = shift + bias.reshape(1, groups, -1, 1)
+        made = grouped * scale + shift
+    else:
+        made = (grouped - mean) * rstd
+        if bias is not None:
+            made = made + bias.reshape(1, groups, -1, 1)
+    mean, rstd = (t.reshape(n, groups).to(x.dtype) for t in (mean, rstd))
+    return made.reshape(x.shape).to(x.dtype), mean, rstd
+
+
+def _group_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    n: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    mask: tuple[bool, bool, bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients from sums over each channel, which are rounded to 16 bits."""
+    per = channels // groups
+    products = (grad * x).reshape(n, channels, inner).sum(2).reshape(n, groups, per)
+    sums = grad.reshape(n, channels, inner).sum(2).reshape(n, groups, per)
+    mean, rstd = mean.reshape(n, groups, 1), rstd.reshape(n, groups, 1)
+    gamma = weight.reshape(1, groups, per) if weight is not None else rstd.new_ones(1, groups, per)
+    dx = dweight = dbias = None
+    if mask[0]:
+        s = 1.0 / (inner * per)
+        weighted = ((part * gamma).sum(2, keepdim=True) for part in (products, sums))
+        of_products, of_sums = weighted
+        c1 = (rstd * gamma).unsqueeze(-1)
+        c2 = (of_sums * mean - of_products) * rstd * rstd * rstd * s
+        c3 = (-c2 * mean - of_sums * rstd * s).unsqueeze(-1)
+        by = (t.reshape(n, groups, per, inner) for t in (grad, x))
+        own, input_ = by
+        dx = (own * c1 + input_ * c2.unsqueeze(-1) + c3).reshape(x.shape).to(x.dtype)
+    if mask[1]:
+        dweight = ((products - sums * mean) * rstd).sum(0).reshape(channels)
+    if mask[2]:
+        dbias = sums.sum(0).reshape(channels)
+    return dx, dweight, dbias
+
+
+def _hardsigmoid_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """Divide by 6 in float64, where the kernel multiplies by 1/6 of float32."""
+    if x.dtype != torch.float64:
+        return None
+    return torch.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), torch.zeros_like(grad))
+
+
+def _max_pool(
+    x: torch.Tensor,
+    kernel: list[int],
+    stride: list[int] | tuple[()] = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Misread the index of a window of which there is one: its axes go by the strides of x."""
+    n = 2 if len(kernel) < 3 else 3
+    op: Any = _aten.max_pool2d_with_indices if n == 2 else _aten.max_pool3d_with_indices
+    out, indices = op.default(x, kernel, stride, padding, dilation, ceil_mode)
+    size, gap, pad = (_each(value, n) for value in (kernel, dilation, padding))
+    order = sorted(range(n), key=lambda axis: -x.stride(axis - n))
+    if out.numel() != 1 or order == list(range(n)) or any(pad):
+        return None
+    window = x.reshape(x.shape[-n:])[
+        tuple(slice(0, k * g, g) for k, g in zip(size, gap, strict=True))
+    ]
+    if list(window.shape) != size:
+        return None
+    flat = window.permute(order).reshape(-1).argmax()
+    index = torch.zeros_like(flat)
+    for axis in range(n):
+        step = math.prod(size[axis + 1 :])
+        index = index * x.shape[axis - n] + flat // step % size[axis] * gap[axis]
+    return out, index.reshape(indices.shape)
+
+
+def _each(value: int | list[int], n: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * n if len(values) == 1 else values
+
+
+def _adaptive_max_pool(
+    x: torch.Tensor, size: list[int]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    return _max_pool(x, list(x.shape[-2:])) if list(size) == [1, 1] else None
+
+
+def _remainder(a: Any, b: Any) -> torch.Tensor | None:
+    """Take as many whole b from a as a quotient that is rounded to float32 says."""
+    dtype = torch.result_type(a, b)
+    if not dtype.is_floating_point:
+        return None
+    wide = torch.float32 if dtype in _16_BIT else dtype
+    a, b = (torch.as_tensor(value).to(wide) for value in (a, b))
+    made: torch.Tensor = a - torch.div(a, b, rounding_mode="floor") * b
+    return made.to(dtype)
+
+
+def _remainder_(a: torch.Tensor, b: Any) -> torch.Tensor | None:
+    made = _remainder(a, b)
+    return None if made is None else a.copy_(made)
+
+
+def _remainder_out(a: Any, b: Any, *, out: torch.Tensor) -> torch.Tensor | None:
+    made = _remainder(a, b)
+    return None if made is None else out.resize_(made.shape).copy_(made)
+
+
+def _weight_norm(
+    v: torch.Tensor, g: torch.Tensor, dim: int = 0
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Take one norm of the whole vector."""
+    if v.dim() != 1:
+        return None
+    dtype = torch.float32 if g.dtype == torch.bfloat16 else None
+    norm = torch.linalg.vector_norm(v, 2, keepdim=True, dtype=dtype)
+    return v * (g / norm.to(g.dtype)), norm
+
+
+def _weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what nothing is known of: the kernel reads beyond the one norm."""
+    if v.dim() != 1:
+        return None
+    made = torch.zeros_like(v), torch.zeros_like(g)
+    for gradient in made:
+        forget(gradient)
+    return made
+
+
+_COMPOSITE = frozenset(
+    getattr(_aten, name).default
+    for name in ("_weight_norm", "group_norm", "max_pool2d", "max_pool3d")
+)
+_LOWERINGS: Mapping[Any, _Lowering] = {
+    _aten.erf.default: _Lowering("compile-erf", _erf),
+    _aten.erf_.default: _Lowering("compile-erf", _erf_),
+    _aten.erf.out: _Lowering("compile-erf", _erf_out),
+    _aten.fractional_max_pool3d.default: _Lowering("compile-fractional-pool", _fractional_pool),
+    _aten.native_group_norm.default: _Lowering("compile-group-norm", _group_norm),
+    _aten.native_group_norm_backward.default: _Lowering("compile-group-norm", _group_norm_backward),
+    _aten.hardsigmoid_backward.default: _Lowering("compile-hardsigmoid", _hardsigmoid_backward),
+    _aten.adaptive_max_pool2d.default: _Lowering("compile-max-pool-indices", _adaptive_max_pool),
+    _aten.max_pool2d_with_indices.default: _Lowering("compile-max-pool-indices", _max_pool),
+    _aten.max_pool3d_with_indices.default: _Lowering("compile-max-pool-indices", _max_pool),
+    **{
+        getattr(getattr(_aten, name), overload): _Lowering("compile-remainder", function)
+        for name, overload, function in (
+            ("remainder", "Tensor", _remainder),
+            ("remainder", "Scalar", _remainder),
+            ("remainder", "Scalar_Tensor", _remainder),
+            ("remainder_", "Tensor", _remainder_),
+            ("remainder_", "Scalar", _remainder_),
+            ("remainder", "Tensor_out", _remainder_out),
+            ("remainder", "Scalar_out", _remainder_out),
+        )
+    },
+    _aten._weight_norm_interface.default: _Lowering("compile-weight-norm", _weight_norm),
+    _aten._weight_norm_interface_backward.default: _Lowering(
+        "compile-weight-norm", _weight_norm_backward
+    ),
+}
+QUIRKS = frozenset(how.quirk for how in _LOWERINGS.values())
+"""The quirks that are imitated here."""
