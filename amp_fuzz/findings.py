@@ -28,7 +28,7 @@ from amp_fuzz.contexts import acts_as, alike, saying, unrestored
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient, kind_of, special
 from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.judge import Judge, Verdict, refuses
 from amp_fuzz.minimize import Smaller, capture, small_values
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
@@ -318,7 +318,9 @@ class _Examination:
         chosen = {
             about: (names[0], cause)
             for (on, about), (names, cause) in self.groups.as_if.items()
-            if on == part.backend and (not about.startswith(_PLAN) or _acting(about, part.case))
+            if on == part.backend
+            and (not about.startswith(_PLAN) or _acting(about, part.case))
+            and (names[0] != "banned" or refuses(observed))
         }
         if len(chosen) < 2 or not self.agrees(part, observed, chosen):
             return ()

@@ -184,7 +184,11 @@ def _left_behind(observed: str) -> list[str]:
     return [f"leaves={name}" for name in dict.fromkeys(names)]
 
 
-_PLAIN = Plan(contexts=(), backward="none")
+_PLAIN = {
+    field.name: getattr(Plan(contexts=(), backward="none"), field.name)
+    for field in msgspec.structs.fields(Plan)
+    if field.name not in ("contexts", "backward_context")
+}
 
 
 def ingredient(case: Case) -> str:
@@ -200,13 +204,11 @@ def ingredient(case: Case) -> str:
         found.append("autocast" if contexts == 1 else "nested")
     if any(isinstance(c, Autocast) and not c.enabled for c in (*plan.contexts, *inner)):
         found.append("disabled")
-    for field in msgspec.structs.fields(plan):
-        value = getattr(plan, field.name)
-        if field.name in ("contexts", "backward_context") or value == getattr(_PLAIN, field.name):
+    for name, plain in _PLAIN.items():
+        value = getattr(plan, name)
+        if value == plain or (name == "loop" and plan.steps == 1):
             continue
-        if field.name == "loop" and plan.steps == 1:
-            continue
-        found.append(f"{field.name}={value}" if isinstance(value, str) else field.name)
+        found.append(f"{name}={value}" if isinstance(value, str) else name)
     kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
     return "+".join([*found, *sorted(kinds - {"autocast"})])
 
