@@ -59,7 +59,7 @@ HUNTS = ROOT / "benchmarks" / "numeric_faults.json"
 PAGE = ROOT / "docs" / "minimize.md"
 
 # Seconds on the clock for one search, and how many cases are drawn to find a fault.
-SECONDS = {"eager": 120.0, "compiled": 400.0}
+SECONDS = {"eager": 120.0, "compiled": 240.0}
 CASES = {"eager": 3300, "compiled": 500}
 # A fault that none of these shows is looked for in programs with the op that it is called after.
 FOCUSED = 60
