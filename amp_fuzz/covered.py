@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from amp_fuzz.fingerprints import ingredient
@@ -29,6 +30,7 @@ def features(verdict: Verdict) -> Iterator[str]:
     yield from {_name("plan", word) for word in ingredient(verdict.case).split("+") if word}
 
 
+@cache
 def _name(sort: str, word: str) -> str:
     return f"{sort}-{re.sub(r'[^A-Za-z0-9_.=-]', '_', word)}"
 
@@ -49,7 +51,7 @@ class Covered:
         text = b""
         for name in features(verdict):
             text = text or verdict.case.json()
-            if len(text) < self._sizes.get(name, _NONE):
+            if len(text) < _LESS * self._sizes.get(name, _NONE):
                 self._sizes[name], self._new[name] = len(text), text
 
     def write(self) -> None:
@@ -61,13 +63,34 @@ class Covered:
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot make the folder ({error.strerror})") from error
         here = _sizes(self.folder)  # another process may have found a smaller one
+        written: dict[bytes, Path] = {}
         for name, text in self._new.items():
-            if len(text) < here.get(name, _NONE):
-                write_whole(self.folder / f"{name}.json", text)
+            path = self.folder / f"{name}.json"
+            if len(text) >= _LESS * here.get(name, _NONE) or _linked(written.get(text), path):
+                continue
+            write_whole(path, text)
+            written[text] = path
         self._new.clear()
 
 
 _NONE = 1 << 62
+# A case takes the place of another if it is so much smaller: what is rewritten for less costs more
+# than all the rest.
+_LESS = 0.9
+
+
+def _linked(first: Path | None, path: Path) -> bool:
+    """Make a file another name of one that was just written: that costs a third of writing it."""
+    if first is None:
+        return False
+    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}")
+    try:
+        os.link(first, temporary)
+        temporary.replace(path)
+    except OSError:  # a file system without links, or the other one has been replaced
+        temporary.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _sizes(folder: Path) -> dict[str, int]:
