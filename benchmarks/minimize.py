@@ -440,6 +440,9 @@ def page(result: Row) -> str:
     for section in SECONDS:
         rows = result.get(section, {})
         lines += ["", f"## {section.capitalize()}", "", *_table(rows)] if rows else []
+    from benchmarks.torch_minifier import section as of_torch
+
+    lines += of_torch(result)
     return "\n".join([*lines, "", "Again: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
 
 
