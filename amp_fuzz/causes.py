@@ -106,10 +106,13 @@ def caused(
 
 def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
     """Return what a record says of contexts that are wrong themselves; nothing if none are."""
-    if not supposes(last):
+    left_behind = last.divergence is not None and last.divergence.kind == "state"
+    if not (supposes(last) or left_behind):
         return {}
     if (left := unrestored(judge, last.case)) and set(left) <= set(unrestored(judge, first.case)):
         return {"left": left}
+    if left_behind:
+        return {}
     names = acts_as(judge, last.case, judge.backend.run([last.case])[0])
     if names:
         of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0])

@@ -45,6 +45,7 @@ from amp_fuzz.shrink import (
     part_of,
     shrink,
     stage_of,
+    working,
 )
 from amp_fuzz.triage import alone
 
@@ -290,10 +291,12 @@ class _Examination:
 
     def explained(self, part: Verdict) -> tuple[str, ...]:
         """Return the fingerprints of other policies, one or all at once, that explain it."""
-        if not (self.quick and supposes(part)):
+        if not self.quick:
             return ()
         if cause := self.of_contexts(part):
             return (cause,)
+        if not supposes(part):
+            return ()
         groups, observed = self.groups, self.judge.backend.run([part.case])[0]
         for overload in policies_of(part.kernels):
             key = part.backend, overload
@@ -344,13 +347,15 @@ class _Examination:
 
     def of_contexts(self, part: Verdict) -> str:
         """Return the fingerprint of contexts that do wrong, as far as such were met, or ""."""
-        groups, backend = self.groups, part.backend
+        groups, backend, found = self.groups, part.backend, part.divergence
+        if found is None or found.kind in (*UNSTEADY, "relation"):
+            return ""
         if any(on == backend for on, _ in groups.left):
             said = "+".join(f"leaves={name}" for name in unrestored(self.judge, part.case))
             if cause := groups.left.get((backend, said)):
                 return cause
         for (on, about), (names, cause) in groups.as_if.items():
-            if on == backend and _acting(about, part.case):
+            if found.kind != "state" and on == backend and _acting(about, part.case):
                 observed = self.judge.backend.run([part.case])[0]
                 # What it acts as may depend on what surrounds it; of what it does so, not.
                 if alike((names[0], *acts_as(self.judge, part.case, observed)))[1:]:
@@ -394,7 +399,9 @@ class _Examination:
         ask, reference = asker(judge, target), judge.backend.reference()
         deadly = {case_id: Answer("crash") for case_id in self.groups.deadly}
         memory = Memory(deadly, trying=self.seen)
-        for event in shrink(part.case, target, ask, reference, seconds=seconds, memory=memory):
+        for event in shrink(
+            *(part.case, target, ask, reference), seconds=seconds, memory=memory, clock=working()
+        ):
             if isinstance(event, Smaller):
                 yield msgspec.structs.replace(rough, minimised=event.case), part
             elif isinstance(event, Shrunk):

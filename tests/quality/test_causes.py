@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast
 from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.shrink import working
 from amp_fuzz.still import happens
 from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
 from tests.faults.many import seeded
@@ -86,6 +88,27 @@ def test_each_way_alone_comes_to_the_same_fingerprint() -> None:
     assert (state.kind, value.kind) == ("state", "value")
     assert state.fingerprint == value.fingerprint
     assert title(value).startswith("state: weight cache not restored, as value at mm")
+
+
+def test_what_else_a_plan_has_is_no_part_of_what_contexts_leave() -> None:
+    judge = judge_of("cache-flag-not-restored")
+    ((plain,), _) = causes(judge, LEFT)
+    more = msgspec.structs.replace(LEFT, plan=msgspec.structs.replace(LEFT.plan, calls=2))
+    record = msgspec.structs.replace(plain, case=more, minimised=more)  # as where time was up
+    assert fingerprint(record).hash == plain.fingerprint
+    # What a checkpoint leaves, and contexts do not, is its own.
+    own = msgspec.structs.replace(record, left=())
+    assert fingerprint(own).ingredient == "leaves=weight cache+calls"
+
+
+def test_a_search_is_limited_by_what_the_process_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: wall[0])
+    clock = working()
+    wall[0] = 4.0  # others had the machine
+    assert 1 <= clock() < 4
+    wall[0] = 800.0
+    assert clock() >= 200
 
 
 def test_what_restoring_the_state_does_not_mend_is_another_cause() -> None:
