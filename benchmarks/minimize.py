@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,18 @@ SCRIPTED = (
 )
 # A fault that none of these shows is looked for in programs with the op that it is called after.
 FOCUSED = 60
+
+_TOGETHER = """\
+
+## Candidates are judged one at a time
+
+One process judges all candidates of a search and is started again only when one kills it, so there
+is no start to share. What could be shared is a compilation. Programs of one plan compiled together
+cost, a program, this many times less than one by one
+([benchmarks/packing.json](../benchmarks/packing.json)): 1.03 to 1.39 on `aot_eager`, and 0.75 to
+0.91 on Inductor, which is more. A search also stops at the first candidate that shows the
+divergence; the others of its pack would be compiled in vain.
+"""
 
 Row = dict[str, Any]
 
@@ -288,6 +301,7 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
     named = answer_of(verdict).kind, stage, before.op
     stays = answer_of(final).kind, again, last.op
     return {
+        "commit": commit(),
         "case": verdict.case.id,
         "statements": [_statements(verdict.case), _statements(small)],
         "elements": [_elements(verdict.case), _elements(small)],
@@ -303,6 +317,14 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
         "repro": ends(fault, judge, final),
         "program": str(small).splitlines()[1:],
     }
+
+
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """Return the version of the code that is measured."""
+    words = ("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def _seconds() -> float:
@@ -428,6 +450,9 @@ def page(result: Row) -> str:
         versions = ", ".join(f"{name} {v}" for name, v in run_["versions"].items())
         lines += [f"Seed {run_['seed']}, CPU seconds of one core ({run_['machine']['cpu']}); "]
         lines[-1] += f"{versions}."
+    commits = Counter(r.get("commit", "an older one") for s in SECONDS for r in _found(result, s))
+    if commits:
+        lines[-1] += f" Rows by commit: {', '.join(f'{n} of {c}' for c, n in commits.items())}."
     columns = (
         *("faults in", "minimised", "statements before: median", "after: median, 90 %, most"),
         *("elements: median, 90 %", "seconds: median, 90 %", "same fingerprint"),
@@ -442,12 +467,12 @@ def page(result: Row) -> str:
         lines += ["", f"## {section.capitalize()}", "", *_table(rows)] if rows else []
     from benchmarks.torch_minifier import section as of_torch
 
-    lines += of_torch(result)
+    lines += [*of_torch(result), *_TOGETHER.splitlines()]
     return "\n".join([*lines, "", "Again: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
 
 
 def _groups(result: Row) -> list[tuple[str, list[Row]]]:
-    rows = {s: [r for r in result.get(s, {}).values() if r["found"]] for s in SECONDS}
+    rows = {section: _found(result, section) for section in SECONDS}
     stages: dict[str, list[Row]] = {}
     for row in rows["compiled"]:
         stages.setdefault(row["before"]["stage"], []).append(row)
@@ -459,6 +484,10 @@ def _groups(result: Row) -> list[tuple[str, list[Row]]]:
         ("torch itself (findings)", rows["findings"]),
         ("all", [row for own in rows.values() for row in own]),
     ]
+
+
+def _found(result: Row, section: str) -> list[Row]:
+    return [r for r in result.get(section, {}).values() if r["found"]]
 
 
 def _summary(title: str, rows: Sequence[Row]) -> str:
