@@ -208,7 +208,8 @@ def _said(row: Row) -> str:
         return "nothing to minify" + (f" (`{_error(row['said'])}`)" if row["said"] else "")
     if "left" not in row:
         return f"{row['graph']} calls -> none: `{_error(row['minifier_said'])}`"
-    return f"{row['graph']} -> {row['left']} calls, ends {row['again'][0]}, {row['again'][1]}"
+    cut = " (cut)" if row["minifier"] == "timeout" else ""
+    return f"{row['graph']} -> {row['left']} calls{cut}, ends {row['again'][0]}, {row['again'][1]}"
 
 
 def _error(line: str) -> str:
