@@ -192,7 +192,7 @@ def section(ours: Row) -> Iterator[str]:
     if not THEIRS.exists():
         return
     rows = json.loads(THEIRS.read_text())
-    yield from _INTRODUCTION.splitlines()
+    yield from (*_INTRODUCTION.splitlines(), "")
     yield "| fault | ours: statements, seconds | after=aot | seconds | after=dynamo | seconds |"
     yield "|---|---|---|---:|---|---:|"
     for name, row in rows.items():
