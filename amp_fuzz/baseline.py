@@ -155,7 +155,7 @@ def match(entries: Iterable[Entry], record: DivergenceRecord) -> Entry | None:
             continue
         if record.kind in ("crash", "timeout") and entry.load().id not in ids:
             continue
-        if entry.as_if and not set(entry.as_if) & set(record.as_if):
+        if entry.kind == "policy" and not set(entry.as_if) & set(record.as_if):
             continue
         return entry
     return None

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.contexts import acts_as, alike, unrestored
 from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict
@@ -33,6 +34,7 @@ __all__ = [
     "as_if",
     "caused",
     "general",
+    "of_contexts",
     "only_kernel",
     "policies_of",
     "supposes",
@@ -80,6 +82,8 @@ def caused(
         found = replace(judge, relations="all").judge(case)
         return found.divergence is not None and target.reply(answer_of(found)) == "same"
 
+    if found := of_contexts(judge, first, last):
+        return msgspec.structs.replace(record, **found)
     if general(last.case, judge.backend.device, shows):
         return msgspec.structs.replace(record, general=True)
     if record.kind in _WRONG_VALUES and (kernel := only_kernel(judge, last.case)):
@@ -98,6 +102,22 @@ def caused(
     return msgspec.structs.replace(
         record, overload=overload, as_if=names, policy=kernels[overload].value
     )
+
+
+def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
+    """Return what a record says of contexts that are wrong themselves; nothing if none are."""
+    left_behind = last.divergence is not None and last.divergence.kind == "state"
+    if not (supposes(last) or left_behind):
+        return {}
+    if (left := unrestored(judge, last.case)) and set(left) <= set(unrestored(judge, first.case)):
+        return {"left": left}
+    if left_behind:
+        return {}
+    names = acts_as(judge, last.case, judge.backend.run([last.case])[0])
+    if names:
+        of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0])
+        names = alike([name for name in names if name in of_first])
+    return {"as_if": names, "general": True} if names else {}
 
 
 _WRONG_VALUES = ("bitwise", "value", "nonfinite", "grad-bitwise", "grad-value", "grad-nonfinite")

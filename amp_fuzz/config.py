@@ -277,7 +277,7 @@ class Options:
         "number",
         _DEFAULTS["minimize"],
         "S",
-        "Seconds for making each new finding smaller; 0: keep it as it was drawn.",
+        "Seconds of work for making each new finding smaller; 0: keep it as it was drawn.",
         minimum=0,
     )
     plugins: tuple[str, ...] = _option(

@@ -14,7 +14,19 @@ from amp_fuzz.program import ProgramError
 from amp_fuzz.records import CaseRecord, DivergenceRecord
 from amp_fuzz.store import Store, StoreError, find_case
 
-__all__ = ["CorpusError", "Kept", "fixed", "folder_cases", "kept_findings", "named"]
+__all__ = [
+    "FINDINGS",
+    "CorpusError",
+    "Kept",
+    "fixed",
+    "fixed_lines",
+    "folder_cases",
+    "kept_findings",
+    "named",
+]
+
+FINDINGS = "findings"
+"""The family of the store's findings among the cases of a run."""
 
 
 class CorpusError(CaseError):
@@ -62,15 +74,23 @@ def named(store: Store, names: Iterable[str], default: str = "eager-cpu") -> Ite
         yield Kept(Path(name).name, case, backend, finding)
 
 
-def kept_findings(store: Store, chosen: Sequence[Backend]) -> tuple[list[Kept], list[str]]:
+MOST = 100
+"""So many findings of a store are judged again in each run, for each backend: the newest."""
+
+
+def kept_findings(
+    store: Store, chosen: Sequence[Backend], ids: Iterable[str] | None = None
+) -> tuple[list[Kept], list[str]]:
     """Return the findings that a store keeps for these backends, and why others cannot be used.
 
     One that an older version kept may hold what this one does not know: that must not end a run.
+    ids: only these; of all, the newest `MOST` for each backend.
     """
     found: list[Kept] = []
     trouble: list[str] = []
     names = {backend.name: backend for backend in chosen}
-    for identity in store.findings():
+    kept = set(store.findings())
+    for identity in store.newest() if ids is None else [i for i in ids if i in kept]:
         try:
             case, finding = _loaded(store, str(store.root / "findings" / f"{identity}.json"))
         except CorpusError as error:
@@ -79,7 +99,16 @@ def kept_findings(store: Store, chosen: Sequence[Backend]) -> tuple[list[Kept], 
         backend = names.get(finding.backend) if finding else None
         if finding is not None and backend is not None and unsupported(case, backend) is None:
             found.append(Kept(identity, case, finding.backend, finding))
-    return found, trouble
+    if ids is not None:
+        return found, trouble
+    some: list[Kept] = []
+    for name in names:
+        own = [kept for kept in found if kept.backend == name]
+        some += own[:MOST]
+        if len(own) > MOST:
+            more = f"the {len(own) - MOST} oldest findings of {name}: {MOST} are, the newest"
+            trouble.append(f"{more} (rm takes out what is settled: {store.root / 'findings'})")
+    return sorted(some, key=lambda kept: kept.name), trouble
 
 
 def fixed(kept: Iterable[Kept], records: Iterable[CaseRecord]) -> list[Kept]:
@@ -95,6 +124,23 @@ def fixed(kept: Iterable[Kept], records: Iterable[CaseRecord]) -> list[Kept]:
         and k.finding.kind != "nondeterminism"
         and (k.backend, k.case.id) in agreed
     ]
+
+
+def fixed_lines(store: Store, run: str, kept: Sequence[Kept]) -> list[str]:
+    """Return a line for each finding of a store that agreed in a run, with how to take it out."""
+    if not kept:
+        return []
+    records = store.records(run)
+    judged = [r for r in records if isinstance(r, CaseRecord) and r.family == FINDINGS]
+    lines = []
+    for one in fixed(kept, judged):
+        assert one.finding is not None
+        at = f" at {one.finding.op}" if one.finding.op else ""
+        path = (store.root / "findings" / f"{one.name}.json").absolute()
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        lines.append(f"{one.name} on {one.backend} ({one.finding.kind}{at}): remove it: rm {path}")
+    return lines
 
 
 def _loaded(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:

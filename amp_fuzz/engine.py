@@ -220,12 +220,13 @@ def explore(
     seen: Callable[[Case], None] = lambda case: None,
     groups: Groups | None = None,
     done: Collection[str] = (),
+    covered: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Iterator[Event | CaseRecord]:
     """Run a task in this process, yielding a record for each case and an event for each finding.
 
     The events of a case come before its record. `seen` is told each case before it runs. `groups`
     are the causes that were met already; what belongs to one is counted, not reported again. Cases
-    whose ids are `done` are left out.
+    whose ids are `done` are left out. `covered` is told each verdict that agreed.
     """
     groups = Groups() if groups is None else groups
     judge = Judge(backends()[task.backend], settings.known, settings.relations)
@@ -238,6 +239,8 @@ def explore(
         with quiet():
             verdict = _judged(judge, case, entry)
         record = verdict.record(task.family)
+        if verdict.outcome == "agreed":
+            covered(verdict)
         stays = entry is not None and verdict.known == entry.id
         if verdict.divergence is not None and not stays:
             with quiet():

@@ -24,10 +24,12 @@ from amp_fuzz.baseline import Entry, match
 from amp_fuzz.blame import Named, tainted
 from amp_fuzz.case import Case, Plan, bare
 from amp_fuzz.causes import POLICIES, UNSTEADY, caused, policies_of, supposes
+from amp_fuzz.contexts import acts_as, alike, saying, unrestored
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient
-from amp_fuzz.judge import Judge, Verdict
-from amp_fuzz.minimize import Smaller, capture
+from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient, kind_of, special
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, Verdict, refuses
+from amp_fuzz.minimize import Smaller, capture, small_values
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
 from amp_fuzz.records import DivergenceRecord
@@ -43,6 +45,7 @@ from amp_fuzz.shrink import (
     part_of,
     shrink,
     stage_of,
+    working,
 )
 from amp_fuzz.triage import alone
 
@@ -60,7 +63,9 @@ class Groups:
     """The causes that a run has met: plain data, so that processes can share it.
 
     looks: the fingerprints of what looks so. traits: those of all looks with these traits. as_if:
-    by backend and kernel, the policies that explain all of a cause so far, and its fingerprint.
+    by backend and kernel, the policies that explain all of a cause so far, and its fingerprint; and
+    of contexts, by backend and what is special about the plan, what they act as. left: by backend
+    and ``leaves=weight cache``, the fingerprint of contexts that do not restore that.
     known: by fingerprint, the entry of the baseline. signatures: of divergences that a known list
     explains. seen: how often a look or traits were met. deadly: candidates that a process died of,
     by id: they are not run again. minimised: how many looks of a backend, kind and op were.
@@ -69,6 +74,7 @@ class Groups:
     looks: dict[Look, tuple[str, ...]] = field(default_factory=dict)
     traits: dict[Look, tuple[str, ...]] = field(default_factory=dict)
     as_if: dict[tuple[str, str], tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    left: dict[tuple[str, str], str] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)
     signatures: set[Look] = field(default_factory=set)
     seen: Counter[Look] = field(default_factory=Counter)
@@ -91,11 +97,13 @@ class Groups:
         self.looks |= other.looks
         self.traits |= other.traits
         self.as_if |= other.as_if
+        self.left |= other.left
         self.known |= other.known
         self.signatures |= other.signatures
         self.deadly |= other.deadly
-        for look, count in other.seen.items():
-            self.seen[look] = max(self.seen[look], count)
+        for mine, theirs in ((self.seen, other.seen), (self.minimised, other.minimised)):
+            for look, count in theirs.items():
+                mine[look] = max(mine[look], count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,8 @@ def examine(
     for part in work.parts():
         yield from work.part(part)
 
+
+_PLAN = "plan: "
 
 # What the shadows say where they cannot follow.
 _NO_SHADOW = ("the shadows did not come", "the band of")
@@ -210,9 +220,16 @@ class _Examination:
         return verdict if verdict.divergence is not None else None
 
     def plainer(self, verdict: Verdict) -> Verdict:
-        """Return the verdict under a plainer plan, if that shows the same."""
+        """Return the verdict under a plainer plan, if that shows the same.
+
+        What leaves a type's range may be wrong within it too: then that is what is looked into.
+        """
         if not self.quick or verdict.divergence is None or verdict.divergence.kind in UNSTEADY:
             return verdict
+        if verdict.divergence.kind == "range":
+            found = self.judged(small_values(verdict.case))
+            if found is not None and not found.known and kind_of(answer_of(found).kind) == "value":
+                verdict = found
         case, target = verdict.case, Target.of(verdict)
         contexts = case.plan.contexts
         for plan in (
@@ -252,8 +269,11 @@ class _Examination:
         groups.looks[look] = (record.fingerprint,)
         groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
         if record.as_if:
-            key = record.backend, record.overload
+            words = "+".join(sorted(special(record.minimised or record.case)))
+            key = record.backend, _PLAN + words if record.general else record.overload
             groups.as_if[key] = record.as_if, record.fingerprint
+        if (cause := fingerprint(record)).kind == "state":
+            groups.left[record.backend, cause.ingredient] = record.fingerprint
         if record.fingerprint not in groups.known:
             entry = match(self.baseline, record)
             groups.known[record.fingerprint] = entry.id if entry else ""
@@ -271,11 +291,13 @@ class _Examination:
 
     def explained(self, part: Verdict) -> tuple[str, ...]:
         """Return the fingerprints of other policies, one or all at once, that explain it."""
-        if not (self.quick and supposes(part)):
+        if not self.quick:
+            return ()
+        if cause := self.of_contexts(part):
+            return (cause,)
+        if not supposes(part):
             return ()
         groups, observed = self.groups, self.judge.backend.run([part.case])[0]
-        together: dict[str, Policy | None] = {}
-        causes: list[str] = []
         for overload in policies_of(part.kernels):
             key = part.backend, overload
             names, cause = groups.as_if.get(key, ((), ""))
@@ -287,12 +309,58 @@ class _Examination:
             if fits:
                 groups.as_if[key] = fits, cause
                 return (cause,)
-            if names:
-                together[overload] = POLICIES[names[0]]
-                causes.append(cause)
-        if len(causes) > 1 and self.judge.agrees_with(part.case, observed, together):
-            return tuple(causes)
-        return ()
+        return self.together(part, observed)
+
+    def together(self, part: Verdict, observed: Observation) -> tuple[str, ...]:
+        """Return the fingerprints of the policies and contexts that explain it all at once.
+
+        All that were met are supposed, not only those of kernels that the reference reaches: where
+        an op has no policy, ops that it is made of are cast too. Those that are not needed are
+        then left out, one after another.
+        """
+        chosen = {
+            about: (names[0], cause)
+            for (on, about), (names, cause) in self.groups.as_if.items()
+            if on == part.backend
+            and (not about.startswith(_PLAN) or _acting(about, part.case))
+            and (names[0] != "banned" or refuses(observed))
+        }
+        if len(chosen) < 2 or not self.agrees(part, observed, chosen):
+            return ()
+        for about in tuple(chosen):
+            fewer = {key: value for key, value in chosen.items() if key != about}
+            if self.agrees(part, observed, fewer):
+                chosen = fewer
+        return tuple(cause for _, cause in chosen.values())
+
+    def agrees(
+        self, part: Verdict, observed: Observation, chosen: dict[str, tuple[str, str]]
+    ) -> bool:
+        """Return whether the reference, with these policies and contexts, does what torch did."""
+        case, policies = part.case, dict[str, Policy | None]()
+        for about, (name, _) in chosen.items():
+            if about.startswith(_PLAN):
+                case = saying(case, name)
+            else:
+                policies[about] = POLICIES[name]
+        return self.judge.agrees_with(case, observed, policies)
+
+    def of_contexts(self, part: Verdict) -> str:
+        """Return the fingerprint of contexts that do wrong, as far as such were met, or ""."""
+        groups, backend, found = self.groups, part.backend, part.divergence
+        if found is None or found.kind in (*UNSTEADY, "relation"):
+            return ""
+        if any(on == backend for on, _ in groups.left):
+            said = "+".join(f"leaves={name}" for name in unrestored(self.judge, part.case))
+            if cause := groups.left.get((backend, said)):
+                return cause
+        for (on, about), (names, cause) in groups.as_if.items():
+            if found.kind != "state" and on == backend and _acting(about, part.case):
+                observed = self.judge.backend.run([part.case])[0]
+                # What it acts as may depend on what surrounds it; of what it does so, not.
+                if alike((names[0], *acts_as(self.judge, part.case, observed)))[1:]:
+                    return cause
+        return ""
 
     def minimised(self, part: Verdict, seconds: float) -> Iterator[Step]:
         """Yield the record of a divergence, ever smaller; the last one names its cause."""
@@ -331,7 +399,9 @@ class _Examination:
         ask, reference = asker(judge, target), judge.backend.reference()
         deadly = {case_id: Answer("crash") for case_id in self.groups.deadly}
         memory = Memory(deadly, trying=self.seen)
-        for event in shrink(part.case, target, ask, reference, seconds=seconds, memory=memory):
+        for event in shrink(
+            *(part.case, target, ask, reference), seconds=seconds, memory=memory, clock=working()
+        ):
             if isinstance(event, Smaller):
                 yield msgspec.structs.replace(rough, minimised=event.case), part
             elif isinstance(event, Shrunk):
@@ -358,6 +428,12 @@ class _Examination:
         relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
         found = replace(self.judge, known=(), relations=relations).judge(plain).divergence
         return found is not None and found.kind == verdict.divergence.kind
+
+
+def _acting(about: str, case: Case) -> bool:
+    """Return whether a cause is of contexts that are entered as those of a case are."""
+    plan = about.removeprefix(_PLAN)
+    return plan != about and bool(case.plan.contexts) and special(case) >= set(plan.split("+"))
 
 
 def _label(found: Divergence) -> str:

@@ -16,7 +16,15 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.program import Autocast, Checkpoint, regions, statements, uses
 from amp_fuzz.records import DivergenceRecord
 
-__all__ = ["Fingerprint", "fingerprint", "fingerprinted", "ingredient", "special", "title"]
+__all__ = [
+    "Fingerprint",
+    "fingerprint",
+    "fingerprinted",
+    "ingredient",
+    "kind_of",
+    "special",
+    "title",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +32,12 @@ class Fingerprint:
     """What names the cause of a divergence.
 
     kind: of the divergence, ``value`` of all wrong values, ``grad-value`` of all wrong gradients;
-    ``policy``, whatever it shows as, where an op has another policy than its table says. stage: of
-    a compiler, its first rung that diverges, else "". op: the guilty op, two joined by ``+``, or
-    ``*`` where others in its place show the same. policy: what autocast does with it, ``*`` where
-    the plan alone matters. dtypes: of its inputs. ingredient: what of plan and regions is left; see
-    `ingredient`.
+    ``policy``, whatever it shows as, where an op has another policy than its table says;
+    ``context`` where a context acts as if it said something else; ``state`` where contexts do not
+    restore it. stage: of a compiler, its first rung that diverges, else "". op: the guilty op, two
+    joined by ``+``, or ``*`` where others in its place show the same. policy: what autocast does
+    with it, ``*`` where the plan alone matters. dtypes: of its inputs. ingredient: what of plan and
+    regions is left; see `ingredient`.
     """
 
     kind: str
@@ -52,10 +61,18 @@ class Fingerprint:
 
 def fingerprint(record: DivergenceRecord) -> Fingerprint:
     """Return the fingerprint of a finding; it says most of one that was minimised."""
-    kind, on, stage = _KINDS.get(record.kind, record.kind), record.backend, record.stage
+    kind, on, stage = kind_of(record.kind), record.backend, record.stage
+    case = record.minimised or record.case
+    if record.as_if and record.general:
+        about = sorted({f"acts={name.partition('=')[0]}" for name in record.as_if})
+        said = "+".join([*sorted(special(case)), *about])
+        return Fingerprint("context", on, stage, "*", "*", (), said)
     if record.as_if:
         return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
-    case = record.minimised or record.case
+    if record.left:  # of the plan only how contexts are entered and left: the rest makes it show
+        left = [f"leaves={name}" for name in record.left]
+        left += sorted(w for w in special(case) if w.startswith(_ENTERED))
+        return Fingerprint("state", on, stage, "*", "none", (), "+".join(left))
     if kind == "state":  # what is left behind, and not which op stood there
         own = (w for w in special(case) if not w.startswith("backward="))
         left = [*_left_behind(record.observed), *sorted(own)]
@@ -86,6 +103,9 @@ def special(case: Case) -> set[str]:
     return set(ingredient(case).split("+")) - _USUAL
 
 
+# Of a plan, how its contexts are entered and left.
+_ENTERED = ("entry=", "interrupted", "thread=")
+
 _WIDTH = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "complex64": 3, "complex128": 4}
 
 # Whether a wrong value is finite is decided by the values that were drawn.
@@ -97,6 +117,11 @@ _KINDS = {
 }
 
 
+def kind_of(kind: str) -> str:
+    """Return the kind of a fingerprint for that of a divergence: ``value`` for ``bitwise``."""
+    return _KINDS.get(kind, kind)
+
+
 def fingerprinted(record: DivergenceRecord) -> DivergenceRecord:
     """Return a finding with its fingerprint."""
     return msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
@@ -105,13 +130,18 @@ def fingerprinted(record: DivergenceRecord) -> DivergenceRecord:
 def title(record: DivergenceRecord) -> str:
     """Return what a finding is about in a few words, as a heading over its group."""
     policy = "" if record.policy in ("", "none") else record.policy
+    if record.as_if and record.general:
+        plan = " and ".join(sorted(special(record.minimised or record.case)))
+        return f"autocast with {plan} acts as if it said {' or '.join(record.as_if)}"
     if record.as_if:
         other = " or ".join(record.as_if)
         return f"{record.overload} behaves as if its policy were {other}, not {record.policy}"
-    if record.kind == "state":
-        left = _left_behind(record.observed)
+    if record.kind == "state" or record.left:
+        left = [f"leaves={name}" for name in record.left] or _left_behind(record.observed)
         names = ", ".join(word.removeprefix("leaves=") for word in left) or "autocast's state"
-        return f"state: {names} not restored"
+        shown = "" if record.kind == "state" else f", as {record.kind}"
+        shown += f" at {record.op}" if shown and record.op else ""
+        return f"state: {names} not restored{shown}"
     if record.general:
         words = special(record.minimised or record.case)
         of = f" under {', '.join(sorted(words))}" if words else f" of {policy}" * bool(policy)
@@ -154,7 +184,11 @@ def _left_behind(observed: str) -> list[str]:
     return [f"leaves={name}" for name in dict.fromkeys(names)]
 
 
-_PLAIN = Plan(contexts=(), backward="none")
+_PLAIN = {
+    field.name: getattr(Plan(contexts=(), backward="none"), field.name)
+    for field in msgspec.structs.fields(Plan)
+    if field.name not in ("contexts", "backward_context")
+}
 
 
 def ingredient(case: Case) -> str:
@@ -170,13 +204,11 @@ def ingredient(case: Case) -> str:
         found.append("autocast" if contexts == 1 else "nested")
     if any(isinstance(c, Autocast) and not c.enabled for c in (*plan.contexts, *inner)):
         found.append("disabled")
-    for field in msgspec.structs.fields(plan):
-        value = getattr(plan, field.name)
-        if field.name in ("contexts", "backward_context") or value == getattr(_PLAIN, field.name):
+    for name, plain in _PLAIN.items():
+        value = getattr(plan, name)
+        if value == plain or (name == "loop" and plan.steps == 1):
             continue
-        if field.name == "loop" and plan.steps == 1:
-            continue
-        found.append(f"{field.name}={value}" if isinstance(value, str) else field.name)
+        found.append(f"{name}={value}" if isinstance(value, str) else name)
     kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
     return "+".join([*found, *sorted(kinds - {"autocast"})])
 

@@ -37,7 +37,7 @@ from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
 from amp_fuzz.without import WITHOUT
 
-__all__ = ["Judge", "Verdict", "unsupported"]
+__all__ = ["Judge", "Verdict", "refuses", "unsupported"]
 
 
 @dataclass(slots=True)
@@ -296,7 +296,7 @@ class Judge:
         for one of the promote policy has the known bugs of that policy too; a banned one says so.
         """
         banned = Policy.BANNED in policies.values()
-        if banned and not (observed.raised and "unsafe to autocast" in observed.raised.message):
+        if banned and not refuses(observed):
             return False
         bugs = {k.quirk for k in self.known if k.quirk.startswith("promote-")}
         for names in ((), bugs) if Policy.PROMOTE in policies.values() else ((),):
@@ -456,6 +456,11 @@ class Judge:
         else:
             broken = check_relation(relation, case, run, values=self.backend.values)
         return broken is not None and broken.where == found.where
+
+
+def refuses(seen: Observation) -> bool:
+    """Return whether what was raised is what autocast says of a banned op."""
+    return seen.raised is not None and "unsafe to autocast" in seen.raised.message
 
 
 def _complaints(seen: Observation) -> set[str]:

@@ -35,6 +35,7 @@ from amp_fuzz.engine import (
     Task,
     baseline_tasks,
     explore,
+    kept_tasks,
     plan_tasks,
     runnable,
     seed_of,
@@ -113,10 +114,10 @@ def jobs(
     chosen = list(chosen)
     found = []
     tasks = plan_tasks(settings, chosen)
-    known = {task.backend: task for task in baseline_tasks(settings, chosen)}
+    first = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
     for backend in chosen:
-        if backend.name in known:
-            found.append(Job(backend.name, "baseline", ((known[backend.name], ""),)))
+        own = [task for task in first if task.backend == backend.name]
+        found += [Job(backend.name, task.family, ((task, ""),)) for task in own]
         own = sorted((t for t in tasks if t.backend == backend.name), key=lambda t: t.family)
         found += [Job(backend.name, task.family, ((task, ""),)) for task in own]
         aims = tuple(_aims(settings, backend))
@@ -206,6 +207,7 @@ class FuzzItem(pytest.Item):
             job = self.job
             writer.write(EndRecord(job.backend, job.name, outcome.cases, took, outcome.reason))
             self.user_properties += [("cases", outcome.cases), ("seed", self.run.settings.seed)]
+        self.run.covering(self.job.backend).write()
         self._judge(outcome)
 
     def _explore(self, outcome: Outcome, writer: Writer, interrupted: Callable[[], bool]) -> None:
@@ -249,6 +251,7 @@ class FuzzItem(pytest.Item):
             seen=lambda case: self.run.note(task.backend, task.family, case),
             groups=self.run.groups,
             done=self.done.ids,
+            covered=self.run.covering(task.backend).note,
         )
 
     def _judge(self, outcome: Outcome) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from filelock import BaseFileLock, FileLock, Timeout
 
 from amp_fuzz.case import Case
+from amp_fuzz.covered import Covered
 from amp_fuzz.engine import Settings
 from amp_fuzz.findings import Groups
 from amp_fuzz.fingerprints import fingerprinted
@@ -36,6 +37,7 @@ class Run:
 
     worker: ``main``, or xdist's name of the worker. groups: the causes that it has met. shown: by
     fingerprint, the finding that was shown. suspected: the divergence that is made smaller now.
+    covered: by backend, the smallest case of each feature.
     deadline: in seconds since the epoch, so that all workers have the same. timeout: seconds that a
     case may take, 0 for any; hung: told of one that took more, before its process ends.
     """
@@ -53,6 +55,7 @@ class Run:
     groups: Groups = field(default_factory=Groups)
     shown: dict[str, DivergenceRecord] = field(default_factory=dict)
     suspected: DivergenceRecord | None = None
+    covered: dict[str, Covered] = field(default_factory=dict)
     _files: _Files | None = None
     _running: tuple[float, DivergenceRecord] | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
@@ -79,6 +82,12 @@ class Run:
             if self.timeout:
                 threading.Thread(target=self._watch, daemon=True).start()
         return self._files.writer
+
+    def covering(self, backend: str) -> Covered:
+        """Return the covered features of a backend."""
+        if backend not in self.covered:
+            self.covered[backend] = Covered(self.store, backend)
+        return self.covered[backend]
 
     def note(self, backend: str, family: str, case: Case) -> None:
         """Write down the case that is about to run, as the finding that it is if we die of it.

@@ -31,7 +31,7 @@ from amp_fuzz import config as configuration
 from amp_fuzz.backends import BackendError, backends, matching
 from amp_fuzz.baseline import BaselineError
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
-from amp_fuzz.corpus import CorpusError
+from amp_fuzz.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.known import KnownError
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.program import ProgramError
@@ -113,7 +113,14 @@ def _session(config: pytest.Config) -> FuzzSession:
     wanted = {b.name for b in matching(options.backends)}
     missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
     kept: list[AnyJob] = [*again]
+    findings: list[Kept] = []
+    trouble: list[str] = []
     if not again:
+        # Every worker must collect the same, whatever others have found by then.
+        ids = None if sent is None else sent["findings"]
+        findings, trouble = kept_findings(Store(folder), prepared.chosen, ids)
+        cases = tuple((k.backend, FINDINGS, k.case) for k in findings)
+        settings = run.settings = dataclasses.replace(settings, kept=cases)
         folders = [*options.corpus, *config.getini("amp_fuzz_corpus")]
         kept += corpus(folders, prepared.chosen)
         kept += jobs(settings, prepared.chosen, missing)
@@ -122,7 +129,9 @@ def _session(config: pytest.Config) -> FuzzSession:
     if sent is None and not config.option.collectonly:
         run.store.create()  # better now than after the first item
         lost = recover(run.store)
-    return FuzzSession(run, found, options, began, lost, in_worker=sent is not None)
+    return FuzzSession(
+        run, found, options, began, lost, in_worker=sent is not None, kept=findings, unused=trouble
+    )
 
 
 def _say_hung(config: pytest.Config, run: Run, record: DivergenceRecord) -> None:
@@ -201,8 +210,9 @@ class FuzzSession:
     """The hooks of a session.
 
     lost: what earlier sessions died of. crashed: what workers of this one did. put_back: how often
-    an item was given to another worker. workers: what each
-    worker had to say at its end. trouble: why the report or a record could not be written.
+    an item was given to another worker. workers: what each worker had to say at its end. kept: the
+    store's findings, which are judged first; unused: why others are not. trouble: why the report or
+    a record could not be written.
     """
 
     run: Run
@@ -211,6 +221,8 @@ class FuzzSession:
     began: float
     lost: list[DivergenceRecord]
     in_worker: bool
+    kept: list[Kept] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
     crashed: dict[str, DivergenceRecord] = field(default_factory=dict)
     put_back: Counter[str] = field(default_factory=Counter)
     workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -223,6 +235,10 @@ class FuzzSession:
         words = [f"seed {settings.seed}", f"profile {settings.profile}"]
         words += [f"{settings.cases} cases a backend", f"store {self.options.store}"]
         about = [f"amp-fuzz: {', '.join(words)}", f"amp-fuzz: {', '.join(names)}"]
+        if self.kept:
+            count = f"{len(self.kept)} finding{'s' * (len(self.kept) != 1)}"
+            about.append(f"amp-fuzz: judged first: {count} of the store")
+        about += [f"amp-fuzz: not judged again: {text}" for text in self.unused]
         return about + self._lost_lines()
 
     def _lost_lines(self) -> list[str]:
@@ -253,6 +269,7 @@ class FuzzSession:
                 "started": self.run.record.started,
                 "began": self.began,
                 "store": str(self.run.store.root.absolute()),
+                "findings": [kept.name for kept in self.kept],
                 "worker": node.workerinput["workerid"],
             }
         )
@@ -358,6 +375,7 @@ class FuzzSession:
 
                 run, known = self.run.record.id, self.run.settings.known
                 lines += reports.terminal(self.run.store, run, known=known).splitlines()
+                lines += [f"fixed: {text}" for text in fixed_lines(self.run.store, run, self.kept)]
         else:
             lines.append("amp-fuzz: no case ran")
         return [*lines, *self._worker_lines(), *self._last_lines()]

@@ -126,7 +126,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     nearest: a case like the minimised one that agrees with the reference. fingerprint: ten hex
     digits that name the cause; see `amp_fuzz.fingerprints`. general: other ops in the place of the
     guilty one show the same. overload: the kernel to blame, where there is one only. as_if:
-    policies, or ``none``, with which instead of its own that kernel of autocast explains the whole.
+    policies, or ``none``, with which instead of its own that kernel of autocast explains the whole;
+    of a `general` one, what contexts act as if they said. left: parts of the state that contexts do
+    not restore: with them restored, the case agrees.
     """
 
     backend: str
@@ -150,6 +152,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     general: bool = False
     overload: str = ""
     as_if: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -6,6 +6,7 @@ Only of what diverges there is asked whether the rung below it agrees, and the w
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ __all__ = [
     "confirmed",
     "part_of",
     "shrink",
+    "working",
 ]
 
 Part: TypeAlias = Literal["kind", "op", "stage", "where"]
@@ -207,13 +209,14 @@ def shrink(
     *,
     seconds: float,
     memory: Memory | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Event | Shrunk]:
     """Make a divergence's case smaller; a `Shrunk` comes last.
 
     ask: says what comes of a candidate, as an `Asker` does. runtime: the reference. memory: answers
-    that were given already.
+    that were given already. clock: what `seconds` are of; see `working`.
     """
-    start = time.monotonic()
+    start = clock()
     memory = memory or Memory()
     asked: list[str] = []
 
@@ -224,7 +227,7 @@ def shrink(
         return target.reply(memory.of(ask, case))
 
     def shows(case: Case) -> bool:
-        if time.monotonic() - start > seconds:
+        if clock() - start > seconds:
             return False
         asked.append(case.id)
         return reply(case) == "same"
@@ -237,15 +240,20 @@ def shrink(
     chain = [case]
     if found.case is not None and found.case != case:
         chain.append(found.case)
-        yield Smaller(found.case, "guilty", len(asked), time.monotonic() - start)
+        yield Smaller(found.case, "guilty", len(asked), clock() - start)
     whole = msgspec.structs.replace(case, program=returning_all(case.program))
     if len(chain) == 1 and whole != case and shows(whole):
         chain.append(whole)  # any statement of it can be the last
     literal = not runtime.runtime.fake  # otherwise tensors have no values
-    left = seconds - (time.monotonic() - start)
+    left = seconds - (clock() - start)
     ended: Ended | None = None
     for event in search(
-        chain[-1], reply, values=values, seconds=left, literal=literal, before=len(asked)
+        *(chain[-1], reply),
+        values=values,
+        seconds=left,
+        literal=literal,
+        before=len(asked),
+        clock=clock,
     ):
         if isinstance(event, Smaller):
             chain.append(event.case)
@@ -257,8 +265,21 @@ def shrink(
     if not op:
         again = guilty(ended.case, values(ended.case), shows, guess=target.op)
         op = again.op or target.op
-    spent = time.monotonic() - start
+    spent = clock() - start
     yield Shrunk(ended.case, op, tuple(chain), ended.nearest, ended.tried, spent, ended.reason)
+
+
+_STARVED = 4
+
+
+def working() -> Callable[[], float]:
+    """Return a clock of the seconds that this process and its children worked.
+
+    What a search comes to must not depend on what else the machine does. It never falls behind the
+    clock on the wall by more than a factor of 4.
+    """
+    wall, work = time.monotonic(), sum(os.times()[:4])
+    return lambda: max(sum(os.times()[:4]) - work, (time.monotonic() - wall) / _STARVED)
 
 
 def stage_of(

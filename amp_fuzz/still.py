@@ -8,6 +8,8 @@ from amp_fuzz.baseline import Entry
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
 from amp_fuzz.causes import POLICIES
+from amp_fuzz.contexts import acts_as, unrestored
+from amp_fuzz.fingerprints import kind_of
 from amp_fuzz.judge import Judge, Verdict
 
 __all__ = ["happens", "still"]
@@ -37,7 +39,13 @@ def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
         observed = judge.backend.run([verdict.case])[0]
         supposed = [{entry.op: POLICIES[name]} for name in entry.as_if]
         return any(judge.agrees_with(verdict.case, observed, s) for s in supposed)
-    if found.kind != entry.kind:
+    if entry.kind == "context":
+        observed = judge.backend.run([verdict.case])[0]
+        return bool(set(entry.as_if) & set(acts_as(judge, verdict.case, observed)))
+    if entry.kind == "state" and found.kind != "state":
+        named = {f"leaves={name}" for name in unrestored(judge, verdict.case)}
+        return bool(named & set(entry.ingredient.split("+")))
+    if kind_of(found.kind) != entry.kind:
         return False
     op = guilty_op(verdict.case, found)
     return entry.op in ("", "*") or not op or op in entry.op.split("+")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -133,6 +134,14 @@ class Store:
     def findings(self) -> list[str]:
         """Return the ids of the findings kept."""
         return sorted(p.stem for p in (self.root / "findings").glob("*.json"))
+
+    def newest(self) -> list[str]:
+        """Return the ids of the findings kept, the newest first."""
+        ages = {}
+        for path in (self.root / "findings").glob("*.json"):
+            with suppress(OSError):  # another process may have taken it out
+                ages[path.stem] = -path.stat().st_mtime_ns
+        return sorted(ages, key=lambda name: (ages[name], name))
 
     def finding(self, identity: str) -> DivergenceRecord:
         """Read a finding by id or by an unambiguous start of it. Raises `StoreError`."""

@@ -24,6 +24,7 @@ from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.baseline import match
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.covered import Covered
 from amp_fuzz.engine import (
     Crashed,
     Event,
@@ -287,7 +288,8 @@ def _worker_main(
         writer = store.writer(run_id, str(number))
         while True:
             task, groups = pipe.recv()
-            for event in _task(task, settings, writer, note, groups):
+            covered = Covered(store, task.backend)
+            for event in _task(task, settings, writer, note, groups, covered):
                 pipe.send(event)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the supervisor is done with us
@@ -313,6 +315,7 @@ def _task(
     writer: Writer,
     note: Callable[[Case], None],
     groups: Groups,
+    covered: Covered,
 ) -> Iterator[Event]:
     start = last = time.monotonic()
     outcomes: Counter[str] = Counter()
@@ -325,7 +328,7 @@ def _task(
             task.backend, task.family, Counter(outcomes), Counter(known), frozenset(reached)
         )
 
-    for event in explore(task, settings, seen=note, groups=groups):
+    for event in explore(task, settings, seen=note, groups=groups, covered=covered.note):
         if isinstance(event, CaseRecord):
             writer.write(event)
             cases += 1
@@ -347,4 +350,5 @@ def _task(
         yield progress()
     end = EndRecord(task.backend, task.family, cases, round(time.monotonic() - start, 3))
     writer.write(end)
+    covered.write()
     yield Finished(task, end, groups)

@@ -4,7 +4,8 @@
 
 The faults are those of tests/faults/many.py: policies, contexts, state, numbers. Each case that the
 engine draws for eager is judged in a torch that has all ten; transforms and custom ops are left
-out, since the Python kernels that faults are made of are no part of them. A group belongs to the
+out, since the Python kernels that faults are made of are no part of them. Ctrl-C ends a run early,
+and what was judged by then is counted. A group belongs to the
 faults without which its case agrees: of those its case is judged with one fault at a time. Exactly
 one group a fault is wanted. Writes ``benchmarks/groups.json``. Seconds are CPU seconds.
 """
@@ -36,6 +37,7 @@ from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord  # noqa: E4
 from amp_fuzz.session import versions  # noqa: E402
 from amp_fuzz.store import Store  # noqa: E402
 from amp_fuzz.workers import Supervisor  # noqa: E402
+from benchmarks.minimize import commit  # noqa: E402
 from tests.faults.corrupted import Corrupted  # noqa: E402
 from tests.faults.many import TEN, counts, install, seeded  # noqa: E402
 
@@ -94,9 +96,12 @@ def measured(store: Store, number: int, seed: int, workers: int) -> Row:
             crashes += isinstance(event, Crashed)
             if isinstance(event, Finding) and event.new:
                 print(f"{title(event.record)} | {fingerprint(event.record)}", flush=True)
+    except KeyboardInterrupt:
+        print("stopped: what was judged is counted", flush=True)
     finally:
         supervisor.close()
-    return {"seed": seed, "versions": versions(), "crashes": crashes} | counted(store, supervisor)
+    about = {"seed": seed, "asked": number, "commit": commit(), "versions": versions()}
+    return about | {"crashes": crashes} | counted(store, supervisor)
 
 
 def counted(store: Store, supervisor: Supervisor) -> Row:

@@ -1,11 +1,15 @@
 """Seed faults, minimise what finds them, and count what is left.
 
-    python benchmarks/minimize.py [--eager] [--compiled] [--only=GLOBS] [--seed=N] [--report]
+    python benchmarks/minimize.py [--sections=LIST] [--only=GLOBS] [--seed=N] [--report]
 
 Each fault of tests/faults/numeric*.py is looked for along the way of benchmarks/numeric_faults.py,
-then in programs with the op that it is called after. The case that finds it is minimised and
-written as a script, which is run in a fresh process twice: with the fault, where it must end with
-1, and without, where it must end with 0. Writes ``benchmarks/minimize.json`` after each fault, and
+then in programs with the op that it is called after: in eager's kernels, in the same kernels under
+TorchScript, and in what compilers make of programs. So is each fault of tests/faults/contexts.py
+that leaves state behind. The case that finds it is minimised and written as a script, which is run
+in a fresh process twice: with the fault, where it must end with 1, and without, where it must end
+with 0. Last come the bugs of torch that amp_fuzz/known.toml knows: the first case that shows each
+of them alone, among so many that the engine draws for a backend; their scripts must end with 1.
+Writes ``benchmarks/minimize.json`` after each fault, and
 ``docs/minimize.md``. What is not run is kept. Seconds are CPU seconds of one core, those of the C++
 compiler included; the limits of the search are of the clock on the wall.
 """
@@ -23,8 +27,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +38,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from amp_fuzz.backends import backends  # noqa: E402
+from amp_fuzz.backends.scripted import ScriptBackend  # noqa: E402
 from amp_fuzz.case import Case  # noqa: E402
 from amp_fuzz.catalogue import CATALOGUE  # noqa: E402
+from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
+from amp_fuzz.harness import Observation  # noqa: E402
 from amp_fuzz.judge import Judge, Verdict, quiet  # noqa: E402
 from amp_fuzz.known import shipped  # noqa: E402
 from amp_fuzz.minimize import capture  # noqa: E402
@@ -51,18 +61,54 @@ from amp_fuzz.shrink import (  # noqa: E402
 )
 from amp_fuzz.triage import fingerprint, guilty  # noqa: E402
 from benchmarks.numeric_faults import about  # noqa: E402
-from tests.faults.numeric import COMPILED, EAGER, NumericFault  # noqa: E402
-from tests.faults.numeric_hunt import Step, backend_of, counts, hunt, way  # noqa: E402
+from tests.faults.corrupted import Corrupted, Patches  # noqa: E402
+from tests.faults.fault import Fault, NumericFault  # noqa: E402
+from tests.faults.faults import FAULTS  # noqa: E402
+from tests.faults.numeric import COMPILED, EAGER, NUMERIC  # noqa: E402
+from tests.faults.numeric_hunt import (  # noqa: E402
+    KINDS,
+    Step,
+    backend_of,
+    counts,
+    hunt,
+    way,
+)
 
 JSON = ROOT / "benchmarks" / "minimize.json"
 HUNTS = ROOT / "benchmarks" / "numeric_faults.json"
 PAGE = ROOT / "docs" / "minimize.md"
 
 # Seconds on the clock for one search, and how many cases are drawn to find a fault.
-SECONDS = {"eager": 120.0, "compiled": 400.0}
-CASES = {"eager": 3300, "compiled": 500}
+SECONDS = {"eager": 120.0, "state": 60.0, "script": 120.0, "compiled": 240.0, "findings": 120.0}
+CASES = {"eager": 3300, "state": 400, "script": 1500, "compiled": 500}
+# For each backend, how many cases are drawn to meet the bugs that are known.
+DRAWN = {
+    "eager-cpu": 3000,
+    "script": 600,
+    "trace": 400,
+    "export": 150,
+    "compile[aot_eager]": 150,
+    "compile[inductor]": 40,
+}
+# Kernels that TorchScript calls too: a value each of several sorts, and gradients.
+SCRIPTED = (
+    *("exp-float16", "softmax-bfloat16", "convolution-no-bias", "sum-last", "cumsum-last"),
+    *("tanh-gain", "log1p-log", "gelu-tanh", "neg-backward", "softplus-backward-sign"),
+)
 # A fault that none of these shows is looked for in programs with the op that it is called after.
 FOCUSED = 60
+
+_TOGETHER = """\
+
+## Candidates are judged one at a time
+
+One process judges all candidates of a search and is started again only when one kills it, so there
+is no start to share. What could be shared is a compilation. Programs of one plan compiled together
+cost, a program, this many times less than one by one
+([benchmarks/packing.json](../benchmarks/packing.json)): 1.03 to 1.39 on `aot_eager`, and 0.75 to
+0.91 on Inductor, which is more. A search also stops at the first candidate that shows the
+divergence; the others of its pack would be compiled in vain.
+"""
 
 Row = dict[str, Any]
 
@@ -70,8 +116,7 @@ Row = dict[str, Any]
 def main() -> int:
     """Run what the command line asks for and return 1 if a repro does not do what it must."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--eager", action="store_true", help="only the faults in eager kernels")
-    parser.add_argument("--compiled", action="store_true", help="only the compiler's")
+    parser.add_argument("--sections", default=",".join(SECONDS), help="all, unless named")
     parser.add_argument("--only", metavar="GLOBS", default="*", help="only these faults")
     parser.add_argument("--new", action="store_true", help="only those not found so far")
     parser.add_argument("--cases", type=int, default=0, help="drawn for each fault, at most")
@@ -80,11 +125,11 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     result: Row = json.loads(JSON.read_text()) if JSON.exists() else {}
-    both = options.eager == options.compiled
-    for section, faults in (("eager", EAGER), ("compiled", COMPILED)):
-        if options.report or not (both or getattr(options, section)):
+    sections = [] if options.report else options.sections.split(",")
+    for section in sections:
+        if section == "findings":
             continue
-        rows = result.setdefault(section, {})
+        faults, rows = FAULTS_OF[section], result.setdefault(section, {})
         named = [f for f in faults if _named(f.name, options.only)]
         if options.new:
             named = [f for f in named if not rows.get(f.name, {}).get("found")]
@@ -96,10 +141,47 @@ def main() -> int:
             rows = result[section]
             JSON.write_text(json.dumps(result, indent=1) + "\n")
             print(f"{number:3}/{len(named)} {_told(fault.name, rows[fault.name])}", flush=True)
+    if "findings" in sections:
+        result["run"] = about(options.seed, SECONDS["findings"])
+        rows = result.setdefault("findings", {})
+        for name, row in findings(options.seed):
+            rows[name] = row
+            JSON.write_text(json.dumps(result, indent=1) + "\n")
+            print(_told(name, row), flush=True)
     PAGE.write_text(page(result))
     print(f"written: {PAGE.relative_to(ROOT)}")
     rows = [r for s in SECONDS for r in result.get(s, {}).values()]
-    return int(any(r["found"] and r["repro"] != [1, 0] for r in rows))
+    return int(any(r["found"] and r["repro"] not in ([1, 0], [1]) for r in rows))
+
+
+FAULTS_OF: dict[str, Sequence[Fault]] = {
+    "eager": EAGER,
+    "state": [f for f in FAULTS.values() if "state" in f.kinds],
+    "script": [NUMERIC[name] for name in SCRIPTED],
+    "compiled": COMPILED,
+}
+
+
+@dataclass(frozen=True)
+class Scripted(ScriptBackend):
+    """TorchScript in a torch whose kernels are replaced."""
+
+    patches: Patches = field(default=nullcontext, compare=False)
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Script and run cases in the patched torch."""
+        with self.patches():
+            return ScriptBackend.run(self, cases)
+
+
+def judge_of(fault: Fault, section: str) -> Judge:
+    """Return the judge of the backend in which a fault is seeded."""
+    if section == "script":
+        return Judge(Scripted("script", patches=fault.corrupt), shipped(), "none")
+    if section == "state":
+        return Judge(Corrupted(patches=fault.corrupt), shipped(), "none")
+    assert isinstance(fault, NumericFault)
+    return Judge(backend_of(fault), shipped(), "none")
 
 
 def _named(name: str, globs: str) -> bool:
@@ -116,14 +198,56 @@ def _told(name: str, row: Row) -> str:
     )
 
 
-def one(fault: NumericFault, steps: Sequence[Step], section: str) -> Row:
+def one(fault: Fault, steps: Sequence[Step], section: str) -> Row:
     """Find a fault, minimise the case, and run its script."""
-    verdict = found(fault, steps)
+    judge = judge_of(fault, section)
+    if isinstance(fault, NumericFault) and section != "script":
+        verdict = found(fault, steps)
+    else:
+        verdict = first(fault, judge, steps)
     if verdict is None:
         return {"found": False}
-    judge = Judge(backend_of(fault), shipped(), "none")
     with quiet():
-        return {"found": True, **minimised(fault, judge, verdict, SECONDS[section])}
+        return {"found": True, **minimised(fault.name, judge, verdict, SECONDS[section])}
+
+
+def first(fault: Fault, judge: Judge, steps: Sequence[Step]) -> Verdict | None:
+    """Return the first divergence that shows a fault: of a kind that is its own, and new."""
+    wanted = {n for n in getattr(fault, "reached", ()) if not n.startswith("backward:")}
+    honest = replace(judge, backend=replace(judge.backend, patches=nullcontext))  # type: ignore[type-var]
+    for step in steps:
+        if wanted and not wanted & step.reached:
+            continue
+        with quiet():
+            try:
+                verdict = judge.judge(step.case)
+            except RuntimeError as error:
+                if "the shadows did not come" not in str(error):
+                    raise
+                continue
+            kinds = KINDS if wanted else ("state",)
+            if verdict.outcome != "diverged" or verdict.divergence.kind not in kinds:  # type: ignore[union-attr]
+                continue
+            if honest.judge(step.case).outcome in ("agreed", "raised"):
+                return verdict
+    return None
+
+
+def findings(seed: int) -> Iterator[tuple[str, Row]]:
+    """Yield a row for each known bug and backend, from the first case that shows it alone."""
+    done: set[str] = set()
+    for name, count in DRAWN.items():
+        backend = backends()[name]
+        judge = Judge(backend, shipped(), "none")
+        task = Task(name, "all", (), count, seed)
+        for case in draw(task, Settings(backends=(name,), seed=seed)):
+            with quiet():
+                verdict = judge.judge(case)
+                bug = f"{verdict.known} on {name}"
+                if not verdict.known or bug in done or "+" in verdict.known:
+                    continue
+                done.add(bug)
+                yield bug, {"found": True, **minimised("", judge, verdict, SECONDS["findings"])}
 
 
 def found(fault: NumericFault, steps: Sequence[Step]) -> Verdict | None:
@@ -152,8 +276,8 @@ def named_after(fault: NumericFault) -> str:
     return max(names, key=len, default="")
 
 
-def minimised(fault: NumericFault, judge: Judge, verdict: Verdict, seconds: float) -> Row:
-    """Minimise a divergence, and say what was and what is."""
+def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row:
+    """Minimise a divergence, and say what was and what is. fault: its name, "" of torch's own."""
     start, wall = _seconds(), time.monotonic()
     stage = stage_of(judge, verdict)
     target = replace(Target.of(verdict), stage=stage)
@@ -177,6 +301,7 @@ def minimised(fault: NumericFault, judge: Judge, verdict: Verdict, seconds: floa
     named = answer_of(verdict).kind, stage, before.op
     stays = answer_of(final).kind, again, last.op
     return {
+        "commit": commit(),
         "case": verdict.case.id,
         "statements": [_statements(verdict.case), _statements(small)],
         "elements": [_elements(verdict.case), _elements(small)],
@@ -194,6 +319,14 @@ def minimised(fault: NumericFault, judge: Judge, verdict: Verdict, seconds: floa
     }
 
 
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """Return the version of the code that is measured."""
+    words = ("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def _seconds() -> float:
     return sum(os.times()[:4])
 
@@ -208,18 +341,22 @@ def _elements(case: Case) -> int:
 
 _SEEDED = """\
 sys.path.insert(0, "{root}")
-from tests.faults.numeric import NUMERIC
+from tests.faults.many import seeded
 
-fault = NUMERIC["{name}"].corrupt()
+fault = seeded("{name}")
 fault.__enter__()
 """
 
 
-def ends(fault: NumericFault, judge: Judge, verdict: Verdict) -> list[int | str]:
-    """Return how the script ends in a fresh process with the fault, and without."""
+def ends(fault: str, judge: Judge, verdict: Verdict) -> list[int | str]:
+    """Return how the script ends in a fresh process with the fault, if there is one, and without.
+
+    A bug of torch's own has nothing but torch.
+    """
     assert verdict.divergence is not None
     codes: list[int | str] = []
-    for prefix in (_SEEDED.format(root=ROOT, name=fault.name), ""):
+    seeds = [_SEEDED.format(root=ROOT, name=fault)] if fault else []
+    for prefix in (*seeds, ""):
         try:
             text = repro(verdict.case, judge.backend, verdict.divergence, prefix=prefix)
         except ReproError as error:
@@ -302,6 +439,8 @@ def page(result: Row) -> str:
         "A fault is seeded, the first case that finds it ([numeric-faults.md](numeric-faults.md))",
         "is minimised, and the result is written as a script. The script is run in a fresh process",
         "with the fault, where it must exit with 1, and without, where it must exit with 0.",
+        "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/known.toml) has, each with",
+        "the first drawn case that shows it alone on a backend: their scripts must exit with 1.",
         "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
         "from the minimised one.",
         "",
@@ -311,6 +450,9 @@ def page(result: Row) -> str:
         versions = ", ".join(f"{name} {v}" for name, v in run_["versions"].items())
         lines += [f"Seed {run_['seed']}, CPU seconds of one core ({run_['machine']['cpu']}); "]
         lines[-1] += f"{versions}."
+    commits = Counter(r.get("commit", "an older one") for s in SECONDS for r in _found(result, s))
+    if commits:
+        lines[-1] += f" Rows by commit: {', '.join(f'{n} of {c}' for c, n in commits.items())}."
     columns = (
         *("faults in", "minimised", "statements before: median", "after: median, 90 %, most"),
         *("elements: median, 90 %", "seconds: median, 90 %", "same fingerprint"),
@@ -323,16 +465,29 @@ def page(result: Row) -> str:
     for section in SECONDS:
         rows = result.get(section, {})
         lines += ["", f"## {section.capitalize()}", "", *_table(rows)] if rows else []
+    from benchmarks.torch_minifier import section as of_torch
+
+    lines += [*of_torch(result), *_TOGETHER.splitlines()]
     return "\n".join([*lines, "", "Again: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
 
 
 def _groups(result: Row) -> list[tuple[str, list[Row]]]:
-    eager = [r for r in result.get("eager", {}).values() if r["found"]]
-    compiled = [r for r in result.get("compiled", {}).values() if r["found"]]
+    rows = {section: _found(result, section) for section in SECONDS}
     stages: dict[str, list[Row]] = {}
-    for row in compiled:
+    for row in rows["compiled"]:
         stages.setdefault(row["before"]["stage"], []).append(row)
-    return [("eager kernels", eager), *sorted(stages.items()), ("all", eager + compiled)]
+    return [
+        ("eager kernels", rows["eager"]),
+        ("contexts (state)", rows["state"]),
+        ("kernels under TorchScript", rows["script"]),
+        *sorted(stages.items()),
+        ("torch itself (findings)", rows["findings"]),
+        ("all", [row for own in rows.values() for row in own]),
+    ]
+
+
+def _found(result: Row, section: str) -> list[Row]:
+    return [r for r in result.get(section, {}).values() if r["found"]]
 
 
 def _summary(title: str, rows: Sequence[Row]) -> str:
@@ -348,7 +503,7 @@ def _summary(title: str, rows: Sequence[Row]) -> str:
         both([r["elements"][1] for r in rows]),
         both([r["seconds"] for r in rows], 1),
         f"{sum(r['before'] == r['after'] for r in rows)}",
-        f"{sum(r['repro'] == [1, 0] for r in rows)}",
+        f"{sum(r['repro'] in ([1, 0], [1]) for r in rows)}",
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,12 +23,16 @@ __all__ = ["TorchBackend", "inferring", "numbers", "under"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBackend:
-    """A backend that says every op, takes every case as it is and runs it in this process."""
+    """A backend that says every op, takes every case as it is and runs it in this process.
+
+    watched: what is made of the implementation's ``autocast`` before a case is given it.
+    """
 
     device: str = "cpu"
     trains: bool = True
     values: bool = True
     exact: bool = True
+    watched: Callable[[Any], Any] | None = field(default=None, compare=False)
 
     def availability(self) -> Availability:
         """Say that torch is here."""
@@ -61,7 +65,10 @@ class TorchBackend:
             "state": lambda: torch_state(self.device),
             "reset": lambda: reset_state(self.device),
         }
-        return Runtime(device=self.device, **{**names, **more})
+        names |= more
+        if self.watched is not None:
+            names["autocast"] = self.watched(names["autocast"])
+        return Runtime(device=self.device, **names)
 
     def ladder(self) -> Sequence[Backend]:
         """Return nothing: there are no stages."""

@@ -139,21 +139,10 @@ def _first(kept: dict[str, list[Kept]], chosen: Options) -> None:
 
 def _say_fixed(store: Store, session: Session, kept: dict[str, list[Kept]]) -> None:
     """Name the findings of the store that agree now."""
-    from amp_fuzz.corpus import fixed
-    from amp_fuzz.records import CaseRecord
+    from amp_fuzz.corpus import fixed_lines
 
-    if not kept[_FINDINGS]:
-        return
-    records = (
-        r
-        for r in store.records(session.record.id)
-        if isinstance(r, CaseRecord) and r.family == _FINDINGS
-    )
-    for one in fixed(kept[_FINDINGS], records):
-        assert one.finding is not None
-        at = f" at {one.finding.op}" if one.finding.op else ""
-        path = _short(store.root / "findings" / f"{one.name}.json")
-        say(f"fixed: {one.name} on {one.backend} ({one.finding.kind}{at}): remove it: rm {path}")
+    for text in fixed_lines(store, session.record.id, kept[_FINDINGS]):
+        say(f"fixed: {text}")
 
 
 def _again(chosen: Options) -> str:

@@ -6,6 +6,7 @@ who asks; `amp_fuzz.triage` has the fingerprint.
 """
 
 from amp_fuzz.minimize.capture import Taken, Values, capture
+from amp_fuzz.minimize.data import small_values
 from amp_fuzz.minimize.edit import count, without
 from amp_fuzz.minimize.search import Ended, Event, Reply, Smaller, Tried, search
 
@@ -20,5 +21,6 @@ __all__ = [
     "capture",
     "count",
     "search",
+    "small_values",
     "without",
 ]

@@ -10,10 +10,10 @@ import msgspec
 from amp_fuzz.case import Case
 from amp_fuzz.literals import Number
 from amp_fuzz.minimize.edit import mapped, replace_input
-from amp_fuzz.minimize.specs import cast, elements, held_numbers, with_numbers
+from amp_fuzz.minimize.specs import cast, elements, frozen, held_numbers, moved, with_numbers
 from amp_fuzz.program import Arg, DType, Items, Statement, TensorSpec
 
-__all__ = ["cost", "dtypes", "layouts", "roles", "seeds", "values"]
+__all__ = ["cost", "dtypes", "layouts", "roles", "seeds", "small_values", "values"]
 
 _PLAINER = {
     "float64": ("float32",),
@@ -36,9 +36,27 @@ def dtypes(case: Case) -> Iterator[Case]:
     for i, spec in enumerate(specs):
         for dtype in _PLAINER.get(spec.dtype, ()):
             yield _with(case, i, cast(spec, dtype))
+    # What overflows in one type does so in another for other values.
+    for powers in (False, True):
+        wide = tuple(moved(s, _PLAINER.get(s.dtype, (s.dtype,))[0], powers=powers) for s in specs)
+        if wide not in (plain, specs):
+            yield _with_inputs(case, wide)
     said = mapped(case.program, lambda _, s: _saying_float32(s))
     if said != case.program:
         yield msgspec.structs.replace(case, program=said)
+
+
+def small_values(case: Case) -> Case:
+    """Return the case with elements between -4 and 4, those that are drawn held."""
+    specs = []
+    for spec in case.program.inputs:
+        held = frozen(spec, case.seed)
+        small = with_numbers(held, _rounded(held)) if held.values else None
+        specs.append(small if small is not None and held.dtype in _FLOATING else spec)
+    return _with_inputs(case, tuple(specs))
+
+
+_FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 def _saying_float32(statement: Statement) -> Statement:

@@ -17,6 +17,7 @@ __all__ = [
     "elements",
     "frozen",
     "held_numbers",
+    "moved",
     "narrowed",
     "selected",
     "with_numbers",
@@ -58,6 +59,28 @@ def cast(spec: TensorSpec, dtype: str) -> TensorSpec:
     if values.is_complex() and not dtype.startswith("complex"):
         values = values.real
     return _holding(msgspec.structs.replace(spec, dtype=dtype), values.to(getattr(torch, dtype)))
+
+
+_EXPONENTS = {"float16": 16, "bfloat16": 128, "float32": 128, "float64": 1024}
+
+
+def moved(spec: TensorSpec, dtype: str, *, powers: bool) -> TensorSpec:
+    """Return an input of another dtype, its elements at the same place of that one's range.
+
+    Of the logarithms of what the types can hold, or, with powers, of its own: 12 in float16 is as
+    far from where exp overflows as 96 in float32, and 2.0**9 from where its square does as 2.0**72.
+    """
+    if not spec.values or not {spec.dtype, dtype} <= set(_EXPONENTS):
+        return cast(spec, dtype)
+    ratio = _EXPONENTS[dtype] / _EXPONENTS[spec.dtype]
+    values = _held(spec).double()
+    if powers:
+        values = values.sign() * values.abs().pow(ratio)
+    else:
+        values = values * ratio
+    fits = values.to(getattr(torch, dtype))
+    whole = torch.where(fits.isfinite(), fits, _held(spec).to(fits.dtype))
+    return _holding(msgspec.structs.replace(spec, dtype=dtype), whole)
 
 
 def with_numbers(spec: TensorSpec, values: list[Number]) -> TensorSpec | None:

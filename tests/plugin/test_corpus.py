@@ -1,12 +1,16 @@
 """A folder of case files is a regression suite, and one case can be judged again by name."""
 
 import json
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from amp_fuzz.case import Case
+from amp_fuzz.corpus import kept_findings
 from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.records import CaseRecord
 from amp_fuzz.store import Store
 from tests.helpers import F16, call, case, eager, under, x
 
@@ -139,3 +143,89 @@ def test_a_finding_is_judged_on_its_own_backend(pytester: pytest.Pytester) -> No
     assert [line for line in result.outlines if "::" in line] == [
         "amp-fuzz::corpus::finding.json[eager-cpu]"
     ]
+
+
+# -- the store's findings -------------------------------------------------------------------------
+
+FIRST = ("amp-fuzz::eager-cpu::findings", "-p", "no:cacheprovider")
+
+
+def saved(pytester: pytest.Pytester, *cases: Case) -> Store:
+    """Return a store that holds findings of these cases."""
+    store = Store(pytester.path / ".amp-fuzz")
+    with quiet():
+        finding = Judge(eager(), ()).judge(KNOWN).finding("", KNOWN)
+    for one in cases:
+        store.save(msgspec.structs.replace(finding, case=one, minimised=one, known=""))
+    return store
+
+
+def test_the_findings_of_the_store_come_first_and_what_is_fixed_is_said(
+    pytester: pytest.Pytester,
+) -> None:
+    saved(pytester, GOOD, KNOWN)
+    result = pytester.runpytest_subprocess(*FUZZ, "--amp-fuzz-cases=3", "--amp-fuzz-ops=abs", "-v")
+    assert result.ret == 0
+    items = [line for line in result.outlines if line.startswith("amp-fuzz::") and "PASSED" in line]
+    assert items[0].startswith("amp-fuzz::eager-cpu::findings PASSED")
+    result.stdout.fnmatch_lines(
+        [
+            "amp-fuzz: judged first: 2 findings of the store",
+            f"fixed: {GOOD.id} on eager-cpu (raise at mm): remove it: rm .amp-fuzz/findings/*.json",
+        ]
+    )
+    (said,) = [line for line in result.outlines if line.startswith("fixed: ")]
+    assert GOOD.id in said
+
+
+def test_a_finding_that_is_still_there_fails(pytester: pytest.Pytester) -> None:
+    saved(pytester, GOOD)
+    pytester.makeconftest(WRONG)
+    result = pytester.runpytest_subprocess(*FUZZ, *FIRST)
+    result.assert_outcomes(failed=1)
+    assert not [line for line in result.outlines if line.startswith("fixed: ")]
+
+
+@pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_workers_collect_the_same_whatever_is_found_meanwhile(
+    pytester: pytest.Pytester, more: tuple[str, ...]
+) -> None:
+    # Each worker saves a finding as soon as it starts: before others, or it, collect.
+    store = saved(pytester, GOOD)
+    other = saved(pytester, KNOWN).root / "findings" / f"{KNOWN.id}.json"
+    text = other.read_text()
+    other.unlink()
+    pytester.makeconftest(
+        "import os, pathlib\n"
+        "if 'PYTEST_XDIST_WORKER' in os.environ:\n"
+        f"    pathlib.Path({str(other)!r}).write_text({text!r})\n"
+    )
+    result = pytester.runpytest_subprocess(*FUZZ, *FIRST, *more)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["amp-fuzz: judged first: 1 finding of the store"])
+    (run,) = store.runs()
+    judged = [r.id for r in store.records(run) if isinstance(r, CaseRecord)]
+    assert judged == [GOOD.id]
+
+
+def test_so_many_findings_are_judged_and_the_rest_is_said(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(pytester, GOOD, KNOWN)
+    os.utime(store.root / "findings" / f"{KNOWN.id}.json", ns=(1, 1))
+    monkeypatch.setattr("amp_fuzz.corpus.MOST", 1)
+    found, trouble = kept_findings(store, [eager()])
+    assert [kept.case for kept in found] == [GOOD]
+    (said,) = trouble
+    assert said.startswith("the 1 oldest findings of eager-cpu: 1 are, the newest (rm takes out")
+    assert [k.case for k in kept_findings(store, [eager()], [KNOWN.id, "gone"])[0]] == [KNOWN]
+
+
+def test_sessions_keep_the_smallest_case_of_each_feature(pytester: pytest.Pytester) -> None:
+    few = (*FUZZ, "--amp-fuzz-cases=20", "--amp-fuzz-ops=abs,relu", "-n", "2")
+    pytester.runpytest_subprocess(*few)
+    folder = pytester.path / ".amp-fuzz" / "covered" / "eager-cpu"
+    assert {"op-abs.json", "op-relu.json"} <= {path.name for path in folder.iterdir()}
+    corpus = f"--amp-fuzz-corpus={folder}"
+    result = pytester.runpytest_subprocess(*FUZZ, corpus, "amp-fuzz::corpus")
+    result.assert_outcomes(passed=len(list(folder.iterdir())))

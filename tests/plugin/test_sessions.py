@@ -97,6 +97,7 @@ def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) 
     assert {r.reason for r in ended.values()} == {"done"}
     assert len([c for c in cases() if c[1] != "coverage"]) == 40
 
+    shutil.rmtree(".amp-fuzz/findings")  # the next session would judge them first
     spread = project.runpytest_subprocess(*SMALL, backends, "-n", "2")
     assert spread.ret == 0, said(spread)
     spread.assert_outcomes(passed=2 + 6)

@@ -1,0 +1,290 @@
+"""One cause is one group, whatever it shows as; and each rule that joins two tells others apart."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from amp_fuzz.baseline import entry_of
+from amp_fuzz.case import Case
+from amp_fuzz.contexts import acts_as, unrestored
+from amp_fuzz.findings import Groups, Met, Step, examine
+from amp_fuzz.fingerprints import Fingerprint, fingerprint, title
+from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import Autocast
+from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.shrink import working
+from amp_fuzz.still import happens
+from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
+from tests.faults.many import seeded
+from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
+
+UNCACHED = Autocast(dtype="bfloat16", cache_enabled=False)
+
+# A context within another turns the weight cache off; what is left is the state alone, or that the
+# second step sees a new weight: the reference's is cached, since the outer context stays.
+LEFT = case([x("x0", 2)], under(UNCACHED, call("abs", "x0")), contexts=(), backward="none")
+SECOND_STEP = case(
+    [x("x0", 2, 2), x("w1", 2, 2), x("x2", 2)],
+    call("mm", "x0", "w1"),
+    under(UNCACHED, call("abs", "x2", to="v1")),
+    contexts=(BF16,),
+    steps=2,
+    loop="inside",
+)
+DECORATED = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), entry="decorator")
+INTO_HALF = case(
+    [x("x0", 2, 2, dtype="float16"), x("b1", 2, 2, dtype="float16")],
+    call("chain_matmul", "x0", "x0", "x0", form="out", out="b1"),
+    contexts=(F16,),
+    entry="decorator",
+    backward="none",
+)
+
+
+def judge_of(*faults: str, patches: Patches | None = None) -> Judge:
+    wrong = patches or (lambda: seeded(*faults))
+    return Judge(Corrupted(patches=wrong), shipped(), "none")
+
+
+def verdict_of(judge: Judge, case: Case) -> Verdict:
+    with quiet():
+        verdict = judge.judge(case)
+    assert verdict.divergence is not None, case
+    return verdict
+
+
+def causes(
+    judge: Judge, case: Case, groups: Groups | None = None
+) -> tuple[list[DivergenceRecord], list[str]]:
+    """Return the findings of a case, and the fingerprints of the causes that it shows."""
+    groups = Groups() if groups is None else groups
+    with quiet():
+        steps: list[Step | Met] = list(examine(judge, verdict_of(judge, case), groups))
+    found = [s.record for s in steps if isinstance(s, Step) and s.last]
+    return found, [s.fingerprint for s in steps if isinstance(s, Met)]
+
+
+@pytest.mark.parametrize("cases", [(LEFT, SECOND_STEP), (SECOND_STEP, LEFT)], ids=["LS", "SL"])
+def test_what_a_context_leaves_is_one_cause_as_state_or_as_values(cases: tuple[Case, ...]) -> None:
+    judge, groups = judge_of("cache-flag-not-restored"), Groups()
+    found, met = zip(*(causes(judge, case, groups) for case in cases), strict=True)
+    ((record,), ()) = found
+    assert met[0] == met[1] == [record.fingerprint]
+    assert fingerprint(record) == Fingerprint(
+        *("state", "eager-cpu", "", "*", "none", ()), "leaves=weight cache"
+    )
+    assert title(record).startswith("state: weight cache not restored")
+
+
+def test_each_way_alone_comes_to_the_same_fingerprint() -> None:
+    judge = judge_of("cache-flag-not-restored")
+    ((state,), _), ((value,), _) = causes(judge, LEFT), causes(judge, SECOND_STEP)
+    assert (state.kind, value.kind) == ("state", "value")
+    assert state.fingerprint == value.fingerprint
+    assert title(value).startswith("state: weight cache not restored, as value at mm")
+
+
+def test_what_else_a_plan_has_is_no_part_of_what_contexts_leave() -> None:
+    judge = judge_of("cache-flag-not-restored")
+    ((plain,), _) = causes(judge, LEFT)
+    more = msgspec.structs.replace(LEFT, plan=msgspec.structs.replace(LEFT.plan, calls=2))
+    record = msgspec.structs.replace(plain, case=more, minimised=more)  # as where time was up
+    assert fingerprint(record).hash == plain.fingerprint
+    # What a checkpoint leaves, and contexts do not, is its own.
+    own = msgspec.structs.replace(record, left=())
+    assert fingerprint(own).ingredient == "leaves=weight cache+calls"
+
+
+def test_a_search_is_limited_by_what_the_process_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: wall[0])
+    clock = working()
+    wall[0] = 4.0  # others had the machine
+    assert 1 <= clock() < 4
+    wall[0] = 800.0
+    assert clock() >= 200
+
+
+def test_what_restoring_the_state_does_not_mend_is_another_cause() -> None:
+    both = judge_of("cache-flag-not-restored", "cache-not-cleared")
+    with quiet():
+        assert unrestored(judge_of("cache-flag-not-restored"), SECOND_STEP) == ("weight cache",)
+        # A cache that is not cleared is no part of the state that a context puts back.
+        again = msgspec.structs.replace(
+            SECOND_STEP, plan=msgspec.structs.replace(SECOND_STEP.plan, loop="outside")
+        )
+        assert judge_of("cache-not-cleared").judge(again).divergence is not None
+        assert unrestored(judge_of("cache-not-cleared"), again) == ()
+        assert unrestored(both, again) == ()
+    groups = Groups()
+    first, second = causes(both, LEFT, groups)[1], causes(both, again, groups)[1]
+    assert set(first).isdisjoint(second)
+
+
+def test_honest_contexts_leave_nothing() -> None:
+    with quiet():
+        assert unrestored(Judge(eager()), LEFT) == unrestored(Judge(eager()), SECOND_STEP) == ()
+
+
+def test_what_a_context_acts_as_is_one_cause_as_a_dtype_or_as_an_error() -> None:
+    judge = judge_of("decorator-dtype")
+    ((dtype,), _), ((error,), _) = causes(judge, DECORATED), causes(judge, INTO_HALF)
+    assert (dtype.kind, error.kind) == ("dtype", "raise")
+    assert dtype.fingerprint == error.fingerprint
+    assert dtype.as_if == ("dtype=bfloat16",)
+    assert fingerprint(dtype).ingredient == "entry=decorator+acts=dtype"
+    assert title(dtype) == "autocast with entry=decorator acts as if it said dtype=bfloat16"
+    groups = Groups()
+    causes(judge, DECORATED, groups)
+    assert causes(judge, INTO_HALF, groups) == ([], [dtype.fingerprint])  # and is not minimised
+
+
+def test_what_acts_as_something_else_is_another_cause() -> None:
+    ((dtype,), _) = causes(judge_of("decorator-dtype"), DECORATED)
+    ((nothing,), _) = causes(judge_of("decorator-does-nothing"), DECORATED)
+    assert nothing.as_if == ("enabled=False",)
+    assert nothing.fingerprint != dtype.fingerprint
+    # An error of the op's own, in a decorated program, is not the decorator's.
+    raising = Judge(WrongKernel(eager(), "mm"), shipped(), "none")
+    ((own,), _) = causes(raising, DECORATED)
+    assert fingerprint(own).kind == "value"
+    assert not own.as_if
+
+
+def test_of_an_op_without_a_special_plan_nothing_is_said_of_contexts() -> None:
+    plain = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
+    with quiet():
+        assert acts_as(judge_of("mm:none"), plain, Corrupted().run([plain])[0]) == ()
+    ((record,), _) = causes(judge_of("mm:none"), plain)
+    assert fingerprint(record).kind == "policy"
+
+
+# -- what the values decide -----------------------------------------------------------------------
+
+HUGE = case(
+    [x("x0", 1, 2, values="0000000000000000"), x("x1", 2, values="3f800000ff000000")],
+    call("group_norm", "x0", 1, "x1", "x1"),
+    contexts=(),
+    backward="none",
+)
+
+
+def test_what_is_wrong_within_the_range_too_is_a_wrong_value() -> None:
+    judge = judge_of("group-norm-no-bias")
+    assert verdict_of(judge, HUGE).divergence.kind == "range"  # type: ignore[union-attr]
+    ((record,), _) = causes(judge, HUGE)
+    assert fingerprint(record) == Fingerprint(
+        *("value", "eager-cpu", "", "native_group_norm", "none", ("float32",), "")
+    )
+
+
+def _saturated(op: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = op(x)
+    return out.clamp(max=torch.finfo(out.dtype).max)
+
+
+def test_what_is_wrong_out_of_the_range_alone_stays_what_it_is() -> None:
+    judge = judge_of(patches=lambda: wrong_kernels({"aten.exp.default": _saturated}))
+    large = case([x("x0", 1, values="42c80000")], call("exp", "x0"), contexts=(), backward="none")
+    ((record,), _) = causes(judge, large)
+    assert fingerprint(record).kind == "range"
+
+
+def half(text: str) -> Case:
+    """Return a logsumexp of one float16 element."""
+    spec = x("x0", 1, dtype="float16", values=text)
+    return case([spec], call("logsumexp", "x0", 0), contexts=(), backward="none")
+
+
+def test_what_overflows_in_float16_is_what_overflows_in_float32() -> None:
+    ((record,), _) = causes(judge_of("logsumexp-no-max"), half("4a00"))  # 12
+    assert fingerprint(record).dtypes == ("float32",)
+    assert record.minimised is not None
+    assert [s.dtype for s in record.minimised.program.inputs] == ["float32"]
+
+
+def _wrong_in_half(op: Any, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    out: torch.Tensor = op(x, *args)
+    return out * float("inf") if x.dtype is torch.float16 else out
+
+
+def test_what_float32_does_right_stays_that_of_float16() -> None:
+    judge = judge_of(patches=lambda: wrong_kernels({"aten.logsumexp.default": _wrong_in_half}))
+    ((record,), _) = causes(judge, half("4a00"))
+    assert fingerprint(record).dtypes == ("float16",)
+
+
+# -- in a baseline --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "other", "shown"),
+    [
+        ("cache-flag-not-restored", "cache-not-cleared", SECOND_STEP),
+        ("decorator-dtype", "decorator-does-nothing", DECORATED),
+        ("decorator-dtype", "decorator-does-nothing", INTO_HALF),
+    ],
+)
+def test_a_baseline_knows_what_is_wrong_with_a_context(fault: str, other: str, shown: Case) -> None:
+    judge = judge_of(fault)
+    ((record,), _) = causes(judge, shown)
+    entry = entry_of(record, (), reason="waits")
+    with quiet():
+        assert happens(judge, entry, judge.judge(entry.load()))
+        honest = Judge(Corrupted(), shipped(), "none")
+        assert not happens(honest, entry, honest.judge(entry.load()))
+        wrong = judge_of(other)
+        assert not happens(wrong, entry, wrong.judge(entry.load()))
+
+
+def test_a_baseline_knows_a_wrong_value_on_eager_again() -> None:
+    judge = Judge(WrongKernel(eager(), "abs"), shipped(), "none")
+    ((record,), _) = causes(judge, case([x("x0", 2)], call("abs", "x0"), backward="none"))
+    entry = entry_of(record, (), reason="waits")
+    assert (record.kind, entry.kind) == ("bitwise", "value")
+    with quiet():
+        assert happens(judge, entry, judge.judge(entry.load()))
+        assert not happens(Judge(eager()), entry, Judge(eager()).judge(entry.load()))
+
+
+# -- several at once ------------------------------------------------------------------------------
+
+# Without a policy of its own, conv2d's parts are cast: in groups, it puts its results together with
+# cat, in whatever dtype that makes of them.
+GROUPED = case(
+    [x("x0", 2, 1, 1), x("w1", 2, 1, 1, 1)],
+    call("conv2d", "x0", "w1", groups=2),
+    contexts=(BF16,),
+)
+CAT = case([x("x0", 2)], call("cat", ["x0", "x0"], 0), contexts=(BF16,), backward="none")
+LOSS = case([x("x0", 2)], call("mse_loss", "x0", "x0"), contexts=(BF16,), backward="none")
+CONV = case(
+    [x("x0", 1, 2, 2), x("x1", 1, 1, 1, 1)],
+    call("conv2d", "x0", "x1"),
+    contexts=(BF16,),
+    backward="none",
+)
+
+
+def test_what_two_causes_do_together_is_no_third() -> None:
+    judge, groups = judge_of("conv2d:none", "cat:lower_precision_fp", "mse_loss:banned"), Groups()
+    causes(judge, LOSS, groups)  # has no part in it
+    known = {cause for case in (CAT, CONV) for cause in causes(judge, case, groups)[1]}
+    assert len(known) == 2
+    assert verdict_of(judge, GROUPED).divergence.kind == "raise"  # type: ignore[union-attr]
+    found, met = causes(judge, GROUPED, groups)
+    assert (found, set(met)) == ([], known)
+
+
+def test_what_they_do_not_do_is_a_third() -> None:
+    judge, groups = judge_of("conv2d:none", "cat:lower_precision_fp", "sin-tail"), Groups()
+    known = {cause for case in (CAT, CONV) for cause in causes(judge, case, groups)[1]}
+    sine = case([x("x0", 3)], call("sin", "x0"), contexts=(BF16,), backward="none")
+    ((third,), _) = causes(judge, sine, groups)
+    assert third.fingerprint not in known
