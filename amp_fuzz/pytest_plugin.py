@@ -38,7 +38,7 @@ OPTIONS = {
     "timeout": ("S", "End a process whose case gives no answer for S seconds."),
     "minimize": (
         "S",
-        "Seconds for making each new finding smaller; 0: keep it as it was drawn.",
+        "Seconds of work for making each new finding smaller; 0: keep it as it was drawn.",
     ),
     "require": ("NAME,...", "Backends that must be ready, or exit with code 4."),
 }

@@ -262,11 +262,20 @@ _REPORT_EVERY = 0.25
 _DEATHS = 8  # of processes, for one case, before it stays as it was found
 
 
+def few_primitives() -> None:
+    """Have oneDNN keep 64 primitives for reuse, not 1,024; call it before torch is used.
+
+    Hardly a shape comes twice, so that its cache is what grows in a long run.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+
+
 def _worker_main(
     pipe: connection.Connection, settings: Settings, root: str, run_id: str, number: int
 ) -> None:
     """Take tasks from the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
+    few_primitives()
     import torch
 
     torch.set_num_threads(1)
