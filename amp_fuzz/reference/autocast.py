@@ -28,9 +28,11 @@ import torch.utils.checkpoint
 from amp_fuzz.reference import dispatch, flips, tables
 from amp_fuzz.reference.casts import (
     cacheable,
+    device_of,
     eligible,
     promoted,
     promoted_in_order,
+    taking,
     tensors_of,
 )
 from amp_fuzz.reference.queries import Queries
@@ -47,6 +49,7 @@ __all__ = [
     "QUIRKS",
     "Cast",
     "KernelCall",
+    "as_device",
     "autocast",
     "checkpoint",
     "clear_cache",
@@ -111,7 +114,7 @@ _state = _State()
 
 
 def _default_dtype(device: str) -> torch.dtype:
-    return _state.dtype(device) if device in DEVICES else torch.float16
+    return _state.dtype(device) if device in (*DEVICES, *_lent) else torch.float16
 
 
 def _is_enabled(device: str | None) -> bool:
@@ -280,8 +283,33 @@ def supposing(policies: Mapping[str, Policy | None]) -> Iterator[None]:
         _supposed = before
 
 
-@functools.cache
+# Tables of device types that have none of their own: see `as_device`.
+_lent: dict[str, PolicyTable] = {}
+
+
+@contextmanager
+def as_device(device_type: str, table: PolicyTable, *, tensors: str = "") -> Iterator[None]:
+    """Give a device type a policy table for a block, in every thread.
+
+    It may be any name: of a device that came with no table, or of one that is not here, as which
+    the tensors of another device type are taken, by `tensors`: then these are cast where they
+    would be if they were of `device_type`.
+    """
+    before = _lent.get(device_type)
+    _lent[device_type] = table
+    try:
+        with taking(tensors or device_type, device_type):
+            yield
+    finally:
+        _restore(_lent, device_type, before)
+
+
 def _table(device: str) -> PolicyTable:
+    return _lent.get(device) or _own_table(device)
+
+
+@functools.cache
+def _own_table(device: str) -> PolicyTable:
     return load_table(device)
 
 
@@ -300,7 +328,7 @@ def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
     if not rules:
         _bodies.add(overload)
         _register([overload])
-    _table.cache_clear()
+    _own_table.cache_clear()
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -354,7 +382,7 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
     enabled = [d for d, on in state.enabled.items() if on]
     if not enabled:
         return None
-    present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
+    present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
     here = [d for d in enabled if d in present]
     if not here:
         return None
@@ -385,7 +413,7 @@ def _decided(
 
 
 def _asked_device(args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
+    present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
     return next((d for d, on in _state.enabled.items() if on and d in present), None)
 
 
@@ -601,7 +629,7 @@ class autocast:
         *,
         table: PolicyTable | None = None,
     ) -> None:
-        if table is None and device_type not in DEVICES:
+        if table is None and device_type not in (*DEVICES, *_lent):
             raise ValueError(
                 f"device_type={device_type!r} has no policy table: use one of "
                 f"{', '.join(DEVICES)}, or give table="

@@ -1,0 +1,174 @@
+"""Run cases in a process apart, for a backend that changes what a process is.
+
+A process can name the dispatch key PrivateUse1 once, and never take it back. So such a device lives
+in a process of its own; here cases go there, and what was observed comes back, tensors as the CPU's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import torch
+
+from amp_fuzz.case import Case, loads
+from amp_fuzz.harness import Observation, Raised
+
+__all__ = ["Apart", "ApartError", "serve"]
+
+
+class ApartError(RuntimeError):
+    """The process apart could not begin. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A tensor's dtype, shape and bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: bytes
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Plain:
+        whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        data = whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+        return _Plain(whole.dtype, tuple(whole.shape), data)
+
+    def tensor(self) -> torch.Tensor:
+        if not self.data:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
+
+
+class Apart:
+    """A process that runs cases. entry: ``module:function``, which is given `args` and returns
+    what runs one; it is called there, once.
+
+    The process begins with the first case, and ends with this one.
+    """
+
+    def __init__(self, entry: str, *args: object) -> None:
+        self.entry, self.args = entry, args
+        self._pipe: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases, one after another. Raises `ApartError` if the process cannot begin.
+
+        If it dies of a case this process dies too, in the same way: whoever watches it records
+        the case as a crash.
+        """
+        with self._lock:
+            return [self._run(case) for case in cases]
+
+    def _run(self, case: Case) -> Observation:
+        pipe = self._begun()
+        try:
+            pipe.send((case.json(), torch.get_num_threads()))
+            answer = pipe.recv()
+        except (EOFError, OSError):
+            self._die()
+        if isinstance(answer, BaseException):
+            raise answer
+        seen: Observation = answer
+        values = {n: v.tensor() if v is not None else None for n, v in seen.values.items()}
+        return replace(seen, values=values)
+
+    def _begun(self) -> Connection:
+        if self._pipe is not None:
+            return self._pipe
+        ours, theirs = Pipe()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        atexit.register(self.close)
+        try:
+            ours.send((self.entry, self.args))
+            answer = ours.recv()
+        except (EOFError, OSError):
+            answer = f"it ended with exit code {self._process.wait()}"
+        if answer is not None:
+            self.close()
+            raise ApartError(answer)
+        self._pipe = ours
+        return ours
+
+    def _die(self) -> None:
+        assert self._process is not None
+        code = self._process.wait()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
+            os.kill(os.getpid(), -code)
+        os._exit(code or 1)
+
+    def close(self) -> None:
+        """End the process."""
+        atexit.unregister(self.close)
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._pipe = self._process = None
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Run cases for a process until it closes the pipe, or is gone."""
+    import importlib
+
+    from amp_fuzz.judge import quiet
+    from amp_fuzz.plugins import inherited
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    pipe = Connection(descriptor)
+    entry, args = pipe.recv()
+    try:
+        inherited()
+        module, _, function = entry.partition(":")
+        observe: Callable[[Case], Observation] = getattr(importlib.import_module(module), function)(
+            *args
+        )
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    pipe.send(None)
+    with quiet():
+        while True:
+            try:
+                text, threads = pipe.recv()
+            except (EOFError, OSError):
+                return
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            try:
+                pipe.send(_sent(observe(loads(text))))
+            except Exception as error:  # of ours: what a case raises is observed
+                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _sent(seen: Observation) -> Any:
+    values = {n: _Plain.of(v) if v is not None else None for n, v in seen.values.items()}
+    return replace(seen, values=values)  # type: ignore[arg-type]
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,0 +1,183 @@
+"""Tensors of the device: memory and kernels are the CPU's, all else is a device's own.
+
+A tensor is a wrapper subclass that says it is on the device and holds a CPU tensor. It carries the
+dispatch keys that tensors of a device in C++ carry (autograd, autocast, ...), so that all of torch
+above the kernels treats it as one. The dispatcher calls `__torch_dispatch__` where it would call a
+kernel of the device; the op then runs on the tensors that are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+__all__ = ["DeviceTensor", "empty", "empty_strided"]
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor of the device. held: the CPU tensor that has its elements."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor, device: torch.device) -> DeviceTensor:
+        """Return a tensor of the device over the memory of a CPU tensor."""
+        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
+            device=device,
+        )
+        made.held = held
+        return made
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"DeviceTensor({self.held}, device='{self.device}')"
+
+    # Plain functions of torch see a tensor of the device, not a subclass with functions of its own.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a kernel of the device: the CPU's, on the memory of its tensors."""
+        return call(func, args, kwargs or {})
+
+
+_CPU = torch.device("cpu")
+
+
+def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an op on the tensors that are held, and return its results as tensors of the device."""
+    device = _device(args) or _device(tuple(kwargs.values()))
+    asked = kwargs.get("device")
+    if asked is not None:  # to another device, or back
+        asked = torch.device(asked)
+        device = None if asked == _CPU else _placed(asked)
+        kwargs = {**kwargs, "device": _CPU}
+    out = func(*_held(args), **{name: _held(value) for name, value in kwargs.items()})
+    written = _written(func)
+    if not written:
+        return out if device is None else _wrapped(out, device)
+    given = {**dict(zip(_names(func), args, strict=False)), **kwargs}
+    for name in written:
+        _follow(given[name])
+    own = [given[name] if name else None for name in _returned(func)]
+    if not own:
+        return None
+    if len(own) == 1:
+        return own[0] if own[0] is not None else _wrapped(out, device)
+    return tuple(
+        _wrapped(o, device) if o_own is None else o_own for o, o_own in zip(out, own, strict=True)
+    )
+
+
+def _device(values: Sequence[Any]) -> torch.device | None:
+    for value in values:
+        if isinstance(value, DeviceTensor):
+            return value.device
+        if isinstance(value, (list, tuple)) and (found := _device(value)) is not None:
+            return found
+    return None
+
+
+def _held(value: Any) -> Any:
+    if isinstance(value, DeviceTensor):
+        return value.held
+    if isinstance(value, (list, tuple)):
+        return type(value)(_held(v) for v in value)
+    return value
+
+
+def _wrapped(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return DeviceTensor(value, device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrapped(v, device) for v in value)
+    return value
+
+
+def _follow(value: Any) -> None:
+    """Give a tensor that was written the shape that its memory has now: an ``out=`` may grow."""
+    for tensor in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(tensor, DeviceTensor):
+            held = tensor.held
+            if tensor.shape != held.shape or tensor.stride() != held.stride():
+                fresh = DeviceTensor(held, tensor.device)
+                tensor.data = fresh
+
+
+def _placed(device: torch.device | None) -> torch.device:
+    """Return the device with its number: a tensor on ``ampdev`` says that it is on ``ampdev:0``."""
+    name = torch._C._get_privateuse1_backend_name() if device is None else device.type
+    return torch.device(name, (device.index if device else None) or 0)
+
+
+@lru_cache(maxsize=None)
+def _names(func: Any) -> tuple[str, ...]:
+    return tuple(a.name for a in func._schema.arguments)
+
+
+@lru_cache(maxsize=None)
+def _written(func: Any) -> tuple[str, ...]:
+    """Return the arguments that an op writes."""
+    return tuple(
+        a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
+
+
+@lru_cache(maxsize=None)
+def _returned(func: Any) -> tuple[str, ...]:
+    """Return for each result the argument that it is, "" if it is none."""
+    found = []
+    for result in func._schema.returns:
+        alias = result.alias_info
+        same = [
+            a.name
+            for a in func._schema.arguments
+            if alias is not None
+            and alias.is_write
+            and a.alias_info is not None
+            and a.alias_info.before_set == alias.before_set
+        ]
+        found.append(same[0] if same else "")
+    return tuple(found)
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """Allocate: the kernel of ``aten::empty.memory_format``."""
+    made = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
+    return DeviceTensor(made, _placed(device))
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """Allocate: the kernel of ``aten::empty_strided``."""
+    made = torch.empty_strided(size, stride, dtype=dtype)
+    return DeviceTensor(made, _placed(device))
