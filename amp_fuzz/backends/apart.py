@@ -41,7 +41,9 @@ class _Plain:
     @staticmethod
     def of(tensor: torch.Tensor) -> _Plain:
         whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        data = whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+        # A single element may have any stride.
+        flat = whole.as_strided((whole.numel(),), (1,))
+        data = flat.view(torch.uint8).numpy().tobytes()
         return _Plain(whole.dtype, tuple(whole.shape), data)
 
     def tensor(self) -> torch.Tensor:

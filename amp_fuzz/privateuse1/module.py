@@ -23,7 +23,7 @@ class DeviceError(RuntimeError):
 
 
 class DeviceModule:
-    """What torch asks a device module, ``torch.ampdev``."""
+    """What torch asks a device module, ``torch.<name of the device>``."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         self._dtypes = dtypes
@@ -75,7 +75,8 @@ def install(
     """Make PrivateUse1 a device of this process and return its name, for ``device=``.
 
     policies: a device type whose policy table the device follows (``cpu``, ``cuda``, ...), or the
-    path of a TOML file with a table. autocast: makes its autocast: a subclass of `Autocast`.
+    path of a TOML file with a table. device: its name. autocast: makes its autocast: a subclass of
+    `Autocast`.
 
     It cannot be undone, and a process can do it once: installing the same again does nothing.
     Raises `DeviceError` where another device has the key, or this torch is too old;
@@ -92,7 +93,7 @@ def install(
         raise DeviceError(
             f"PrivateUse1 is the device {taken!r} in this process already"
             + (f", with the policies of {_installed[1]}" if _installed else "")
-            + ": a process can name it once, use another process"
+            + ": it can be set up once in a process, use another process"
         )
     table = load_table(str(policies)) if policies in DEVICES else load_table_file(policies)
     dtypes = [getattr(torch, name) for name in table.supported_dtypes]

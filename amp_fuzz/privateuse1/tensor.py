@@ -9,6 +9,7 @@ kernel of the device; the op then runs on the tensors that are held.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -52,7 +53,30 @@ class DeviceTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a kernel of the device: the CPU's, on the memory of its tensors."""
-        return call(func, args, kwargs or {})
+        try:
+            return call(func, args, kwargs or {})
+        except Exception as error:
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                raise
+            return _Failure(error)
+
+
+_NO_BACKWARD = -1
+
+
+class _Failure:
+    """The result of a kernel that failed in a backward pass: no tensor, so that C++ raises.
+
+    A Python error would end the process there: torch 2.13 asks a device guard in Python for its
+    type while the error is on its way (docs/findings/python-guard-abort.md). What C++ raises about
+    a result that it cannot cast is a RuntimeError with the text of that result.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"
 
 
 _CPU = torch.device("cpu")
@@ -69,7 +93,11 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     out = func(*_held(args), **{name: _held(value) for name, value in kwargs.items()})
     written = _written(func)
     if not written:
-        return out if device is None else _wrapped(out, device)
+        if device is None:
+            return out
+        # A view of a tensor from outside of inference mode is none of its tensors either.
+        with torch.inference_mode(False) if _is_ordinary_view(func, args) else nullcontext():
+            return _wrapped(out, device)
     given = {**dict(zip(_names(func), args, strict=False)), **kwargs}
     for name in written:
         _follow(given[name])
@@ -127,6 +155,21 @@ def _placed(device: torch.device | None) -> torch.device:
 @lru_cache(maxsize=None)
 def _names(func: Any) -> tuple[str, ...]:
     return tuple(a.name for a in func._schema.arguments)
+
+
+def _is_ordinary_view(func: Any, args: Sequence[Any]) -> bool:
+    return (
+        torch.is_inference_mode_enabled()
+        and _is_view(func)
+        and isinstance(args[0], torch.Tensor)
+        and not args[0].is_inference()
+    )
+
+
+@lru_cache(maxsize=None)
+def _is_view(func: Any) -> bool:
+    returned = func._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returned)
 
 
 @lru_cache(maxsize=None)
