@@ -13,17 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import NoReturn, Protocol
 
 import torch
 
 from amp_fuzz.case import Case, loads
-from amp_fuzz.harness import Observation, Raised
+from amp_fuzz.harness import Observation
+from amp_fuzz.reference import Policy, flips, quirks, supposing
+from amp_fuzz.reference.autocast import active_quirks, supposed
+from amp_fuzz.reference.flips import Decision, Flip
 
-__all__ = ["Apart", "ApartError", "serve"]
+__all__ = ["Apart", "ApartError", "Sides", "serve"]
 
 
 class ApartError(RuntimeError):
@@ -52,9 +56,41 @@ class _Plain:
         return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A case to run, under the reference or not, and all that it depends on besides.
+
+    quirks, supposed, flip: what the reference imitates, supposes, decides otherwise.
+    """
+
+    case: bytes
+    reference: bool
+    threads: int
+    quirks: frozenset[str]
+    supposed: Mapping[str, Policy | None]
+    deciding: bool
+    flip: Flip | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    seen: Observation
+    decisions: tuple[Decision, ...]
+
+
+class Sides(Protocol):
+    """What a process apart has: the implementation, and the reference on the same tensors."""
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case under the implementation."""
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+
+
 class Apart:
-    """A process that runs cases. entry: ``module:function``, which is given `args` and returns
-    what runs one; it is called there, once.
+    """A process that runs cases. entry: ``module:function``, which is called there with `args`
+    and returns the `Sides`.
 
     The process begins with the first case, and ends with this one.
     """
@@ -65,27 +101,39 @@ class Apart:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases, one after another. Raises `ApartError` if the process cannot begin.
+    def run(self, case: Case, *, reference: bool = False) -> Observation:
+        """Run a case. Raises `ApartError` if the process cannot begin.
 
-        If it dies of a case this process dies too, in the same way: whoever watches it records
+        If it dies of the case this process dies too, in the same way: whoever watches it records
         the case as a crash.
         """
+        current = flips.current() if reference else None
+        ask = _Ask(
+            case.json(),
+            reference,
+            torch.get_num_threads(),
+            active_quirks(),
+            supposed(),
+            current is not None,
+            current.flip if current else None,
+        )
         with self._lock:
-            return [self._run(case) for case in cases]
+            answer = self._answer(ask)
+        if current is not None:
+            current.decisions.extend(answer.decisions)
+        values = {n: v.tensor() if v is not None else None for n, v in answer.seen.values.items()}
+        return replace(answer.seen, values=values)
 
-    def _run(self, case: Case) -> Observation:
+    def _answer(self, ask: _Ask) -> _Answer:
         pipe = self._begun()
         try:
-            pipe.send((case.json(), torch.get_num_threads()))
-            answer = pipe.recv()
+            pipe.send(ask)
+            answer: _Answer | Exception = pipe.recv()
         except (EOFError, OSError):
             self._die()
-        if isinstance(answer, BaseException):
+        if isinstance(answer, Exception):
             raise answer
-        seen: Observation = answer
-        values = {n: v.tensor() if v is not None else None for n, v in seen.values.items()}
-        return replace(seen, values=values)
+        return answer
 
     def _begun(self) -> Connection:
         if self._pipe is not None:
@@ -111,7 +159,7 @@ class Apart:
         self._pipe = ours
         return ours
 
-    def _die(self) -> None:
+    def _die(self) -> NoReturn:
         assert self._process is not None
         code = self._process.wait()
         if code < 0:
@@ -144,9 +192,7 @@ def serve(descriptor: int, parent: int) -> None:
     try:
         inherited()
         module, _, function = entry.partition(":")
-        observe: Callable[[Case], Observation] = getattr(importlib.import_module(module), function)(
-            *args
-        )
+        sides: Sides = getattr(importlib.import_module(module), function)(*args)
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         return
@@ -154,20 +200,29 @@ def serve(descriptor: int, parent: int) -> None:
     with quiet():
         while True:
             try:
-                text, threads = pipe.recv()
+                ask: _Ask = pipe.recv()
             except (EOFError, OSError):
                 return
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
             try:
-                pipe.send(_sent(observe(loads(text))))
+                pipe.send(_answered(sides, ask))
             except Exception as error:  # of ours: what a case raises is observed
                 pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def _sent(seen: Observation) -> Any:
+def _answered(sides: Sides, ask: _Ask) -> _Answer:
+    if torch.get_num_threads() != ask.threads:
+        torch.set_num_threads(ask.threads)
+    case, decisions = loads(ask.case), []
+    if not ask.reference:
+        seen = sides.observe(case)
+    else:
+        with quirks(ask.quirks), supposing(ask.supposed), ExitStack() as stack:
+            if ask.deciding:
+                decisions = stack.enter_context(flips.deciding(ask.flip)).decisions
+            seen = sides.expect(case)
     values = {n: _Plain.of(v) if v is not None else None for n, v in seen.values.items()}
-    return replace(seen, values=values)  # type: ignore[arg-type]
+    plain = replace(seen, values=values)  # type: ignore[arg-type]
+    return _Answer(plain, tuple(decisions))
 
 
 def _watch(parent: int) -> None:

@@ -8,22 +8,23 @@ those of the device: it shares neither the device's tensors nor its casts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from amp_fuzz import harness, privateuse1, reference
+from amp_fuzz import harness, privateuse1
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
+from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table
 
-__all__ = ["PrivateUse1Backend", "backends", "observing"]
+__all__ = ["Device", "PrivateUse1Backend", "backends"]
 
 _DEFAULT = "cuda"
 
@@ -52,33 +53,61 @@ class PrivateUse1Backend(TorchBackend):
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases where the device is."""
-        return self.process.run(cases)
+        return [self.process.run(case) for case in cases]
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on CPU tensors that it takes for the device's."""
+        """Return the reference on tensors of the device.
+
+        What asks for more than a run has it here, on CPU tensors that it takes for the device's.
+        """
         runtime = reference_runtime(privateuse1.DEVICE, scope=self.scope).runtime
-        return ReferenceRuntime(replace(runtime, place=lambda tensor: tensor))
+        return ApartReference(replace(runtime, place=lambda tensor: tensor), self.process)
 
     def scope(self) -> AbstractContextManager[None]:
         """Return the context in which the reference takes CPU tensors for the device's."""
-        return reference.as_device(privateuse1.DEVICE, self.table(), tensors="cpu")
-
-    def table(self) -> PolicyTable:
-        """Return the policies; the default dtype of a PrivateUse1 device is always float16."""
-        return replace(load_table(self.device), default_dtype="float16")
+        return as_device(privateuse1.DEVICE, _table(self.device), tensors="cpu")
 
 
-def observing(policies: str) -> Callable[[Case], Observation]:
-    """Make PrivateUse1 a device of this process, and return what runs a case on it."""
-    device = privateuse1.install(policies)
-    place = torch.device(device, 0)
-    runtime = TorchBackend(device=device).runtime(
-        place=lambda tensor: privateuse1.DeviceTensor(tensor, place)
-    )
-    return lambda case: harness.run(case, runtime)
+@dataclass(frozen=True, slots=True)
+class ApartReference(ReferenceRuntime):
+    """The reference in a process apart."""
+
+    process: Apart
+
+    def run(self, case: Case) -> Observation:
+        """Run one case there."""
+        return self.process.run(case, reference=True)
+
+
+def _table(policies: str) -> PolicyTable:
+    """Return the policies; the default dtype of a PrivateUse1 device is always float16."""
+    return replace(load_table(policies), default_dtype="float16")
+
+
+class Device:
+    """PrivateUse1 as a device of this process: torch's autocast there, and the reference."""
+
+    def __init__(self, policies: str) -> None:
+        device = privateuse1.install(policies)
+        self._torch = TorchBackend(device=device).runtime(place=_placed)
+        runtime = reference_runtime(device, scope=lambda: as_device(device, _table(policies)))
+        self._reference = ReferenceRuntime(replace(runtime.runtime, place=_placed))
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case under torch's autocast."""
+        return harness.run(case, self._torch)
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+        return self._reference.run(case)
+
+
+def _placed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the device in the memory of a CPU tensor, whatever its strides."""
+    return privateuse1.DeviceTensor(tensor, torch.device(privateuse1.DEVICE, 0))
 
 
 def backends() -> list[Backend]:
     """Return one backend for each policy table, CUDA's first."""
     tables = (_DEFAULT, *(name for name in DEVICES if name != _DEFAULT))
-    return [PrivateUse1Backend(name, Apart(f"{__name__}:observing", name)) for name in tables]
+    return [PrivateUse1Backend(name, Apart(f"{__name__}:Device", name)) for name in tables]

@@ -93,10 +93,11 @@ class KernelCall:
     sets_dtype: bool = False
 
 
-class _State(threading.local):
-    """The autocast state of a thread."""
+class _State:
+    """The autocast state of a thread, and of those of autograd that work for it."""
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self.enabled: dict[str, bool] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.tables: dict[str, PolicyTable] = {}
@@ -110,11 +111,50 @@ class _State(threading.local):
         return self.dtypes.get(device) or _dtype(_table(device).default_dtype)
 
 
-_state = _State()
+_KEY = "amp_fuzz.reference.autocast"
+
+
+def _here() -> _State:
+    """Return the state of this thread.
+
+    A backward pass of an accelerator's tensors runs in a thread of autograd's own, under the state
+    of the thread that called it. torch carries the dispatch keys there, and with them whatever an
+    extension stashed; Python's thread-local storage stays behind.
+    """
+    if torch._C._is_key_in_tls(_KEY):
+        found: _State = torch._C._get_obj_in_tls(_KEY)
+    else:
+        found = _State()
+        torch._C._stash_obj_in_tls(_KEY, found)
+    if "backward-thread-cache" in _quirks and found.thread != threading.get_ident():
+        return _Behind(found)
+    return found
+
+
+class _Own(threading.local):
+    cache_enabled = True
+    nesting = 0
+
+
+_own = _Own()
+
+
+class _Behind(_State):
+    """A state in a thread of autograd's, where torch has another cache flag and nesting depth."""
+
+    def __init__(self, state: _State) -> None:
+        object.__setattr__(self, "_whole", state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_own if hasattr(_Own, name) else self._whole, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        target = _own if hasattr(_Own, name) else self._whole
+        setattr(target, name, value)
 
 
 def _default_dtype(device: str) -> torch.dtype:
-    return _state.dtype(device) if device in (*DEVICES, *_lent) else torch.float16
+    return _here().dtype(device) if device in (*DEVICES, *_lent) else torch.float16
 
 
 def _is_enabled(device: str | None) -> bool:
@@ -126,17 +166,17 @@ def _is_enabled(device: str | None) -> bool:
     if device is None and "query-asks-cuda" in _quirks:
         device = "cuda"
     if device is None:
-        return any(_state.enabled.values())
-    return _state.enabled.get(device, False)
+        return any(_here().enabled.values())
+    return _here().enabled.get(device, False)
 
 
 def _is_any_enabled() -> bool:
     blind = ("mps", "maia") if "any-query-misses-devices" in _quirks else ()
-    return any(on for device, on in _state.enabled.items() if device not in blind)
+    return any(on for device, on in _here().enabled.items() if device not in blind)
 
 
 _queries = Queries(
-    inside=lambda: _state.nesting > 0 and _state.answers,
+    inside=lambda: _here().nesting > 0 and _here().answers,
     enabled=_is_enabled,
     dtype=_default_dtype,
     any_enabled=_is_any_enabled,
@@ -180,6 +220,7 @@ def own_cache() -> Iterator[None]:
 # Upstream bugs that the reference imitates on request: see `quirks`.
 QUIRKS = (
     "any-query-misses-devices",
+    "backward-thread-cache",
     "cache-ignores-dtype",
     "compile-backward-autocast",
     "compile-fractional-pool",
@@ -213,6 +254,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
 
     any-query-misses-devices: the question whether any autocast is on, which recurrent modules ask
         before they compare dtypes, leaves out mps and maia.
+    backward-thread-cache: in the thread that runs the backward pass of an accelerator's tensors the
+        weight cache is on, whatever ``cache_enabled`` says, and a context that is entered there is
+        an outermost one: leaving it clears the cache.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
@@ -308,6 +352,11 @@ def _table(device: str) -> PolicyTable:
     return _lent.get(device) or _own_table(device)
 
 
+def supposed() -> Mapping[str, Policy | None]:
+    """Return the policies that are supposed."""
+    return _supposed
+
+
 @functools.cache
 def _own_table(device: str) -> PolicyTable:
     return load_table(device)
@@ -378,7 +427,7 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
     That is the enabled device which has a tensor among the arguments; an accelerator comes before
     the CPU, as in the order of torch's dispatch keys.
     """
-    state = _state
+    state = _here()
     enabled = [d for d, on in state.enabled.items() if on]
     if not enabled:
         return None
@@ -414,7 +463,7 @@ def _decided(
 
 def _asked_device(args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
     present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
-    return next((d for d, on in _state.enabled.items() if on and d in present), None)
+    return next((d for d, on in _here().enabled.items() if on and d in present), None)
 
 
 class _Caster:
@@ -424,15 +473,15 @@ class _Caster:
 
     def __init__(self, device: str, rule: Rule) -> None:
         self.device, self.rule = device, rule
-        self.low = _state.dtype(device)
+        self.low = _here().dtype(device)
         if (deciding := flips.current()) is not None and deciding.decisions:
             self.low = deciding.low(self.low)
         self.casts: list[Cast] = []
 
     def log(self, args: Sequence[Any], kwargs: dict[str, Any], *, sets_dtype: bool = False) -> None:
-        if _state.log is not None:
+        if _here().log is not None:
             dtypes = tuple(t.dtype for t in tensors_of((*args, *kwargs.values())))
-            _state.log.append(
+            _here().log.append(
                 KernelCall(
                     self.device,
                     self.rule.overload,
@@ -470,7 +519,7 @@ class _Caster:
         deciding = flips.current()
         if deciding is not None and deciding.leaves_out(tensor.dtype, to):
             return tensor
-        cached = _state.cache_enabled and cacheable(tensor, to, self.low)
+        cached = _here().cache_enabled and cacheable(tensor, to, self.low)
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return _cached(tensor, to) if cached else tensor.to(to)
 
@@ -490,7 +539,7 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
             return entry[1]
         with torch.enable_grad():
             made = tensor.to(to)
-        if _state.keeps_casts:
+        if _here().keeps_casts:
             _cache[id(tensor), kind] = (weakref.ref(tensor), made)
         return made
 
@@ -636,8 +685,8 @@ class autocast:
             )
         self.device = device_type
         self.table = table or _table(device_type)
-        self.dtype = dtype or _state.dtypes.get(device_type) or _dtype(self.table.default_dtype)
-        self.cache_enabled = _state.cache_enabled if cache_enabled is None else cache_enabled
+        self.dtype = dtype or _here().dtypes.get(device_type) or _dtype(self.table.default_dtype)
+        self.cache_enabled = _here().cache_enabled if cache_enabled is None else cache_enabled
         if enabled and str(self.dtype).removeprefix("torch.") not in self.table.supported_dtypes:
             warnings.warn(
                 f"autocast for {device_type} supports {', '.join(self.table.supported_dtypes)}, "
@@ -649,7 +698,7 @@ class autocast:
         self._saved = _Saved()
 
     def __enter__(self) -> autocast:
-        s, d = _state, self.device
+        s, d = _here(), self.device
         _register(self.table.rules)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
@@ -667,7 +716,7 @@ class autocast:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        s, d = _state, self.device
+        s, d = _here(), self.device
         _queries.leave()
         s.nesting -= 1
         if s.nesting == 0:
@@ -723,10 +772,10 @@ def snapshot(*devices: str) -> Snapshot:
         tuple(
             (
                 d,
-                _state.dtype(d),
-                _state.enabled.get(d, False),
-                _state.cache_enabled,
-                _state.tables.get(d),
+                _here().dtype(d),
+                _here().enabled.get(d, False),
+                _here().cache_enabled,
+                _here().tables.get(d),
             )
             for d in dict.fromkeys((*devices, "cpu"))
         )
@@ -735,26 +784,26 @@ def snapshot(*devices: str) -> Snapshot:
 
 def enabled_devices() -> list[str]:
     """Return the device types whose autocast is on in this thread, accelerators first."""
-    return sorted((d for d, on in _state.enabled.items() if on), key=lambda d: d == "cpu")
+    return sorted((d for d, on in _here().enabled.items() if on), key=lambda d: d == "cpu")
 
 
 @contextmanager
 def keeping_no_casts() -> Iterator[None]:
     """Make casts of weights for a block without keeping them in the cache."""
-    before, _state.keeps_casts = _state.keeps_casts, False
+    before, _here().keeps_casts = _here().keeps_casts, False
     try:
         yield
     finally:
-        _state.keeps_casts = before
+        _here().keeps_casts = before
 
 
 @contextmanager
 def _answering(answers: bool) -> Iterator[None]:
-    before, _state.answers = _state.answers, answers
+    before, _here().answers = _here().answers, answers
     try:
         yield
     finally:
-        _state.answers = before
+        _here().answers = before
 
 
 def checkpoint(device: str) -> Callable[..., Any]:
@@ -798,11 +847,11 @@ def custom_fwd(*, device_type: str, cast_inputs: torch.dtype | None = None) -> C
         def decorated(*args: Any, **kwargs: Any) -> Any:
             apart = "custom-fwd-setup-context" not in _quirks and not _is_ctx(args)
             keeper: Any = decorated if apart else args[0]
-            enabled = _state.enabled.get(device_type, False)
+            enabled = _here().enabled.get(device_type, False)
             keeper._reference_state = _ForwardState(
-                _state.dtype(device_type),
+                _here().dtype(device_type),
                 enabled and cast_inputs is None,
-                _state.tables.get(device_type),
+                _here().tables.get(device_type),
             )
             if cast_inputs is None or not enabled:
                 return forward(*args, **kwargs)
@@ -911,16 +960,16 @@ def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
 def log_kernels() -> Iterator[list[KernelCall]]:
     """Collect every call that reaches a kernel of the reference in this thread."""
     log: list[KernelCall] = []
-    before, _state.log = _state.log, log
+    before, _here().log = _here().log, log
     try:
         yield log
     finally:
-        _state.log = before
+        _here().log = before
 
 
 def state() -> tuple[object, ...]:
     """Return the whole state of this thread, comparable: for the check that it is restored."""
-    s = _state
+    s = _here()
     return (
         tuple(sorted((d, on) for d, on in s.enabled.items() if on)),
         tuple(sorted((d, str(t)) for d, t in s.dtypes.items())),
@@ -933,7 +982,7 @@ def state() -> tuple[object, ...]:
 
 def reset() -> None:
     """Put the state of this thread back to that of a fresh one, and clear the cache."""
-    s = _state
+    s = _here()
     s.enabled.clear()
     s.dtypes.clear()
     s.tables.clear()
