@@ -9,7 +9,7 @@ kernel of the device; the op then runs on the tensors that are held.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -84,6 +84,8 @@ _CPU = torch.device("cpu")
 
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an op on the tensors that are held, and return its results as tensors of the device."""
+    if _is_made_of_others(func):
+        return _body(func, args, kwargs)
     device = _device(args) or _device(tuple(kwargs.values()))
     asked = kwargs.get("device")
     if asked is not None:  # to another device, or back
@@ -109,6 +111,24 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return tuple(
         _wrapped(o, device) if o_own is None else o_own for o, o_own in zip(out, own, strict=True)
     )
+
+
+def _body(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call the body of an op of the user's as a device in C++ would: with tensors of the device.
+
+    It runs below autograd but under the autocast around it, unless the op has a kernel for that
+    itself: all of this was taken away for `__torch_dispatch__`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch._C._RestorePythonTLSSnapshot())
+        stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastPrivateUse1"):
+            stack.enter_context(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST))
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
 
 def _device(values: Sequence[Any]) -> torch.device | None:
@@ -150,6 +170,17 @@ def _placed(device: torch.device | None) -> torch.device:
     """Return the device with its number: a tensor on ``ampdev`` says that it is on ``ampdev:0``."""
     name = torch._C._get_privateuse1_backend_name() if device is None else device.type
     return torch.device(name, (device.index if device else None) or 0)
+
+
+@lru_cache(maxsize=None)
+def _is_made_of_others(func: Any) -> bool:
+    """Return whether an op of the user's has one body for all devices, in terms of other ops."""
+    return func.namespace not in _OWN and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeExplicitAutograd"
+    )
+
+
+_OWN = ("aten", "prims", "quantized")
 
 
 @lru_cache(maxsize=None)
