@@ -55,7 +55,8 @@ class WeightCache:
                 return known[1]
             with torch.enable_grad():
                 made = weight.to(to)
-            self._casts[id(weight), to] = (weakref.ref(weight), made)
+            if made.requires_grad:  # below autograd, as in a custom op's body, it does not
+                self._casts[id(weight), to] = (weakref.ref(weight), made)
             return made
 
 
