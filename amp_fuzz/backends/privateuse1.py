@@ -8,7 +8,7 @@ those of the device: it shares neither the device's tensors nor its casts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
+from amp_fuzz.privateuse1 import Autocast
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table
 
@@ -87,8 +88,13 @@ def _table(policies: str) -> PolicyTable:
 class Device:
     """PrivateUse1 as a device of this process: torch's autocast there, and the reference."""
 
-    def __init__(self, policies: str) -> None:
-        device = privateuse1.install(policies)
+    def __init__(
+        self,
+        policies: str,
+        *,
+        autocast: Callable[[str, PolicyTable], Autocast] = Autocast,
+    ) -> None:
+        device = privateuse1.install(policies, autocast=autocast)
         self._torch = TorchBackend(device=device).runtime(place=_placed)
         runtime = reference_runtime(device, scope=lambda: as_device(device, _table(policies)))
         self._reference = ReferenceRuntime(replace(runtime.runtime, place=_placed))

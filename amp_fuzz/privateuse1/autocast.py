@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.reference.tables import Policy, PolicyTable, Rule
+from amp_fuzz.reference.tables import PolicyTable, Rule
 
 __all__ = ["Autocast", "WeightCache"]
 
@@ -92,19 +92,29 @@ class Autocast:
         @functools.wraps(clear_torch)
         def clear() -> None:
             clear_torch()
-            self.cache.clear()
+            self.clear()
 
         torch.clear_autocast_cache = clear
 
+    def clear(self) -> None:
+        """Forget the casts of weights."""
+        self.cache.clear()
+
     def kernel(self, rule: Rule, overload: Any) -> Callable[..., Any]:
         """Return the kernel of one op."""
-        policy = _POLICIES[rule.policy]
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_OFF):
-                return policy(self, rule, overload, args, kwargs)
+                return self.decided(rule, overload, args, kwargs)
 
         return kernel
+
+    def decided(
+        self, rule: Rule, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call an op after its policy: the method of that name."""
+        policy: Callable[..., Any] = getattr(self, rule.policy.value)
+        return policy(rule, overload, args, kwargs)
 
     # -- decisions ------------------------------------------------------------------------------
 
@@ -210,16 +220,6 @@ class Autocast:
         if namespace not in self._libraries:
             self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         return self._libraries[namespace]
-
-
-_POLICIES: Mapping[Policy, Callable[..., Any]] = {
-    Policy.LOWER_PRECISION_FP: lambda a, *call: a.lower_precision_fp(*call),
-    Policy.FP32: lambda a, *call: a.fp32(*call),
-    Policy.PROMOTE: lambda a, *call: a.promote(*call),
-    Policy.FP32_SET_OPT_DTYPE: lambda a, *call: a.fp32_set_opt_dtype(*call),
-    Policy.FP32_APPEND_DTYPE: lambda a, *call: a.fp32_append_dtype(*call),
-    Policy.BANNED: lambda a, *call: a.banned(*call),
-}
 
 
 def overload_of(name: str) -> Any | None:
