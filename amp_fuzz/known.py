@@ -39,7 +39,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
     (an imitation may share with the backend what must be right by itself); ``diverges``: only
     divergences that are there without autocast too, so that none of autocast hides behind them.
-    backends: globs over backend names; those after a ``!`` are left out. torch: the versions that have it.
+    backends: globs over backend names; those after a ``!`` are left out. torch: the versions that
+    have it.
     """
 
     id: str

@@ -38,10 +38,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5000, help="for each fault (default 5,000)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--only", metavar="NAME", help="only this fault; prints, no file")
+    parser.add_argument("--missing", action="store_true", help="only what the file has not found")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = [options.only] if options.only else [*FAULTS, UNREGISTERED]
     rows = []
+    if options.missing and JSON.exists():
+        rows = [r for r in json.loads(JSON.read_text())["faults"] if r["found"]]
+        names = [n for n in names if n not in {r["name"] for r in rows}]
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             rows.append(hunt(name, Path(folder) / "fault", options.cases, options.seed))

@@ -1,7 +1,7 @@
 """Run cases in a process apart, for a backend that changes what a process is.
 
 A process can name the dispatch key PrivateUse1 once, and never take it back. So such a device lives
-in a process of its own; here cases go there, and what was observed comes back, tensors as the CPU's.
+in a process of its own: cases go there, and what was observed comes back, tensors as the CPU's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class _Ask:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
+    """What was observed, its values apart, and what the reference decided on the way."""
+
     seen: Observation
+    values: Mapping[str, _Plain | None]
     decisions: tuple[Decision, ...]
 
 
@@ -90,10 +93,10 @@ class Sides(Protocol):
 
 
 class Apart:
-    """A process that runs cases. entry: ``module:function``, which is called there with `args`
-    and returns the `Sides`.
+    """A process that runs cases.
 
-    The process begins with the first case, and ends with this one.
+    entry: ``module:function``, which is called there with `args` and returns the `Sides`.
+    It begins with the first case, and ends with this process.
     """
 
     def __init__(self, entry: str, *args: object) -> None:
@@ -122,7 +125,7 @@ class Apart:
             answer = self._answer(ask)
         if current is not None:
             current.decisions.extend(answer.decisions)
-        values = {n: v.tensor() if v is not None else None for n, v in answer.seen.values.items()}
+        values = {n: v.tensor() if v is not None else None for n, v in answer.values.items()}
         return replace(answer.seen, values=values)
 
     def _answer(self, ask: _Ask) -> _Answer:
@@ -214,7 +217,8 @@ def _answered(sides: Sides, ask: _Ask) -> _Answer:
     if torch.get_num_threads() != ask.threads:
         torch.set_num_threads(ask.threads)
     # Not `loads`: what a relation or the minimiser makes of a case need not be one to keep.
-    case, decisions = msgspec.json.decode(ask.case, type=Case), []
+    case = msgspec.json.decode(ask.case, type=Case)
+    decisions: list[Decision] = []
     if not ask.reference:
         seen = sides.observe(case)
     else:
@@ -223,8 +227,7 @@ def _answered(sides: Sides, ask: _Ask) -> _Answer:
                 decisions = stack.enter_context(flips.deciding(ask.flip)).decisions
             seen = sides.expect(case)
     values = {n: _Plain.of(v) if v is not None else None for n, v in seen.values.items()}
-    plain = replace(seen, values=values)  # type: ignore[arg-type]
-    return _Answer(plain, tuple(decisions))
+    return _Answer(replace(seen, values={}), values, tuple(decisions))
 
 
 def _watch(parent: int) -> None:

@@ -95,9 +95,9 @@ class Device:
         autocast: Callable[[str, PolicyTable], Autocast] = Autocast,
     ) -> None:
         device = privateuse1.install(policies, autocast=autocast)
-        self._torch = TorchBackend(device=device).runtime(place=_placed)
+        self._torch = TorchBackend(device=device).runtime(place=privateuse1.placed)
         runtime = reference_runtime(device, scope=lambda: as_device(device, _table(policies)))
-        self._reference = ReferenceRuntime(replace(runtime.runtime, place=_placed))
+        self._reference = ReferenceRuntime(replace(runtime.runtime, place=privateuse1.placed))
 
     def observe(self, case: Case) -> Observation:
         """Run a case under torch's autocast."""
@@ -106,11 +106,6 @@ class Device:
     def expect(self, case: Case) -> Observation:
         """Run a case under the reference."""
         return self._reference.run(case)
-
-
-def _placed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the device in the memory of a CPU tensor, whatever its strides."""
-    return privateuse1.DeviceTensor(tensor, torch.device(privateuse1.DEVICE, 0))
 
 
 def backends() -> list[Backend]:

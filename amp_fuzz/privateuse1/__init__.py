@@ -9,13 +9,13 @@ so that the policy of CUDA runs, forward and backward, on a machine without a GP
     with torch.autocast(device, dtype=torch.bfloat16):
         assert (x @ x).dtype is torch.bfloat16
 
-`amp_fuzz.privateuse1.tensor` holds memory and kernels, `amp_fuzz.privateuse1.autocast` the policies,
-`amp_fuzz.privateuse1.module` what torch asks the device module; docs/privateuse1.md is the guide.
+Its module `tensor` holds memory and kernels, `autocast` the policies, and `module` what torch asks
+of a device; docs/privateuse1.md is the guide.
 """
 
 from amp_fuzz.privateuse1.autocast import Autocast, WeightCache
 from amp_fuzz.privateuse1.module import DEVICE, DeviceError, DeviceModule, install, supported
-from amp_fuzz.privateuse1.tensor import DeviceTensor
+from amp_fuzz.privateuse1.tensor import DeviceTensor, placed
 
 __all__ = [
     "DEVICE",
@@ -25,5 +25,6 @@ __all__ = [
     "DeviceTensor",
     "WeightCache",
     "install",
+    "placed",
     "supported",
 ]

@@ -24,7 +24,7 @@ from amp_fuzz.reference.tables import PolicyTable, Rule
 __all__ = ["Autocast", "WeightCache"]
 
 KEY = "AutocastPrivateUse1"
-_OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_OFF = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
 # In which order the arguments of one op are cast shows in the last bit of a gradient that is summed
 # from several casts of one tensor: upstream's order is its compiler's, and GCC's is the last first.
 _LAST_FIRST = "GCC" in torch.__config__.show()

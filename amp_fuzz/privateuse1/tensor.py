@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 
-__all__ = ["DeviceTensor", "empty", "empty_strided"]
+__all__ = ["DeviceTensor", "empty", "empty_strided", "placed"]
 
 
 class DeviceTensor(torch.Tensor):
@@ -38,14 +38,18 @@ class DeviceTensor(torch.Tensor):
         made.held = held
         return made
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.held}, device='{self.device}')"
 
+    def tolist(self) -> Any:
+        """Return the elements as Python numbers, as `torch.Tensor.tolist` does."""
+        return self.held.tolist()
+
     # Plain functions of torch see a tensor of the device, not a subclass with functions of its own.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],
@@ -120,15 +124,16 @@ def _body(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     itself: all of this was taken away for `__torch_dispatch__`.
     """
     with ExitStack() as stack:
-        stack.enter_context(torch._C._RestorePythonTLSSnapshot())
+        stack.enter_context(getattr(torch._C, "_RestorePythonTLSSnapshot")())  # noqa: B009
         stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastPrivateUse1"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _KEY):
             stack.enter_context(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST))
         return func._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_KEY = "AutocastPrivateUse1"
+_AUTOCAST = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
 
 def _device(values: Sequence[Any]) -> torch.device | None:
@@ -148,8 +153,8 @@ def _held(value: Any) -> Any:
     return value
 
 
-def _wrapped(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
+def _wrapped(value: Any, device: torch.device | None) -> Any:
+    if isinstance(value, torch.Tensor) and device is not None:
         return DeviceTensor(value, device)
     if isinstance(value, (list, tuple)):
         return type(value)(_wrapped(v, device) for v in value)
@@ -172,7 +177,7 @@ def _placed(device: torch.device | None) -> torch.device:
     return torch.device(name, (device.index if device else None) or 0)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_made_of_others(func: Any) -> bool:
     """Return whether an op of the user's has one body for all devices, in terms of other ops."""
     return func.namespace not in _OWN and torch._C._dispatch_has_kernel_for_dispatch_key(
@@ -183,7 +188,7 @@ def _is_made_of_others(func: Any) -> bool:
 _OWN = ("aten", "prims", "quantized")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _names(func: Any) -> tuple[str, ...]:
     return tuple(a.name for a in func._schema.arguments)
 
@@ -197,13 +202,13 @@ def _is_ordinary_view(func: Any, args: Sequence[Any]) -> bool:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_view(func: Any) -> bool:
     returned = func._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returned)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _written(func: Any) -> tuple[str, ...]:
     """Return the arguments that an op writes."""
     return tuple(
@@ -211,7 +216,7 @@ def _written(func: Any) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _returned(func: Any) -> tuple[str, ...]:
     """Return for each result the argument that it is, "" if it is none."""
     found = []
@@ -227,6 +232,14 @@ def _returned(func: Any) -> tuple[str, ...]:
         ]
         found.append(same[0] if same else "")
     return tuple(found)
+
+
+def placed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the device in the memory of a CPU tensor, whatever its strides.
+
+    ``tensor.to(device)`` is a copy instead, which is dense and begins where its memory begins.
+    """
+    return DeviceTensor(tensor, _placed(None))
 
 
 def empty(

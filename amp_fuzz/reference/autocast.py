@@ -479,9 +479,9 @@ class _Caster:
         self.casts: list[Cast] = []
 
     def log(self, args: Sequence[Any], kwargs: dict[str, Any], *, sets_dtype: bool = False) -> None:
-        if _here().log is not None:
+        if (log := _here().log) is not None:
             dtypes = tuple(t.dtype for t in tensors_of((*args, *kwargs.values())))
-            _here().log.append(
+            log.append(
                 KernelCall(
                     self.device,
                     self.rule.overload,

@@ -1,4 +1,4 @@
-"""Faults of a PrivateUse1 device: ways in which a vendor's Python policies and casts could be wrong.
+"""Faults of a PrivateUse1 device: ways in which Python policies and casts could be wrong.
 
 Each is a subclass of `amp_fuzz.privateuse1.Autocast`, or a change to what stands around it. They
 live in the device's own process, which puts on the one whose name stands in a file: setting the
