@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -88,8 +88,8 @@ _CPU = torch.device("cpu")
 
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an op on the tensors that are held, and return its results as tensors of the device."""
-    if _is_made_of_others(func):
-        return _body(func, args, kwargs)
+    if (key := _made_of_others(func)) is not None:
+        return _body(func, key, args, kwargs)
     device = _device(args) or _device(tuple(kwargs.values()))
     asked = kwargs.get("device")
     if asked is not None:  # to another device, or back
@@ -117,10 +117,10 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     )
 
 
-def _body(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call the body of an op of the user's as a device in C++ would: with tensors of the device.
+def _body(func: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call what an op is made of as a device in C++ would: with tensors of the device.
 
-    It runs below autograd but under the autocast around it, unless the op has a kernel for that
+    It runs below autograd but under the autocast around it, unless autocast has cast for the op
     itself: all of this was taken away for `__torch_dispatch__`.
     """
     with ExitStack() as stack:
@@ -128,12 +128,18 @@ def _body(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         stack.enter_context(torch._C._AutoDispatchBelowAutograd())
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _KEY):
             stack.enter_context(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST))
-        return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return func._op_dk(key, *args, **kwargs)
 
 
-_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 _KEY = "AutocastPrivateUse1"
-_AUTOCAST = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+_AUTOCAST = reduce(
+    torch._C.DispatchKeySet.__or__,
+    (
+        torch._C.DispatchKeySet(key)
+        for name, key in torch._C.DispatchKey.__members__.items()
+        if name.startswith("Autocast")
+    ),
+)
 
 
 def _device(values: Sequence[Any]) -> torch.device | None:
@@ -178,14 +184,19 @@ def _placed(device: torch.device | None) -> torch.device:
 
 
 @cache
-def _is_made_of_others(func: Any) -> bool:
-    """Return whether an op of the user's has one body for all devices, in terms of other ops."""
-    return func.namespace not in _OWN and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeExplicitAutograd"
-    )
+def _made_of_others(func: Any) -> Any | None:
+    """Return the key of an op's kernel that is in terms of other ops, or None.
 
-
-_OWN = ("aten", "prims", "quantized")
+    Composite ops come here below autograd only (``inference_mode``, a custom op's body); an op of
+    the user's has one body for all devices.
+    """
+    implicit, explicit = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit):
+        return getattr(torch._C.DispatchKey, implicit)
+    own = func.namespace in ("aten", "prims", "quantized")
+    if not own and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), explicit):
+        return getattr(torch._C.DispatchKey, explicit)
+    return None
 
 
 @cache
