@@ -93,7 +93,7 @@ def install(
         raise DeviceError(
             f"PrivateUse1 is the device {taken!r} in this process already"
             + (f", with the policies of {_installed[1]}" if _installed else "")
-            + ": it can be set up once in a process, use another process"
+            + ": a process can name it once, use another process"
         )
     table = load_table(str(policies)) if policies in DEVICES else load_table_file(policies)
     dtypes = [getattr(torch, name) for name in table.supported_dtypes]
