@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import NoReturn, Protocol
@@ -104,6 +104,7 @@ class Apart:
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._owner = 0
 
     def run(self, case: Case, *, reference: bool = False) -> Observation:
         """Run a case. Raises `ApartError` if the process cannot begin.
@@ -140,8 +141,9 @@ class Apart:
         return answer
 
     def _begun(self) -> Connection:
-        if self._pipe is not None:
+        if self._pipe is not None and self._owner == os.getpid():
             return self._pipe
+        self._owner = os.getpid()  # a fork does not share it
         ours, theirs = Pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
@@ -167,7 +169,8 @@ class Apart:
         assert self._process is not None
         code = self._process.wait()
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
+            with suppress(OSError):  # SIGKILL has no handler
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code or 1)
 

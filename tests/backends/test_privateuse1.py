@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import amp_fuzz
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart, ApartError
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
@@ -182,6 +183,14 @@ def test_a_missing_fallthrough_is_found() -> None:
         assert verdict.divergence.kind == "raise"
     finally:
         process.close()
+
+
+def test_a_model_is_not_run_on_another_device_instead() -> None:
+    """The device is elsewhere: `check` says so, and does not take the policies' own device."""
+    linear, one = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    result = amp_fuzz.check(linear, one, backends="privateuse1", store=None)
+    assert not result.ok
+    assert "its device is in a process of its own" in str(result)
 
 
 # -- the process ----------------------------------------------------------------------------------
