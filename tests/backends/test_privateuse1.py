@@ -24,6 +24,7 @@ from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Checkpoint
 from amp_fuzz.reference import Policy, quirks, supposing
+from amp_fuzz.repro import repro
 from tests.faults.device import FAULTS, UNREGISTERED
 from tests.helpers import BF16, F16, call, case, drawn, under, x
 
@@ -153,6 +154,25 @@ def test_a_finding_is_explained(faulty: tuple[PrivateUse1Backend, Path]) -> None
         found = explain(MM, backend)
     assert (found.outcome, found.kind, found.first) == ("diverged", "dtype", "v0")
     assert "mm: without its casts (lower_precision_fp)" in found.flips
+
+
+def test_a_repro_installs_the_device(backend: PrivateUse1Backend, tmp_path: Path) -> None:
+    """The weight cache is emptied by a checkpoint's backward pass: see docs/findings."""
+    one = case(
+        [x("x0", 2, 2), x("w1", 2, 2, domain="integers"), x("w2", 2)],
+        under(Checkpoint(), call("mul", "w2", "w2", to="v1")),
+        call("mm", "x0", "w1", to="v0"),
+        steps=2,
+        loop="inside",
+    )
+    with quiet():
+        verdict = Judge(backend).judge(one)
+    script = repro(one, backend, verdict.finding(""))
+    assert 'device = privateuse1.install("cuda")' in script
+    path = tmp_path / "repro.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 # -- faults ---------------------------------------------------------------------------------------
