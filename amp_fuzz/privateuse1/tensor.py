@@ -128,7 +128,17 @@ def _body(func: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         stack.enter_context(torch._C._AutoDispatchBelowAutograd())
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _KEY):
             stack.enter_context(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST))
-        return func._op_dk(key, *args, **kwargs)
+        out = func._op_dk(key, *args, **kwargs)
+    return _fresh(out, args)  # a view that was made in there has a history of its own
+
+
+def _fresh(out: Any, args: Sequence[Any]) -> Any:
+    if isinstance(out, (list, tuple)):
+        return type(out)(_fresh(o, args) for o in out)
+    if not isinstance(out, DeviceTensor) or any(out is a for a in args):
+        return out
+    with torch.inference_mode(out.is_inference()):
+        return DeviceTensor(out.held, out.device)
 
 
 _KEY = "AutocastPrivateUse1"
