@@ -69,7 +69,8 @@ class Runtime:
     that of a fresh thread, after a case that left it otherwise. scope: a context for the whole run
     (fake tensors). fake: tensors have no values. driver: given the program's globals, returns
     names that mean something else to the plan's code (the compiled program). noted: told each
-    tensor that is observed. thread: how to run a function in another thread.
+    tensor that is observed. thread: how to run a function in another thread. place: puts an input,
+    on the CPU, where the program works; by default it is copied to `device`.
     """
 
     device: str
@@ -87,6 +88,7 @@ class Runtime:
     grad: Callable[..., Any] = torch.func.grad
     vmap: Callable[..., Any] = torch.func.vmap
     custom_op: Callable[..., Any] = torch.library.custom_op
+    place: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, all but `observe`."""
@@ -236,7 +238,9 @@ def _materialise(spec: TensorSpec, seed: int, runtime: Runtime) -> torch.Tensor:
         return fake.requires_grad_() if spec.requires_grad else fake
     with _disable_current_modes():  # how inputs are made is no part of the case
         tensor = inputs.tensor(spec, seed)
-    if runtime.device != "cpu":
+    if runtime.place is not None:
+        tensor = runtime.place(tensor)
+    elif runtime.device != "cpu":
         tensor = tensor.to(runtime.device)
     return tensor.requires_grad_() if spec.requires_grad else tensor
 

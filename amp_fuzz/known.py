@@ -43,7 +43,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (an imitation may share with the backend what must be right by itself); ``diverges``: only
     divergences that are there without autocast too, so that none of autocast hides behind them. A
     program that does not run without autocast is asked in float32 throughout.
-    backends: globs over backend names. torch: the versions that have it.
+    backends: globs over backend names; those after a ``!`` are left out. torch: the versions that
+    have it.
     """
 
     id: str
@@ -65,8 +66,10 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def on(self, backend: str) -> bool:
         """Return whether the entry speaks of a backend."""
         # Names of compiled backends have brackets, which are no character classes here.
-        patterns = (pattern.replace("[", "[[]") for pattern in self.backends)
-        return any(fnmatch.fnmatchcase(backend, pattern) for pattern in patterns)
+        patterns = [pattern.replace("[", "[[]") for pattern in self.backends]
+        left_out = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+        named = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
+        return _matches(backend, named) and not _matches(backend, left_out)
 
     def tries(self, ops: Iterable[str]) -> bool:
         """Return whether an entry with a quirk speaks of a program of such ops."""
@@ -92,7 +95,12 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _any(ops: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(op, pattern) for op in ops for pattern in patterns)
+    patterns = tuple(patterns)
+    return any(_matches(op, patterns) for op in ops)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

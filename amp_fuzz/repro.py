@@ -21,6 +21,7 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.fake import FakeAutocast
 from amp_fuzz.backends.guards import _REGISTRY, _TYPES
+from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Raised
@@ -130,6 +131,9 @@ def _names(code: str) -> set[str]:
 
 def _setup(backend: Backend, body: str) -> list[str]:
     device = backend.device
+    if isinstance(backend, PrivateUse1Backend):
+        text = _INSTALLED.format(policies=device, threads=torch.get_num_threads())
+        return ["from amp_fuzz import privateuse1", text]
     text = f'device = "{device}"'
     if device == "cpu":
         # How many threads share a sum decides its last bits.
@@ -142,6 +146,12 @@ def _setup(backend: Backend, body: str) -> list[str]:
         parts.append(_source(FakeAutocast).replace("class FakeAutocast", "class autocast"))
     return parts
 
+
+_INSTALLED = """\
+# A device in Python, which follows the policies of {policies} with the kernels of the CPU.
+device = privateuse1.install("{policies}")
+torch.set_num_threads({threads})
+"""
 
 # The guard is what `amp_fuzz.backends.guards` registers, without its checks.
 _FAKE = """\

@@ -15,6 +15,7 @@ from amp_fuzz import inputs
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.exported import ExportBackend
+from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.harness import Observation
@@ -107,6 +108,9 @@ class Script:
             start = tensor.storage_offset()
             flat = torch.cat([tensor.new_zeros(start), tensor.reshape(-1)])
             text = f"{literal(flat)}[{start}:].view({spec.shape})"
+        if isinstance(self.backend, PrivateUse1Backend):
+            odd = spec.layout in ("strided", "offset")  # a copy to the device would be neither
+            return f"privateuse1.placed({text})" if odd else f"{text}.to(device)"
         return text + ("" if self.backend.device == "cpu" else ".to(device)")
 
     # -- program and driver ---------------------------------------------------------------------

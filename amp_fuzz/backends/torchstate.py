@@ -40,7 +40,8 @@ def reset_state(device: str) -> None:
     """Put autocast's state of this thread back to that of a fresh one."""
     for name in {"cpu", device}:
         torch.set_autocast_enabled(name, False)
-        torch.set_autocast_dtype(name, _INITIAL[name])
+        # A device that has come since is one of PrivateUse1.
+        torch.set_autocast_dtype(name, _INITIAL.get(name, torch.float16))
     torch.set_autocast_cache_enabled(True)
     depth = torch.autocast_increment_nesting()
     while depth > 0:

@@ -18,6 +18,7 @@ from amp_fuzz import prelude, reference
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.compiled import CompileBackend, graphs
 from amp_fuzz.backends.exported import ExportBackend
+from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring
@@ -40,6 +41,8 @@ def refusal(backend: Any, subject: Subject) -> str:
     """Return why a backend cannot call a callable, or ""."""
     if isinstance(backend, ScriptBackend):
         return "TorchScript's own casts can be told from bugs in drawn cases only"
+    if isinstance(backend, PrivateUse1Backend):
+        return "its device is in a process of its own, which is given cases, not callables"
     if not isinstance(backend, TorchBackend):
         return "it runs cases, not callables: make it an amp_fuzz.backends TorchBackend"
     if isinstance(backend, CompileBackend) and backend.freezing and not subject.modules:

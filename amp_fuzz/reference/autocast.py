@@ -28,9 +28,11 @@ import torch.utils.checkpoint
 from amp_fuzz.reference import dispatch, flips, tables
 from amp_fuzz.reference.casts import (
     cacheable,
+    device_of,
     eligible,
     promoted,
     promoted_in_order,
+    taking,
     tensors_of,
 )
 from amp_fuzz.reference.queries import Queries
@@ -47,6 +49,7 @@ __all__ = [
     "QUIRKS",
     "Cast",
     "KernelCall",
+    "as_device",
     "autocast",
     "checkpoint",
     "clear_cache",
@@ -90,10 +93,11 @@ class KernelCall:
     sets_dtype: bool = False
 
 
-class _State(threading.local):
-    """The autocast state of a thread."""
+class _State:
+    """The autocast state of a thread, and of those of autograd that work for it."""
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
         self.enabled: dict[str, bool] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.tables: dict[str, PolicyTable] = {}
@@ -107,11 +111,50 @@ class _State(threading.local):
         return self.dtypes.get(device) or _dtype(_table(device).default_dtype)
 
 
-_state = _State()
+_KEY = "amp_fuzz.reference.autocast"
+
+
+def _here() -> _State:
+    """Return the state of this thread.
+
+    A backward pass of an accelerator's tensors runs in a thread of autograd's own, under the state
+    of the thread that called it. torch carries the dispatch keys there, and with them whatever an
+    extension stashed; Python's thread-local storage stays behind.
+    """
+    if torch._C._is_key_in_tls(_KEY):
+        found: _State = torch._C._get_obj_in_tls(_KEY)
+    else:
+        found = _State()
+        torch._C._stash_obj_in_tls(_KEY, found)
+    if "backward-thread-cache" in _quirks and found.thread != threading.get_ident():
+        return _Behind(found)
+    return found
+
+
+class _Own(threading.local):
+    cache_enabled = True
+    nesting = 0
+
+
+_own = _Own()
+
+
+class _Behind(_State):
+    """A state in a thread of autograd's, where torch has another cache flag and nesting depth."""
+
+    def __init__(self, state: _State) -> None:
+        object.__setattr__(self, "_whole", state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_own if hasattr(_Own, name) else self._whole, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        target = _own if hasattr(_Own, name) else self._whole
+        setattr(target, name, value)
 
 
 def _default_dtype(device: str) -> torch.dtype:
-    return _state.dtype(device) if device in DEVICES else torch.float16
+    return _here().dtype(device) if device in (*DEVICES, *_lent) else torch.float16
 
 
 def _is_enabled(device: str | None) -> bool:
@@ -123,17 +166,17 @@ def _is_enabled(device: str | None) -> bool:
     if device is None and "query-asks-cuda" in _quirks:
         device = "cuda"
     if device is None:
-        return any(_state.enabled.values())
-    return _state.enabled.get(device, False)
+        return any(_here().enabled.values())
+    return _here().enabled.get(device, False)
 
 
 def _is_any_enabled() -> bool:
     blind = ("mps", "maia") if "any-query-misses-devices" in _quirks else ()
-    return any(on for device, on in _state.enabled.items() if device not in blind)
+    return any(on for device, on in _here().enabled.items() if device not in blind)
 
 
 _queries = Queries(
-    inside=lambda: _state.nesting > 0 and _state.answers,
+    inside=lambda: _here().nesting > 0 and _here().answers,
     enabled=_is_enabled,
     dtype=_default_dtype,
     any_enabled=_is_any_enabled,
@@ -177,6 +220,7 @@ def own_cache() -> Iterator[None]:
 # Upstream bugs that the reference imitates on request: see `quirks`.
 QUIRKS = (
     "any-query-misses-devices",
+    "backward-thread-cache",
     "cache-ignores-dtype",
     "compile-backward-autocast",
     "compile-erf",
@@ -217,6 +261,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
 
     any-query-misses-devices: the question whether any autocast is on, which recurrent modules ask
         before they compare dtypes, leaves out mps and maia.
+    backward-thread-cache: in the thread that runs the backward pass of an accelerator's tensors the
+        weight cache is on, whatever ``cache_enabled`` says, and a context that is entered there is
+        an outermost one: leaving it clears the cache.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
@@ -292,8 +339,38 @@ def supposing(policies: Mapping[str, Policy | None]) -> Iterator[None]:
         _supposed = before
 
 
-@functools.cache
+# Tables of device types that have none of their own: see `as_device`.
+_lent: dict[str, PolicyTable] = {}
+
+
+@contextmanager
+def as_device(device_type: str, table: PolicyTable, *, tensors: str = "") -> Iterator[None]:
+    """Give a device type a policy table for a block, in every thread.
+
+    It may be any name: of a device that came with no table, or of one that is not here, as which
+    the tensors of another device type are taken, by `tensors`: then these are cast where they
+    would be if they were of `device_type`.
+    """
+    before = _lent.get(device_type)
+    _lent[device_type] = table
+    try:
+        with taking(tensors or device_type, device_type):
+            yield
+    finally:
+        _restore(_lent, device_type, before)
+
+
 def _table(device: str) -> PolicyTable:
+    return _lent.get(device) or _own_table(device)
+
+
+def supposed() -> Mapping[str, Policy | None]:
+    """Return the policies that are supposed."""
+    return _supposed
+
+
+@functools.cache
+def _own_table(device: str) -> PolicyTable:
     return load_table(device)
 
 
@@ -312,7 +389,7 @@ def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
     if not rules:
         _bodies.add(overload)
         _register([overload])
-    _table.cache_clear()
+    _own_table.cache_clear()
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -372,11 +449,11 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
     That is the enabled device which has a tensor among the arguments; an accelerator comes before
     the CPU, as in the order of torch's dispatch keys.
     """
-    state = _state
+    state = _here()
     enabled = [d for d, on in state.enabled.items() if on]
     if not enabled:
         return None
-    present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
+    present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
     here = [d for d in enabled if d in present]
     if not here:
         return None
@@ -407,8 +484,8 @@ def _decided(
 
 
 def _asked_device(args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    present = {t.device.type for t in tensors_of((*args, *kwargs.values()))}
-    return next((d for d, on in _state.enabled.items() if on and d in present), None)
+    present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
+    return next((d for d, on in _here().enabled.items() if on and d in present), None)
 
 
 class _Caster:
@@ -418,15 +495,15 @@ class _Caster:
 
     def __init__(self, device: str, rule: Rule) -> None:
         self.device, self.rule = device, rule
-        self.low = _state.dtype(device)
+        self.low = _here().dtype(device)
         if (deciding := flips.current()) is not None and deciding.decisions:
             self.low = deciding.low(self.low)
         self.casts: list[Cast] = []
 
     def log(self, args: Sequence[Any], kwargs: dict[str, Any], *, sets_dtype: bool = False) -> None:
-        if _state.log is not None:
+        if (log := _here().log) is not None:
             dtypes = tuple(t.dtype for t in tensors_of((*args, *kwargs.values())))
-            _state.log.append(
+            log.append(
                 KernelCall(
                     self.device,
                     self.rule.overload,
@@ -464,7 +541,7 @@ class _Caster:
         deciding = flips.current()
         if deciding is not None and deciding.leaves_out(tensor.dtype, to):
             return tensor
-        cached = _state.cache_enabled and cacheable(tensor, to, self.low)
+        cached = _here().cache_enabled and cacheable(tensor, to, self.low)
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return _cached(tensor, to) if cached else tensor.to(to)
 
@@ -484,7 +561,7 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
             return entry[1]
         with torch.enable_grad():
             made = tensor.to(to)
-        if _state.keeps_casts:
+        if _here().keeps_casts:
             _cache[id(tensor), kind] = (weakref.ref(tensor), made)
         return made
 
@@ -623,15 +700,15 @@ class autocast:
         *,
         table: PolicyTable | None = None,
     ) -> None:
-        if table is None and device_type not in DEVICES:
+        if table is None and device_type not in (*DEVICES, *_lent):
             raise ValueError(
                 f"device_type={device_type!r} has no policy table: use one of "
                 f"{', '.join(DEVICES)}, or give table="
             )
         self.device = device_type
         self.table = table or _table(device_type)
-        self.dtype = dtype or _state.dtypes.get(device_type) or _dtype(self.table.default_dtype)
-        self.cache_enabled = _state.cache_enabled if cache_enabled is None else cache_enabled
+        self.dtype = dtype or _here().dtypes.get(device_type) or _dtype(self.table.default_dtype)
+        self.cache_enabled = _here().cache_enabled if cache_enabled is None else cache_enabled
         if enabled and str(self.dtype).removeprefix("torch.") not in self.table.supported_dtypes:
             warnings.warn(
                 f"autocast for {device_type} supports {', '.join(self.table.supported_dtypes)}, "
@@ -643,7 +720,7 @@ class autocast:
         self._saved = _Saved()
 
     def __enter__(self) -> autocast:
-        s, d = _state, self.device
+        s, d = _here(), self.device
         _register(self.table.rules)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
@@ -661,7 +738,7 @@ class autocast:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        s, d = _state, self.device
+        s, d = _here(), self.device
         _queries.leave()
         s.nesting -= 1
         if s.nesting == 0:
@@ -717,10 +794,10 @@ def snapshot(*devices: str) -> Snapshot:
         tuple(
             (
                 d,
-                _state.dtype(d),
-                _state.enabled.get(d, False),
-                _state.cache_enabled,
-                _state.tables.get(d),
+                _here().dtype(d),
+                _here().enabled.get(d, False),
+                _here().cache_enabled,
+                _here().tables.get(d),
             )
             for d in dict.fromkeys((*devices, "cpu"))
         )
@@ -729,26 +806,26 @@ def snapshot(*devices: str) -> Snapshot:
 
 def enabled_devices() -> list[str]:
     """Return the device types whose autocast is on in this thread, accelerators first."""
-    return sorted((d for d, on in _state.enabled.items() if on), key=lambda d: d == "cpu")
+    return sorted((d for d, on in _here().enabled.items() if on), key=lambda d: d == "cpu")
 
 
 @contextmanager
 def keeping_no_casts() -> Iterator[None]:
     """Make casts of weights for a block without keeping them in the cache."""
-    before, _state.keeps_casts = _state.keeps_casts, False
+    before, _here().keeps_casts = _here().keeps_casts, False
     try:
         yield
     finally:
-        _state.keeps_casts = before
+        _here().keeps_casts = before
 
 
 @contextmanager
 def _answering(answers: bool) -> Iterator[None]:
-    before, _state.answers = _state.answers, answers
+    before, _here().answers = _here().answers, answers
     try:
         yield
     finally:
-        _state.answers = before
+        _here().answers = before
 
 
 def checkpoint(device: str) -> Callable[..., Any]:
@@ -792,11 +869,11 @@ def custom_fwd(*, device_type: str, cast_inputs: torch.dtype | None = None) -> C
         def decorated(*args: Any, **kwargs: Any) -> Any:
             apart = "custom-fwd-setup-context" not in _quirks and not _is_ctx(args)
             keeper: Any = decorated if apart else args[0]
-            enabled = _state.enabled.get(device_type, False)
+            enabled = _here().enabled.get(device_type, False)
             keeper._reference_state = _ForwardState(
-                _state.dtype(device_type),
+                _here().dtype(device_type),
                 enabled and cast_inputs is None,
-                _state.tables.get(device_type),
+                _here().tables.get(device_type),
             )
             if cast_inputs is None or not enabled:
                 return forward(*args, **kwargs)
@@ -905,16 +982,16 @@ def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
 def log_kernels() -> Iterator[list[KernelCall]]:
     """Collect every call that reaches a kernel of the reference in this thread."""
     log: list[KernelCall] = []
-    before, _state.log = _state.log, log
+    before, _here().log = _here().log, log
     try:
         yield log
     finally:
-        _state.log = before
+        _here().log = before
 
 
 def state() -> tuple[object, ...]:
     """Return the whole state of this thread, comparable: for the check that it is restored."""
-    s = _state
+    s = _here()
     return (
         tuple(sorted((d, on) for d, on in s.enabled.items() if on)),
         tuple(sorted((d, str(t)) for d, t in s.dtypes.items())),
@@ -927,7 +1004,7 @@ def state() -> tuple[object, ...]:
 
 def reset() -> None:
     """Put the state of this thread back to that of a fresh one, and clear the cache."""
-    s = _state
+    s = _here()
     s.enabled.clear()
     s.dtypes.clear()
     s.tables.clear()

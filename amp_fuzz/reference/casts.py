@@ -6,11 +6,41 @@ Reference"), not by asking torch. `amp_fuzz.reference.autocast` is only how they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["cacheable", "eligible", "promoted", "promoted_in_order", "tensors_of"]
+__all__ = [
+    "cacheable",
+    "device_of",
+    "eligible",
+    "promoted",
+    "promoted_in_order",
+    "taking",
+    "tensors_of",
+]
+
+# Device type of tensors -> the device type that they are taken for, in every thread.
+_taken: dict[str, str] = {}
+
+
+@contextmanager
+def taking(tensors: str, device: str) -> Iterator[None]:
+    """Take the tensors of one device type for those of another for a block, in every thread."""
+    before = dict(_taken)
+    _taken[tensors] = device
+    try:
+        yield
+    finally:
+        _taken.clear()
+        _taken.update(before)
+
+
+def device_of(tensor: torch.Tensor) -> str:
+    """Return the device type that a tensor is of, or is taken for."""
+    name = tensor.device.type
+    return _taken.get(name, name)
 
 
 def eligible(tensor: torch.Tensor, device: str) -> bool:
@@ -23,7 +53,7 @@ def eligible(tensor: torch.Tensor, device: str) -> bool:
     return (
         tensor.is_floating_point()
         and tensor.dtype is not torch.float64
-        and tensor.device.type == device
+        and device_of(tensor) == device
     )
 
 

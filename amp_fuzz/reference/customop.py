@@ -21,7 +21,7 @@ from amp_fuzz.reference.autocast import (
     enabled_devices,
     keeping_no_casts,
 )
-from amp_fuzz.reference.casts import tensors_of
+from amp_fuzz.reference.casts import device_of, tensors_of
 
 __all__ = ["CustomOp", "custom_op"]
 
@@ -63,7 +63,7 @@ class CustomOp:
 
     def __call__(self, *args: Any) -> Any:
         """Call the op; its arguments are tensors, lists of tensors, and None."""
-        present = {t.device.type for t in tensors_of(args)}
+        present = {device_of(t) for t in tensors_of(args)}
         device = next((d for d in enabled_devices() if d in self._casts and d in present), None)
         if device is None:
             return self._differentiable(args)

@@ -23,7 +23,7 @@ from amp_fuzz.judge import Judge, Verdict, _complaints, guilty_op, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.program import Autocast, InferenceMode, NoGrad, downstream, statements
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import QUIRKS
 from amp_fuzz.session import known_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, one_line, program, under, x
@@ -57,6 +57,17 @@ _LAYER = {
     "norm2.bias": x("x13", 4, dtype="float16"),
 }
 EXAMPLES: Mapping[str, Example] = {
+    "backward-thread-cache": Example(
+        "privateuse1",
+        case(
+            [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2)],
+            NEG,
+            under(Checkpoint(), call("mul", "w2", "w2", to="v1")),
+            call("mm", "x0", "w1", to="v0"),
+            steps=2,
+            loop="inside",
+        ),
+    ),
     "cache-ignores-dtype": Example(
         "eager-cpu",
         case(

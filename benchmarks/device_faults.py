@@ -1,0 +1,109 @@
+"""Seed faults in the policies and casts of a PrivateUse1 device, and ask whether they are found.
+
+Writes ``benchmarks/device_faults.json``: for each fault the number of cases until it was found, as
+what, and the case that showed it, minimised. Cases are drawn as in a run, without aim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from amp_fuzz.backends import backends  # noqa: E402
+from amp_fuzz.backends.apart import Apart  # noqa: E402
+from amp_fuzz.backends.privateuse1 import PrivateUse1Backend  # noqa: E402
+from amp_fuzz.case import Case  # noqa: E402
+from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
+from amp_fuzz.judge import Judge, quiet  # noqa: E402
+from amp_fuzz.known import shipped  # noqa: E402
+from amp_fuzz.shrink import Shrunk, Target, asker, shrink  # noqa: E402
+from tests.faults.device import FAULTS, UNREGISTERED  # noqa: E402
+
+JSON = ROOT / "benchmarks" / "device_faults.json"
+
+
+def main() -> int:
+    """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=5000, help="for each fault (default 5,000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument("--only", metavar="NAME", help="only this fault; prints, no file")
+    parser.add_argument("--missing", action="store_true", help="only what the file has not found")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [options.only] if options.only else [*FAULTS, UNREGISTERED]
+    rows = []
+    if options.missing and JSON.exists():
+        rows = [r for r in json.loads(JSON.read_text())["faults"] if r["found"]]
+        names = [n for n in names if n not in {r["name"] for r in rows}]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            rows.append(hunt(name, Path(folder) / "fault", options.cases, options.seed))
+            print({k: v for k, v in rows[-1].items() if k != "case"}, flush=True)
+    found = {"torch": torch.__version__, "seed": options.seed, "cases": options.cases}
+    if not options.only:
+        JSON.write_text(json.dumps({**found, "faults": rows}, indent=1) + "\n")
+    return int(not all(row["found"] for row in rows))
+
+
+def faulty(name: str, file: Path) -> PrivateUse1Backend:
+    """Return the backend with a fault, which stands in the file."""
+    file.write_text("" if name == UNREGISTERED else name)
+    if name == UNREGISTERED:
+        return PrivateUse1Backend("cuda", Apart("tests.faults.device:NoFallthrough", "cuda"))
+    if file not in _PROCESSES:
+        _PROCESSES[file] = Apart("tests.faults.device:Faulty", "cuda", str(file))
+    return PrivateUse1Backend("cuda", _PROCESSES[file])
+
+
+_PROCESSES: dict[Path, Apart] = {}
+
+
+def hunt(name: str, file: Path, cases: int, seed: int) -> dict[str, Any]:
+    """Return what came of a hunt for one fault."""
+    backend = faulty(name, file)
+    honest = Judge(backends()["privateuse1"], shipped())
+    judge = Judge(backend, shipped())
+    start = time.perf_counter()
+    task = Task("privateuse1", "all", (), cases, seed)
+    with quiet():
+        for number, case in enumerate(draw(task, Settings(backends=("privateuse1",))), 1):
+            verdict = judge.judge(case)
+            if verdict.outcome != "diverged" or honest.judge(case).outcome == "diverged":
+                continue
+            assert verdict.divergence is not None
+            seconds = time.perf_counter() - start
+            small = smaller(judge, case)
+            return {
+                "name": name,
+                "found": True,
+                "cases": number,
+                "seconds": round(seconds, 1),
+                "kind": verdict.divergence.kind,
+                "case": json.loads(small.json()),
+            }
+    return {"name": name, "found": False, "cases": cases}
+
+
+def smaller(judge: Judge, case: Case) -> Case:
+    """Return the case, minimised."""
+    verdict = judge.judge(case)
+    target = Target.of(verdict, ("kind", "op"))
+    for event in shrink(case, target, asker(judge, target), judge.backend.reference(), seconds=30):
+        if isinstance(event, Shrunk):
+            return event.case
+    return case
+
+
+if __name__ == "__main__":
+    sys.exit(main())
