@@ -263,11 +263,12 @@ _DEATHS = 8  # of processes, for one case, before it stays as it was found
 
 
 def few_primitives() -> None:
-    """Have oneDNN keep 64 primitives for reuse, not 1,024; call it before torch is used.
+    """Have oneDNN and ideep keep 16 primitives, not 1,024; call it before torch is used.
 
-    Hardly a shape comes twice, so that its cache is what grows in a long run.
+    Hardly a shape comes twice, so that their caches are what grows in a long run.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "16")
 
 
 def _worker_main(

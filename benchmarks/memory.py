@@ -4,7 +4,7 @@
 
 Cases are drawn and judged as a worker of a run does it, all ops, forward and backward, one process
 for each backend. Allocated memory is the anonymous part of the resident size; the rest is pages of
-torch's libraries, which the first call of each kernel brings in. As in a worker, oneDNN keeps 64
+torch's libraries, which the first call of each kernel brings in. As in a worker, oneDNN keeps 16
 primitives; with the 1,024 of its default (``--primitives=1024``) its cache grows. Writes
 ``benchmarks/memory.json``; backends that are not run stay as they were.
 """
@@ -25,6 +25,7 @@ from typing import Any
 
 JSON = Path(__file__).with_suffix(".json")
 EVERY = 500
+CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # as in amp_fuzz.workers
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--backends", default="eager-cpu,fake-cuda,script,compile[aot_eager]")
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--primitives", type=int, default=64)
+    parser.add_argument("--primitives", type=int, default=16)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -42,7 +43,7 @@ def main() -> None:
         command = [sys.executable, __file__, f"--child={name}", f"--cases={args.cases}"]
         done = subprocess.run(
             [*command, f"--seed={args.seed}"],
-            env={**os.environ, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(args.primitives)},
+            env={**os.environ, **dict.fromkeys(CAPACITIES, str(args.primitives))},
             check=True,
             capture_output=True,
             text=True,
