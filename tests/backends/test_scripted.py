@@ -22,7 +22,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw, runnable
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.known import Known, shipped
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
@@ -67,6 +67,23 @@ def test_what_trace_cannot_do_without_autocast_either_is_known_by_its_error() ->
     example = case([x("x0", 3, dtype="int64")], call("full_like", "x0", True))
     assert judge(trace, example).known == "trace-bool-scalar"
     assert judge(trace, case([x("x0", 3)], call("full_like", "x0", 0.5))).outcome == "agreed"
+
+
+def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
+    inputs = [x("x0", 2, 3), x("b1")]
+    trace = ScriptBackend("trace")
+    wrong = case(inputs, call("max", "x0", form="out", out="b1"), backward="none")
+    assert judge(trace, wrong).known == "trace-max-out"
+    right = case(inputs, call("sum", "x0", form="out", out="b1"), backward="none")
+    assert judge(trace, right).outcome == "agreed"
+    assert shipped_entry("trace-max-out").explains("shape", ["max"], expected="[]", observed="[2]")
+    assert not shipped_entry("trace-max-out").explains("shape", ["amax"], expected="[]")
+    assert not shipped_entry("trace-max-out").explains("shape", ["max"], expected="[2]")
+
+
+def shipped_entry(name: str) -> Known:
+    (entry,) = [entry for entry in shipped() if entry.id == name]
+    return entry
 
 
 def test_its_own_list_is_a_known_finding_and_nothing_else_is() -> None:
