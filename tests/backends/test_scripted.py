@@ -74,8 +74,6 @@ def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     trace = ScriptBackend("trace")
     wrong = case(inputs, call("max", "x0", form="out", out="b1"), backward="none")
     assert judge(trace, wrong).known == "trace-max-out"
-    right = case(inputs, call("sum", "x0", form="out", out="b1"), backward="none")
-    assert judge(trace, right).outcome == "agreed"
     assert shipped_entry("trace-max-out").explains("shape", ["max"], expected="[]", observed="[2]")
     assert not shipped_entry("trace-max-out").explains("shape", ["amax"], expected="[]")
     assert not shipped_entry("trace-max-out").explains("shape", ["max"], expected="[2]")
