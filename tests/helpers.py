@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -221,3 +226,38 @@ class WrongKernel:
         flat = bits(value).view(-1)
         flat[0] ^= 1
         return value
+
+
+@contextmanager
+def runner(
+    program: str, folder: Path, stem: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Callable[[str], tuple[int, str]]]:
+    """Start a Python program that has imported what is slow, and runs scripts in forks of itself.
+
+    It is given paths, a line each, and answers with an exit code and what was printed, as JSON.
+    Yields a function from the text of a script to these.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    to, back, numbers = process.stdin, process.stdout, count(1)
+
+    def run(text: str) -> tuple[int, str]:
+        path = folder / f"{stem}{next(numbers)}.py"
+        path.write_text(text)
+        to.write(f"{path}\n")
+        to.flush()
+        code, printed = json.loads(back.readline())
+        return code, printed
+
+    yield run
+    to.close()
+    back.close()
+    assert process.wait(timeout=60) == 0

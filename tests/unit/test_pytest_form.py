@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +17,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.pytest_form import pytest_form
 from amp_fuzz.script import Found
-from tests.helpers import BF16, F16, call, case, under, x
+from tests.helpers import BF16, F16, call, case, runner, under, x
 
 # Imports once what takes long, then runs pytest on each file in a process of its own.
 RUNNER = """
@@ -74,33 +72,9 @@ NESTED = case(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("form")
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", RUNNER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    number = 0
-
-    def run(text: str) -> tuple[int, str]:
-        nonlocal number
-        number += 1
-        path = folder / f"test_form{number}.py"
-        path.write_text(text)
-        process.stdin.write(f"{path}\n")
-        process.stdin.flush()
-        code, printed = json.loads(process.stdout.readline())
-        return code, printed
-
-    yield run
-    process.stdin.close()
-    process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"}
+    with runner(RUNNER, tmp_path_factory.mktemp("form"), "test_form", environment) as run:
+        yield run
 
 
 def planned(**changes: Any) -> Case:

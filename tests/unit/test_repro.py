@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 import math
 import random
 import subprocess
@@ -30,6 +29,7 @@ from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Stateme
 from amp_fuzz.repro import repro
 from amp_fuzz.script import ReproError, literal
 from amp_fuzz.strategies.drawing import draw_case
+from tests.helpers import runner
 
 BFLOAT16 = Autocast(dtype="bfloat16")
 FORWARD = Plan(contexts=(BFLOAT16,), backward="none")
@@ -67,32 +67,8 @@ Run = Callable[[str], tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("repro")
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", RUNNER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    number = 0
-
-    def run(script: str) -> tuple[int, str]:
-        nonlocal number
-        number += 1
-        path = folder / f"repro{number}.py"
-        path.write_text(script)
-        process.stdin.write(f"{path}\n")
-        process.stdin.flush()
-        code, printed = json.loads(process.stdout.readline())
-        return code, printed
-
-    yield run
-    process.stdin.close()
-    process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    with runner(RUNNER, tmp_path_factory.mktemp("repro"), "repro") as run:
+        yield run
 
 
 # -- cases ----------------------------------------------------------------------------------------
