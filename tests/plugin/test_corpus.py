@@ -188,8 +188,9 @@ def test_a_finding_that_is_still_there_fails(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_workers_collect_the_same_whatever_is_found_meanwhile(
-    pytester: pytest.Pytester, more: tuple[str, ...]
+    pytester: pytest.Pytester, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # of those who run this test
     # Each worker saves a finding as soon as it starts: before others, or it, collect.
     store = saved(pytester, GOOD)
     other = saved(pytester, KNOWN).root / "findings" / f"{KNOWN.id}.json"
