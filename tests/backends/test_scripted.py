@@ -64,7 +64,7 @@ def test_honest_draws_are_explained(backend: ScriptBackend) -> None:
         alone = [v for v in found if Judge(backend, shipped()).bare(v.case)[1] is None]
     assert len(alone) <= 1, [(v.divergence, str(v.case)) for v in alone]
     assert len(found) <= 3, [(v.divergence, str(v.case)) for v in found]
-    assert outcomes["agreed"] > 75
+    assert outcomes["agreed"] > 65
     assert outcomes["known"] > 10
 
 
