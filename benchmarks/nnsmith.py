@@ -2,7 +2,7 @@
 
     python -m venv /tmp/nnsmith && echo SITE-PACKAGES-OF-THIS-TORCH > /tmp/nnsmith/lib/.../torch.pth
     /tmp/nnsmith/bin/pip install nnsmith==0.1.0 z3-solver==4.12.2.0
-    python benchmarks/nnsmith.py /tmp/nnsmith/bin/python [--seconds=60]
+    python benchmarks/nnsmith.py /tmp/nnsmith/bin/python [--seconds=60] [--backends=torchjit]
 
 Forward only, 5 ops, one core, in CPU seconds with those of g++, generation included; what comes
 before the first program is not counted. NNSmith 0.1.0, the newest release, has TorchScript (traced,
@@ -82,9 +82,11 @@ def main() -> None:
     parser.add_argument("python", help="of the environment that NNSmith is in")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backends", default=",".join(PAIRS), help="NNSmith's")
     args = parser.parse_args()
     result: dict[str, Any] = {"seconds": args.seconds, "seed": args.seed, "backends": {}}
-    for theirs, ours in PAIRS.items():
+    for theirs in args.backends.split(","):
+        ours = PAIRS[theirs]
         found = {
             f"NNSmith, {theirs}": nnsmith(args.python, theirs, args.seconds, args.seed),
             f"amp-fuzz, {ours}": judged(ours, args.seconds, args.seed),
