@@ -228,6 +228,27 @@ class WrongKernel:
         return value
 
 
+# A kernel over torch's own for mm under autocast; {body} is what it does with the result `y`.
+FAULT = """
+import warnings
+warnings.simplefilter("ignore")
+library = torch.library.Library("aten", "IMPL")
+key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+calls = []
+
+
+def wrong(a, b):
+    calls.append(1)
+    with torch._C._ExcludeDispatchKeyGuard(key):
+        y = torch.mm(a.bfloat16(), b.bfloat16())
+        {body}
+        return y
+
+
+library.impl("mm", wrong, "AutocastCPU")
+"""
+
+
 @contextmanager
 def runner(
     program: str, folder: Path, stem: str, environment: Mapping[str, str] | None = None
@@ -261,3 +282,13 @@ def runner(
     to.close()
     back.close()
     assert process.wait(timeout=60) == 0
+
+
+# Two cases for stores and suites: one agrees, one is known as cache-ignores-dtype.
+GOOD = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
+KNOWN = case(
+    [x("x0", 2, 2), x("w1", 2, 2)],
+    call("mm", "x0", "w1"),
+    under(F16, call("mm", "x0", "w1", to="v1")),
+    backward="none",
+)

@@ -12,18 +12,10 @@ from amp_fuzz.corpus import kept_findings
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.records import CaseRecord
 from amp_fuzz.store import Store
-from tests.helpers import F16, call, case, eager, under, x
+from tests.helpers import GOOD, KNOWN, eager
 
 pytest_plugins = ["pytester"]
 
-GOOD = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
-# Known: cache-ignores-dtype.
-KNOWN = case(
-    [x("x0", 2, 2), x("w1", 2, 2)],
-    call("mm", "x0", "w1"),
-    under(F16, call("mm", "x0", "w1", to="v1")),
-    backward="none",
-)
 FUZZ = ("--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "-m", "amp_fuzz", "-p", "no:randomly")
 WRONG = """
 import torch

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz.processes import death, end, spawn
+from amp_fuzz.workers import few_primitives
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 
@@ -100,3 +101,14 @@ def test_how_it_died_is_said() -> None:
     process = spawn(leaving)
     assert death(process) == "with exit code 3"
     end(process)  # which has ended: nothing happens
+
+
+def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back
+    del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
+    few_primitives()
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"

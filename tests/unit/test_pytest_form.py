@@ -17,7 +17,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.pytest_form import pytest_form
 from amp_fuzz.script import Found
-from tests.helpers import BF16, F16, call, case, runner, under, x
+from tests.helpers import BF16, F16, FAULT, call, case, runner, under, x
 
 # Imports once what takes long, then runs pytest on each file in a process of its own.
 RUNNER = """
@@ -41,25 +41,6 @@ for line in sys.stdin:
 
 Run = Callable[[str], tuple[int, str]]
 
-# A kernel over torch's own for mm under autocast; {body} is what it does with the result `y`.
-FAULT = """
-import warnings
-warnings.simplefilter("ignore")
-library = torch.library.Library("aten", "IMPL")
-key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-calls = []
-
-
-def wrong(a, b):
-    calls.append(1)
-    with torch._C._ExcludeDispatchKeyGuard(key):
-        y = torch.mm(a.bfloat16(), b.bfloat16())
-        {body}
-        return y
-
-
-library.impl("mm", wrong, "AutocastCPU")
-"""
 
 MM = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
 NESTED = case(

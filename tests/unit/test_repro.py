@@ -29,7 +29,7 @@ from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Stateme
 from amp_fuzz.repro import repro
 from amp_fuzz.script import ReproError, literal
 from amp_fuzz.strategies.drawing import draw_case
-from tests.helpers import runner
+from tests.helpers import FAULT, runner
 
 BFLOAT16 = Autocast(dtype="bfloat16")
 FORWARD = Plan(contexts=(BFLOAT16,), backward="none")
@@ -235,26 +235,6 @@ sys.exit(observed != expected)
 
 
 # -- every kind, with a fault seeded into the script ----------------------------------------------
-
-# A kernel over torch's own for mm under autocast; {body} is what it does with the result `y`.
-FAULT = """
-import warnings
-warnings.simplefilter("ignore")
-library = torch.library.Library("aten", "IMPL")
-key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-calls = []
-
-
-def wrong(a, b):
-    calls.append(1)
-    with torch._C._ExcludeDispatchKeyGuard(key):
-        y = torch.mm(a.bfloat16(), b.bfloat16())
-        {body}
-        return y
-
-
-library.impl("mm", wrong, "AutocastCPU")
-"""
 
 
 @pytest.mark.parametrize(
