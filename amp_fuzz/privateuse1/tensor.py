@@ -62,7 +62,7 @@ class DeviceTensor(torch.Tensor):
         except Exception as error:
             if torch._C._current_graph_task_id() == _NO_BACKWARD:
                 raise
-            return _Failure(error)
+            return _failed(func, error)
 
 
 _NO_BACKWARD = -1
@@ -81,6 +81,19 @@ class _Failure:
 
     def __str__(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"
+
+
+def _failed(func: Any, error: Exception) -> Any:
+    """Return failures in the form of an op's results, which C++ looks at before it casts them.
+
+    Of a list that it cannot cast it says the type, and nothing of what is in it.
+    """
+    failure = _Failure(error)
+    made: list[Any] = []
+    for returned in func._schema.returns:
+        many = isinstance(returned.type, torch.ListType)
+        made.append(type(str(failure), (list,), {})([failure]) if many else failure)
+    return made[0] if len(made) == 1 else tuple(made)
 
 
 _CPU = torch.device("cpu")

@@ -104,6 +104,52 @@ def test_an_error_in_a_backward_pass_is_an_observation(backend: PrivateUse1Backe
     assert backend.run([MM])[0].raised is None
 
 
+FAILING = """
+import torch
+from amp_fuzz.privateuse1 import install, tensor
+
+device, call = install("cuda"), tensor.call
+
+
+def failing(func, args, kwargs):
+    if str(func).startswith(("aten.tril", "aten.frexp", "aten.unbind")):
+        raise ValueError(f"no kernel for {func}")
+    return call(func, args, kwargs)
+
+
+class InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, op):
+        ctx.op = op
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.op(grad)
+        return grad, None
+
+
+tensor.call = failing
+for op in (torch.tril, torch.frexp, torch.unbind):
+    try:
+        x = torch.ones(2, 2, device=device, requires_grad=True)
+        InBackward.apply(x, op).sum().backward()
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_kernel_that_fails_in_a_backward_pass_says_why() -> None:
+    """Whether it returns a tensor, several, or a list of them."""
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
+    said = [line.partition("ValueError: ")[2].split("'")[0] for line in done.stdout.splitlines()]
+    assert [text.removesuffix(" to Tensor") for text in said] == [
+        "no kernel for aten.tril.default",
+        "no kernel for aten.frexp.Tensor",
+        "no kernel for aten.unbind.int",
+    ], done.stderr
+
+
 def test_nested_contexts_and_checkpoints(backend: PrivateUse1Backend) -> None:
     one = case(
         [x("x0", 2, 2), x("w1", 2, 2)],
