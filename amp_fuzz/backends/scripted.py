@@ -35,7 +35,7 @@ from amp_fuzz.program import (
     Region,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
-from amp_fuzz.reference.torchscript import FIRST_LINE, Ambient, shown_casts, write_casts
+from amp_fuzz.reference.torchscript import Ambient, inline, shown_casts, write_casts
 from amp_fuzz.source import program_source
 
 __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
@@ -282,8 +282,7 @@ class _Scripted:
                 return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
             with torch_answers():
                 text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
-                source = "\n" * FIRST_LINE + text
-                unit.define(source, {"torch": torch}.get)
+                unit.define(text, {"torch": torch}.get)
             return unit.find_function("program")
 
     def plain(self) -> Any:
@@ -369,20 +368,20 @@ class _Imitated(_Scripted):
         if self.backend.check:  # nothing is known of a module's parameters
             for i in numbers(self.case, "weight"):
                 list(graph.inputs())[i].setType(torch._C.TensorType.get())
+        called = inline(graph)
         for prepare in _BEFORE:
             prepare(graph)
         states = snapshot("cuda").contexts
         on = {device: dtype for device, dtype, enabled, *_ in states if enabled}
         current = {device: dtype for device, dtype, *_ in states}
         if QUIRK in active_quirks():
-            write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current)
+            write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current, called)
         made = torch._C._create_function_from_graph("forward", graph)
         return prelude.optimised(lambda _: made, numbers(self.case, "buffer"), self.calls)
 
 
-# What TorchScript does to a graph before its autocast pass.
+# What TorchScript does to an inlined graph before its autocast pass.
 _BEFORE: tuple[Callable[[Any], Any], ...] = (
-    torch._C._jit_pass_inline,
     lambda graph: torch._C._jit_pass_peephole(graph, True),
     torch._C._jit_pass_constant_propagation_immutable_types,  # type: ignore[attr-defined]
 )

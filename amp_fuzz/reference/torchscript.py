@@ -9,9 +9,8 @@ scripted function goes on inside it, whatever the function says.
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -20,9 +19,9 @@ from typing import Any
 import torch
 
 __all__ = [
-    "FIRST_LINE",
     "Ambient",
     "ScriptPolicies",
+    "inline",
     "load_policies",
     "shown_casts",
     "write_casts",
@@ -30,8 +29,6 @@ __all__ = [
 
 REDUCED = "aten::_autocast_to_reduced_precision"
 FULL = "aten::_autocast_to_full_precision"
-# Programs begin after this line of their source, so that what is TorchScript's own is told apart.
-FIRST_LINE = 2000
 _DEVICES = ("cuda", "cpu")  # in the order of the casts' arguments
 _DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # c10
 _BY_NUMBER = {number: dtype for dtype, number in _DTYPES.items()}
@@ -67,18 +64,34 @@ def load_policies() -> ScriptPolicies:
     return ScriptPolicies({op: policy for policy, ops in table.items() for op in ops})
 
 
-def write_casts(graph: Any, ambient: Ambient, current: Mapping[str, torch.dtype]) -> None:
+def inline(graph: Any) -> frozenset[int]:
+    """Inline the functions that a graph calls, in place, and say which values they make.
+
+    By ``Value.unique()``. Operators that TorchScript writes in its own language (``1 - x``) are
+    in a graph as soon as it is compiled: no function is called for them.
+    """
+    before = set(_made(graph))
+    torch._C._jit_pass_inline(graph)
+    return frozenset(_made(graph)) - before
+
+
+def write_casts(
+    graph: Any,
+    ambient: Ambient,
+    current: Mapping[str, torch.dtype],
+    called: Container[int] = (),
+) -> None:
     """Write casts into a `torch._C.Graph` whose calls are inlined, as the pass should.
 
     ambient: what is on where the graph is called. current: the autocast dtype of each device there,
-    on or off: what a context without a dtype takes. Raises `ScriptPolicyError` for an op that is
-    unsafe to autocast.
+    on or off: what a context without a dtype takes. called: the values that `inline` returned.
+    Raises `ScriptPolicyError` for an op that is unsafe to autocast.
     """
     writer = _Writer(graph, current)
     if ambient:
         # Functions that the program calls are graphs of their own: they get theirs before they are
         # inlined, from what is on around the program, not around the call.
-        for node in [n for n in _nodes(graph) if _was_called(n)]:
+        for node in [n for n in _nodes(graph) if any(v.unique() in called for v in n.outputs())]:
             writer.node(node, ambient)
     if ambient or any(_is_context(node) for node in _nodes(graph)):
         writer.block(graph, ambient)
@@ -104,21 +117,17 @@ def shown_casts(graph: Any) -> Iterator[str]:
             yield f"{made} = {node.kind()}({', '.join(map(name, tensors))})"
 
 
-def _was_called(node: Any) -> bool:
-    """Return whether a node comes from a function that the program calls.
-
-    Those are Python of torch's, or TorchScript's own (``1 - x`` is one), said to be ``<string>``.
-    What was traced says otherwise where it comes from, and calls nothing.
-    """
-    place = re.search(r'File "(.+)", line (\d+)', node.sourceRange().partition("\n")[0])
-    return place is not None and (place[1] != "<string>" or int(place[2]) <= FIRST_LINE)
-
-
 def _nodes(block: Any) -> Iterator[Any]:
     for node in block.nodes():
         yield node
         for inner in node.blocks():
             yield from _nodes(inner)
+
+
+def _made(graph: Any) -> Iterator[int]:
+    """Yield what the values of a graph's nodes are known by."""
+    for node in _nodes(graph):
+        yield from (value.unique() for value in node.outputs())
 
 
 def _is_context(node: Any) -> bool:

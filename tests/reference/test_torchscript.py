@@ -14,6 +14,7 @@ from amp_fuzz.reference.torchscript import (
     REDUCED,
     Ambient,
     ScriptPolicyError,
+    inline,
     load_policies,
     write_casts,
 )
@@ -93,16 +94,16 @@ class _Policies:
         self.of = of
 
 
-def scripted(body: str) -> Any:
+def scripted(body: str) -> tuple[Any, frozenset[int]]:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     unit = torch._C.CompilationUnit()
-    source = "\n" * 2000 + f"def program(x, y):\n{lines}"
+    source = f"def program(x, y):\n{lines}"
     with quiet():  # torch.jit.script is deprecated
         unit.define(source, {"torch": torch}.get)  # type: ignore[attr-defined]
     graph = unit.find_function("program").graph.copy()  # type: ignore[attr-defined]
-    torch._C._jit_pass_inline(graph)
+    called = inline(graph)
     torch._C._jit_pass_constant_propagation_immutable_types(graph)  # type: ignore[attr-defined]
-    return graph
+    return graph, called
 
 
 def count(graph: Any, kind: str) -> int:
@@ -110,8 +111,8 @@ def count(graph: Any, kind: str) -> int:
 
 
 def lowered(body: str, ambient: Ambient = Ambient()) -> Any:  # noqa: B008 (frozen)
-    graph = scripted(body)
-    write_casts(graph, ambient, CURRENT)
+    graph, called = scripted(body)
+    write_casts(graph, ambient, CURRENT, called)
     return graph
 
 
@@ -169,6 +170,11 @@ def test_a_called_function_is_cast_by_what_is_on_around_the_program() -> None:
     off = 'with torch.autocast("cpu", enabled=False):\n    a = {}\nreturn a'
     assert count(lowered(off.format("torch.nn.functional.softsign(x)"), BF16), FULL) == 3
     assert count(lowered(off.format("x / y"), BF16), FULL) == 0
+
+
+def test_an_operator_that_torchscript_writes_itself_is_cast_where_it_stands() -> None:
+    off = 'with torch.autocast("cpu", enabled=False):\n    a = 1 - x\nreturn a, 1 - x'
+    assert count(lowered(off, BF16), FULL) == 1
 
 
 def test_what_is_unsafe_is_refused() -> None:
