@@ -107,10 +107,13 @@ def _show_raised(raised: Raised | None) -> str:
     first = lines[0] if lines else ""
     if raised.kind in _WRAPPERS and len(lines) > 1:  # compilers say what they wrap further down
         first = f"{first} {lines[1]}"
+    if first == _INTERPRETER:  # its traceback comes in between
+        first = lines[-1].removeprefix(f"{raised.kind}: ")
     return f"{raised.kind}: {first[:300]}"
 
 
 _WRAPPERS = ("BackendCompilerFailed", "InductorError", "TorchRuntimeError", "Unsupported")
+_INTERPRETER = "The following operation failed in the TorchScript interpreter."
 
 
 def _zeros(gradient: torch.Tensor | None) -> bool:

@@ -101,6 +101,41 @@ def test_its_own_list_is_a_known_finding_and_nothing_else_is() -> None:
         assert stage_of(Judge(SCRIPT, ()), verdict) == "script[first-call]"
 
 
+def test_formulas_of_torchscript_that_are_wrong_in_any_program_are_known() -> None:
+    inputs = [x("x0", 4), x("w1", 4)]
+    for op, *given in (("clamp.Tensor", "v0", None, "w1"), ("linear", "v0", "w1", None)):
+        entry = {"clamp.Tensor": "torchscript-clamp-bounds"}.get(op, "torchscript-linear-vector")
+        for second in ("none", "double"):
+            body = call("mul", "x0", "x0"), call(op, *given, to="v1")
+            assert judge(SCRIPT, case(inputs, *body, second=second)).known == entry
+        once = case(inputs, *body, backward="none")
+        assert judge(SCRIPT, once).outcome == "agreed"
+
+
+def test_a_listed_bug_without_autocast_does_not_stand_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pass is explained beside clamp's bounds, which lose their gradients in any program."""
+    example = case(
+        [x("x0", 4, dtype="bfloat16"), x("w1", 4), x("x2", 4)],
+        call("exp", "x0"),
+        call("mul", "x2", "x2", to="v1"),
+        call("clamp.Tensor", "v1", None, "w1", to="v2"),
+    )
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-clamp-bounds"
+    monkeypatch.setattr("amp_fuzz.backends.scripted.write_casts", lambda *_: None)
+    assert judge(SCRIPT, example).outcome == "diverged"
+
+
+def test_an_operator_that_torchscript_writes_itself_is_cast_where_it_stands() -> None:
+    example = case(
+        [x("x0", 4, dtype="float16")],
+        call("exp", "x0"),
+        under(OFF, call("mul.scalar", "x0", -1.5, form="operator", to="v1")),
+    )
+    assert judge(SCRIPT, example).known == "torchscript-pass"
+
+
 def test_a_frozen_trace_knows_the_dtypes_of_its_weights_alone() -> None:
     """So that its pass casts what it need not for other values, and not for weights."""
     frozen = {name: backends()[name] for name in ("trace[freeze]", "script[freeze]")}
