@@ -475,6 +475,7 @@ def _complaints(seen: Observation) -> set[str]:
 
     Fake kernels, which are Python, say the name of their own op first and write dtypes as Python
     does: ``linalg.inv_ex: ... Got torch.float16`` is the kernel's ``linalg.inv: ... Got Half``.
+    What an error hints at depends on whether anomalies are detected, as AOTAutograd does.
     """
     return {_alike(text) for text in _texts(seen)}
 
@@ -484,7 +485,7 @@ _SPELLED = re.compile(rf"\b(?:torch\.|c10::)?({'|'.join([*_DTYPES, *_DTYPES.valu
 
 
 def _alike(text: str) -> str:
-    text = re.sub(r"^[\w.:]+: ", "", text)
+    text = re.sub(r"^[\w.:]+: ", "", text).partition(" Hint: ")[0]
     return _SPELLED.sub(lambda m: _DTYPES.get(m[1], m[1]), text)
 
 

@@ -57,7 +57,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = "*"
     expected: str = ""
     observed: str = ""
-    without: Literal["", "mkldnn", "mutations-in-graphs", "counted-constants"] = ""
+    without: Literal["", "mkldnn", "mutations-in-graphs", "counted-constants", "elided-casts"] = ""
     stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""
     bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)

@@ -49,9 +49,29 @@ def _without_counted_constants() -> Iterator[None]:
         patterns[key] = honest
 
 
+@contextmanager
+def _without_elided_casts() -> Iterator[None]:
+    import torch._inductor.compile_fx
+
+    module: Any = torch._inductor.compile_fx
+    honest = module.compile_fx
+
+    def without(*args: Any, config_patches: Any = None, **options: Any) -> Any:
+        if not torch._inductor.config.emulate_precision_casts:  # it calls itself, patched
+            config_patches = {**(config_patches or {}), "emulate_precision_casts": True}
+        return honest(*args, config_patches=config_patches, **options)
+
+    module.compile_fx = without
+    try:
+        yield
+    finally:
+        module.compile_fx = honest
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
     "counted-constants": _without_counted_constants,
+    "elided-casts": _without_elided_casts,
 }
 """How to run torch without what a known entry blames."""

@@ -10,7 +10,7 @@ again from what they handed on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -140,7 +140,7 @@ QUIRKS: dict[str, Callable[[], Any]] = {
     "compile-out": _out,
     "compile-weight-cache": own_cache,
 }
-"""The quirks, and the context in which a program runs that imitates each."""
+"""The quirks for which a program runs in a context, and that context."""
 
 
 def traced(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,10 +153,21 @@ def traced(program: Callable[..., Any]) -> Callable[..., Any]:
             outputs = program(*inputs)
             forgotten = entered.get("compile-functions", {})
             outputs = tuple(forgotten.get(id(o), o) for o in outputs)
+            if "compile-traced-backward" in active_quirks():
+                _differentiate(inputs, outputs)
         viewed = "compile-views" in active_quirks() and torch.is_grad_enabled()
         return tuple(map(_again, outputs)) if viewed else outputs
 
     return run
+
+
+def _differentiate(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Run the backward pass of a program, for the error that it may raise."""
+    made = [output for output in outputs if output.requires_grad]
+    weights = [x for x in inputs if x.requires_grad]
+    if made and torch.is_grad_enabled():
+        ones = [torch.ones_like(output) for output in made]
+        torch.autograd.grad(made, weights, ones, retain_graph=True, allow_unused=True)
 
 
 def _again(output: torch.Tensor) -> torch.Tensor:

@@ -245,11 +245,18 @@ def _weight_norm_backward(
     return made
 
 
+def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
+    """Leave out tensors of the shape [0], and with them what they have a part in: the dtype."""
+    some = [x for x in tensors if tuple(x.shape) != (0,)]
+    return torch.cat(some, dim) if 1 < len(some) < len(tensors) else None
+
+
 _COMPOSITE = frozenset(
     getattr(_aten, name).default
     for name in ("_weight_norm", "group_norm", "max_pool2d", "max_pool3d")
 )
 _LOWERINGS: Mapping[Any, _Lowering] = {
+    _aten.cat.default: _Lowering("compile-cat-empty", _cat),
     _aten.erf.default: _Lowering("compile-erf", _erf),
     _aten.erf_.default: _Lowering("compile-erf", _erf_),
     _aten.erf.out: _Lowering("compile-erf", _erf_out),

@@ -15,7 +15,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement
+from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement, TensorSpec
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -133,16 +133,6 @@ EXAMPLES: Mapping[str, Example] = {
         "neg",
         INDUCTOR,
     ),
-    "compile-cond-saved": Example(
-        case(
-            [x("x0"), x("w1", 2, 2)],
-            NEG,
-            call("linalg.cond.p_str", "w1", p="fro"),
-            contexts=(),
-            backward="none",
-        ),
-        "",
-    ),
     "compile-counted-constant": Example(
         case(
             [x("x0", 4)],
@@ -163,6 +153,31 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
         "neg",
+    ),
+    "compile-elided-casts": Example(
+        case(
+            [x("x0", 4, 64, dtype="bfloat16")],
+            call("div.scalar", "x0", 300.0),
+            call("amax", "v0", -1, True, to="v1"),
+            call("eq", "v0", "v1", to="v2"),
+            call("sum.dim", "v2", -1, to="v3"),
+            call("neg", "x0", to="v9"),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
+        ("v3", "v9"),
+    ),
+    "compile-full-overflow": Example(
+        case(
+            [x("x0", 2, dtype="float16")],
+            call("full_like", "x0", 65536.0),
+            contexts=(),
+            backward="none",
+        ),
+        "",
+        INDUCTOR,
     ),
     "compile-grid-sampler-fallback": Example(
         case(
@@ -232,16 +247,6 @@ EXAMPLES: Mapping[str, Example] = {
             call("add", "b2", "w3", form="inplace", to="v1"),
         ),
         "add",
-    ),
-    "compile-no-derivative": Example(
-        case(
-            [x("x0"), x("w1", 1, 1)],
-            NEG,
-            call("linalg.ldl_factor", "w1", to="v0 v1"),
-            contexts=(),
-            backward="none",
-        ),
-        "",
     ),
     "compile-norm-statistics": Example(
         case(
@@ -471,6 +476,28 @@ def test_what_a_later_stage_rounds_otherwise_is_not_explained_by_an_earlier_one(
     assert judged(example, (entry,)).outcome == "diverged"
     anywhere = msgspec.structs.replace(entry, stage="")
     assert judged(example, (anywhere,)).outcome == "known"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        ([x("w0", 2, 2)], [call("linalg.cond.p_str", "w0", p="fro")]),
+        (
+            [x("w0", 3), x("x1", 1)],
+            [
+                call("aminmax", "w0", dim=0, keepdim=True, to="v0 v1"),
+                call("mul", "v0", "x1", form="inplace", to="v2"),
+            ],
+        ),
+    ],
+    ids=["kernel", "program"],
+)
+def test_the_error_of_a_backward_pass_is_explained_where_none_is_run(
+    inputs: list[TensorSpec], body: list[Statement]
+) -> None:
+    example = Example(case(inputs, *body, contexts=(), backward="none"), "")
+    assert judged(example, shipped()).known == "compile-traced-backward"
+    assert judged(example, [k for k in shipped() if not k.quirk]).outcome == "diverged"
 
 
 def test_a_cumsum_that_is_wrong_without_the_pass_too_is_not_explained() -> None:

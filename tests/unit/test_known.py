@@ -85,6 +85,16 @@ EXAMPLES: Mapping[str, Example] = {
             under(Autocast(enabled=False), call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1")),
         ),
     ),
+    "compile-cat-empty": Example(
+        "compile[aot_eager_decomp_partition]",
+        case(
+            [x("x0", 2), x("x1", 0, dtype="float64")],
+            NEG,
+            call("cat", ["x0", "x0", "x1"], 0),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-erf": Example(
         INDUCTOR,
         case(
@@ -177,6 +187,16 @@ EXAMPLES: Mapping[str, Example] = {
             NEG,
             call("remainder.scalar", "x1", 300.0),
             call("remainder.scalar", "x0", 300.0, to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
+    "compile-traced-backward": Example(
+        "compile[aot_eager]",
+        case(
+            [x("x0"), x("w1", 1, 1)],
+            NEG,
+            call("linalg.ldl_factor", "w1", to="v0 v1"),
             contexts=(),
             backward="none",
         ),
