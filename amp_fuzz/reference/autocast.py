@@ -238,6 +238,7 @@ QUIRKS = (
     "compile-views",
     "compile-weight-cache",
     "compile-weight-norm",
+    "compile-zero-dim-loss",
     "custom-fwd-setup-context",
     "custom-op-body-off",
     "custom-op-weight-cache",

@@ -245,6 +245,62 @@ def _weight_norm_backward(
     return made
 
 
+def _one(loss: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """Return the loss of a sample, which a kernel answers without dimensions, in one dimension."""
+    return loss.reshape(1) if x.dim() < 2 and not loss.dim() else None
+
+
+def _multi_margin(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    p: float = 1,
+    margin: float = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor | None:
+    if reduction:
+        return None
+    return _one(_aten.multi_margin_loss(x, target, p, margin, weight, 0), x)
+
+
+def _multi_margin_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any
+) -> torch.Tensor | None:
+    if x.dim() > 1 or target.dim() or grad.shape != (1,):
+        return None
+    made: torch.Tensor = _aten.multi_margin_loss_backward(grad.reshape(()), x, target, *args)
+    return made
+
+
+def _multilabel_margin(
+    x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if reduction:
+        return None
+    loss, is_target = _aten.multilabel_margin_loss_forward(x, target, 0)
+    one = _one(loss, x)
+    return None if one is None else (one, is_target)
+
+
+def _multilabel_margin_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any
+) -> torch.Tensor | None:
+    if x.dim() > 1 or grad.shape != (1,):
+        return None
+    made: torch.Tensor = _aten.multilabel_margin_loss_backward(grad.reshape(()), x, target, *args)
+    return made
+
+
+def _out_of(function: Callable[..., Any]) -> Callable[..., torch.Tensor | None]:
+    """Return what writes the result into ``out=``, as a function without it."""
+
+    def out_variant(*args: Any, out: torch.Tensor) -> torch.Tensor | None:
+        made = function(*args)
+        return None if made is None else out.resize_(made.shape).copy_(made)
+
+    return out_variant
+
+
 def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
     """Leave out tensors of the shape [0], and with them what they have a part in: the dtype."""
     some = [x for x in tensors if tuple(x.shape) != (0,)]
@@ -253,7 +309,13 @@ def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
 
 _COMPOSITE = frozenset(
     getattr(_aten, name).default
-    for name in ("_weight_norm", "group_norm", "max_pool2d", "max_pool3d")
+    for name in (
+        "_weight_norm",
+        "group_norm",
+        "max_pool2d",
+        "max_pool3d",
+        "multilabel_margin_loss",
+    )
 )
 _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.cat.default: _Lowering("compile-cat-empty", _cat),
@@ -279,6 +341,17 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             ("remainder", "Scalar_out", _remainder_out),
         )
     },
+    _aten.multi_margin_loss.default: _Lowering("compile-zero-dim-loss", _multi_margin),
+    _aten.multi_margin_loss.out: _Lowering("compile-zero-dim-loss", _out_of(_multi_margin)),
+    _aten.multi_margin_loss_backward.default: _Lowering(
+        "compile-zero-dim-loss", _multi_margin_backward
+    ),
+    _aten.multilabel_margin_loss_forward.default: _Lowering(
+        "compile-zero-dim-loss", _multilabel_margin
+    ),
+    _aten.multilabel_margin_loss_backward.default: _Lowering(
+        "compile-zero-dim-loss", _multilabel_margin_backward
+    ),
     _aten._weight_norm_interface.default: _Lowering("compile-weight-norm", _weight_norm),
     _aten._weight_norm_interface_backward.default: _Lowering(
         "compile-weight-norm", _weight_norm_backward

@@ -226,6 +226,15 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-zero-dim-loss": Example(
+        "compile[aot_eager]",
+        case(
+            [x("x0", 3), x("x1", dtype="int64", domain="index", bound=3), x("x2", 2, 3)],
+            NEG,
+            call("multi_margin_loss", "x0", "x1", reduction="none"),
+            backward="none",
+        ),
+    ),
     "custom-fwd-setup-context": Example(
         "eager-cpu",
         case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="setup_context"),
