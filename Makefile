@@ -38,10 +38,10 @@ fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 	$(BIN)/amp-fuzz $(FUZZ_ARGS)
 
 test: $(STAMP)  ## run the tests, but the slow ones (TEST_ARGS="-k cache", JOBS=2)
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)
 
 test-all: $(STAMP)  ## run every test
-	$(BIN)/python -m pytest -n $(JOBS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TEST_ARGS)
 
 lint: $(STAMP)  ## check style and formatting
 	$(BIN)/ruff check .

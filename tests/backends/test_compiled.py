@@ -19,7 +19,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.program import Autocast, InferenceMode
 from amp_fuzz.reference import lowered, quirks
 from amp_fuzz.repro import repro
@@ -256,13 +256,21 @@ def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:
 # -- repros --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", [{}, {"entry": "decorator"}, {"backward": "inside"}], ids=str)
-def test_a_repro_compiles_as_the_backend_does(plan: dict[str, Any], tmp_path: Any) -> None:
-    example = case(INPUTS, *BODY, **plan)
-    for kind, where in (("value", "v1"), ("grad-value", "w1.grad"), ("dtype", "v0")):
-        text = repro(example, AOT, Divergence(kind, where, "", ""))  # type: ignore[arg-type]
-        assert 'backend="aot_eager"' in text
-        _runs(text, tmp_path, 0 if kind == "dtype" else 1)
+@pytest.mark.parametrize(
+    ("plan", "kind", "where"),
+    [
+        ({}, "value", "v1"),
+        ({"entry": "decorator"}, "dtype", "v0"),
+        ({"backward": "inside"}, "grad-value", "w1.grad"),
+    ],
+    ids=str,
+)
+def test_a_repro_compiles_as_the_backend_does(
+    plan: dict[str, Any], kind: Kind, where: str, tmp_path: Any
+) -> None:
+    text = repro(case(INPUTS, *BODY, **plan), AOT, Divergence(kind, where, "", ""))
+    assert 'backend="aot_eager"' in text
+    _runs(text, tmp_path, 0 if kind == "dtype" else 1)
 
 
 def _runs(text: str, folder: Any, wrong: int = 1) -> None:
