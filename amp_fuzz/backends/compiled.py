@@ -28,7 +28,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, threading
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan
-from amp_fuzz.harness import Observation
+from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import (
     Autocast,
@@ -257,18 +257,25 @@ class CompileBackend(TorchBackend):
         runtime = TorchBackend.reference(self).runtime
         if self.rung == "eager":
             return ReferenceRuntime(runtime)
-        traced = dataclasses.replace(
-            runtime, driver=_traced, scope=lowered, thread=threading(lowered)
-        )
-        return ReferenceRuntime(traced) if self.told else _UntoldReference(traced)
-
-
-def _traced(names: Mapping[str, Any]) -> dict[str, Any]:
-    return {"program": aot.traced(names["program"])}
+        runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
+        return _TracedReference(runtime) if self.told else _UntoldReference(runtime)
 
 
 @dataclass(frozen=True, slots=True)
-class _UntoldReference(ReferenceRuntime):
+class _TracedReference(ReferenceRuntime):
+    """The reference; under quirks, the program does what AOTAutograd makes of it."""
+
+    def of(self, case: Case) -> Runtime:
+        backward = case.plan.backward != "none"
+
+        def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+            return {"program": aot.traced(names["program"], backward=backward)}
+
+        return dataclasses.replace(self.runtime, driver=driver)
+
+
+@dataclass(frozen=True, slots=True)
+class _UntoldReference(_TracedReference):
     """The reference; under the quirk, every backward pass stands where the forward stood."""
 
     def meant(self, case: Case) -> Case:

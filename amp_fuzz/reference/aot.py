@@ -143,8 +143,11 @@ QUIRKS: dict[str, Callable[[], Any]] = {
 """The quirks for which a program runs in a context, and that context."""
 
 
-def traced(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a program that runs as a graph of AOTAutograd does, in what the quirks ask for."""
+def traced(program: Callable[..., Any], *, backward: bool = True) -> Callable[..., Any]:
+    """Return a program that runs as a graph of AOTAutograd does, in what the quirks ask for.
+
+    backward: whether a backward pass follows; else one is traced all the same.
+    """
 
     def run(*inputs: torch.Tensor) -> Any:
         with ExitStack() as stack:
@@ -153,7 +156,7 @@ def traced(program: Callable[..., Any]) -> Callable[..., Any]:
             outputs = program(*inputs)
             forgotten = entered.get("compile-functions", {})
             outputs = tuple(forgotten.get(id(o), o) for o in outputs)
-            if "compile-traced-backward" in active_quirks():
+            if "compile-traced-backward" in active_quirks() and not backward:
                 _differentiate(inputs, outputs)
         viewed = "compile-views" in active_quirks() and torch.is_grad_enabled()
         return tuple(map(_again, outputs)) if viewed else outputs

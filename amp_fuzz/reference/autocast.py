@@ -232,6 +232,7 @@ QUIRKS = (
     "compile-kernels",
     "compile-matrix-rank",
     "compile-max-pool-indices",
+    "compile-norm-statistics",
     "compile-out",
     "compile-remainder",
     "compile-traced-backward",

@@ -154,6 +154,30 @@ def _group_norm_backward(
     return dx, dweight, dbias
 
 
+def _layer_norm(
+    x: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Answer the statistics in the dtype of x, though the weights have another."""
+    made, mean, rstd = _aten.native_layer_norm(x, *args)
+    return (made, mean.to(x.dtype), rstd.to(x.dtype)) if x.dtype in _16_BIT else None
+
+
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Any,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *args: Any,
+) -> Any:
+    """Take these statistics, which the kernel wants in the dtype of the weights."""
+    if weight is None or weight.dtype == mean.dtype:
+        return None
+    mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
+    return _aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, *args)
+
+
 def _hardsigmoid_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
     """Divide by 6 in float64, where the kernel multiplies by 1/6 of float32."""
     if x.dtype != torch.float64:
@@ -325,6 +349,10 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.fractional_max_pool3d.default: _Lowering("compile-fractional-pool", _fractional_pool),
     _aten.native_group_norm.default: _Lowering("compile-group-norm", _group_norm),
     _aten.native_group_norm_backward.default: _Lowering("compile-group-norm", _group_norm_backward),
+    _aten.native_layer_norm.default: _Lowering("compile-norm-statistics", _layer_norm),
+    _aten.native_layer_norm_backward.default: _Lowering(
+        "compile-norm-statistics", _layer_norm_backward
+    ),
     _aten.hardsigmoid_backward.default: _Lowering("compile-hardsigmoid", _hardsigmoid_backward),
     _aten.adaptive_max_pool2d.default: _Lowering("compile-max-pool-indices", _adaptive_max_pool),
     _aten.max_pool2d_with_indices.default: _Lowering("compile-max-pool-indices", _max_pool),

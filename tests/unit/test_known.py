@@ -171,6 +171,16 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-norm-statistics": Example(
+        "compile[aot_eager_decomp_partition]",
+        case(
+            [x("x0", 2, 3, dtype="bfloat16"), x("w1", 3), x("w2", 3)],
+            NEG,
+            call("native_layer_norm", "x0", [3], "w1", "w2", 1e-5, to="v0 v1 v2"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-out": Example(
         AOT,
         case(
