@@ -481,11 +481,14 @@ def _complaints(seen: Observation) -> set[str]:
 
 
 _DTYPES = {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"}
-_SPELLED = re.compile(rf"\b(?:torch\.|c10::)?({'|'.join([*_DTYPES, *_DTYPES.values()])})\b")
+_NAMES = "|".join([*_DTYPES, *_DTYPES.values()])
+_SPELLED = re.compile(rf"\b(?:torch\.|c10::|CPU)?({_NAMES})(?:Tensor|Type)?\b")
+# What the CPU's convolutions say more than the fake one.
+_ASIDE = " or input should be a MKLDNN tensor and weight is a dense tensor"
 
 
 def _alike(text: str) -> str:
-    text = re.sub(r"^[\w.:]+: ", "", text).partition(" Hint: ")[0]
+    text = re.sub(r"^[\w.:]+: ", "", text).partition(" Hint: ")[0].removesuffix(_ASIDE)
     return _SPELLED.sub(lambda m: _DTYPES.get(m[1], m[1]), text)
 
 

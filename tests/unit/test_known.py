@@ -685,6 +685,11 @@ def test_errors_are_compared_without_what_fake_kernels_say_otherwise() -> None:
     assert eager == _complaints(_said(fake))
     assert eager == _complaints(_said(f"while tracing\nRuntimeError: {fake}", "InductorError"))
     assert eager.isdisjoint(_complaints(_said(fake.replace("float16", "bfloat16"))))
+    said = "Input type (CPUBFloat16Type) and weight type (torch.HalfTensor) should be the same"
+    more = " or input should be a MKLDNN tensor and weight is a dense tensor"
+    fake = "Input type (torch.bfloat16) and weight type (torch.float16) should be the same"
+    assert _complaints(_said(said + more)) == _complaints(_said(fake))
+    assert _complaints(_said(said + more)) != _complaints(_said(fake.replace("bfloat", "float")))
     assert eager.isdisjoint(_complaints(_said(fake.replace("Low", "No"))))
     assert _complaints(Observation()) == set()
 
