@@ -154,12 +154,16 @@ def _group_norm_backward(
     return dx, dweight, dbias
 
 
-def _layer_norm(
-    x: torch.Tensor, *args: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Answer the statistics in the dtype of x, though the weights have another."""
-    made, mean, rstd = _aten.native_layer_norm(x, *args)
-    return (made, mean.to(x.dtype), rstd.to(x.dtype)) if x.dtype in _16_BIT else None
+def _rounding_statistics(op: Any) -> Callable[..., Any]:
+    """Return what answers a norm's statistics in the dtype of x, though the weights' is another."""
+
+    def norm(x: torch.Tensor, *args: Any) -> Any:
+        if x.dtype not in _16_BIT:
+            return None
+        made, mean, rstd = op(x, *args)
+        return made, mean.to(x.dtype), rstd.to(x.dtype)
+
+    return norm
 
 
 def _layer_norm_backward(
@@ -176,6 +180,25 @@ def _layer_norm_backward(
         return None
     mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
     return _aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, *args)
+
+
+def _batch_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    saved_mean: torch.Tensor | None,
+    saved_rstd: torch.Tensor | None,
+    *args: Any,
+) -> Any:
+    """Take these statistics, likewise."""
+    if weight is None or saved_mean is None or saved_rstd is None:
+        return None
+    if weight.dtype == saved_mean.dtype:
+        return None
+    saved = saved_mean.to(weight.dtype), saved_rstd.to(weight.dtype)
+    return _aten.native_batch_norm_backward(grad, x, weight, mean, variance, *saved, *args)
 
 
 def _hardsigmoid_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
@@ -349,7 +372,18 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.fractional_max_pool3d.default: _Lowering("compile-fractional-pool", _fractional_pool),
     _aten.native_group_norm.default: _Lowering("compile-group-norm", _group_norm),
     _aten.native_group_norm_backward.default: _Lowering("compile-group-norm", _group_norm_backward),
-    _aten.native_layer_norm.default: _Lowering("compile-norm-statistics", _layer_norm),
+    **{
+        op: _Lowering("compile-norm-statistics", _rounding_statistics(op))
+        for op in (
+            _aten.native_layer_norm.default,
+            _aten.native_batch_norm.default,
+            _aten._native_batch_norm_legit.default,
+            _aten._native_batch_norm_legit.no_stats,
+        )
+    },
+    _aten.native_batch_norm_backward.default: _Lowering(
+        "compile-norm-statistics", _batch_norm_backward
+    ),
     _aten.native_layer_norm_backward.default: _Lowering(
         "compile-norm-statistics", _layer_norm_backward
     ),
