@@ -35,6 +35,7 @@ from amp_fuzz.program import (
     Region,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
+from amp_fuzz.reference.formulas import scripted
 from amp_fuzz.reference.torchscript import Ambient, inline, shown_casts, write_casts
 from amp_fuzz.source import program_source
 
@@ -213,11 +214,24 @@ class _ImitatingReference(ReferenceRuntime):
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
         if self.follows():
-            return self.runtime
+            return replace(self.runtime, driver=lambda names: self.plain(case, names))
         return replace(
             self.runtime,
             driver=lambda names: _driver(case, names, _Imitated(self.backend, case, names)),
         )
+
+
+    def plain(self, case: Case, names: Names) -> dict[str, Any]:
+        """Return the program as the driver calls it; a frozen module's weights need no grad."""
+        program = scripted(names["program"])
+        weights = numbers(case, "weight") if self.backend.freeze else ()
+        if not weights:
+            return {"program": program}
+
+        def frozen(*inputs: torch.Tensor) -> Any:
+            return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
+
+        return {"program": frozen}
 
 
 def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:

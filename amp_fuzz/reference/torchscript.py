@@ -90,9 +90,11 @@ def write_casts(
     writer = _Writer(graph, current)
     if ambient:
         # Functions that the program calls are graphs of their own: they get theirs before they are
-        # inlined, from what is on around the program, not around the call.
+        # inlined, from what is on around the program, not around the call. What they are given for
+        # an optional parameter is no tensor there, but an optional one: it is not cast.
         for node in [n for n in _nodes(graph) if any(v.unique() in called for v in n.outputs())]:
-            writer.node(node, ambient)
+            given = {i for i in _optional(node) if node.inputsAt(i).unique() not in called}
+            writer.node(node, ambient, given)
     if ambient or any(_is_context(node) for node in _nodes(graph)):
         writer.block(graph, ambient)
 
@@ -168,7 +170,8 @@ class _Writer:
         chosen = self.current[device] if dtype is None else _BY_NUMBER[dtype]
         return replace(outer, **{device: chosen if given["_enabled"] else None})
 
-    def node(self, node: Any, state: Ambient) -> None:
+    def node(self, node: Any, state: Ambient, left: Container[int] = ()) -> None:
+        """Cast the arguments of a node as its policy says, but for some, by their number."""
         name = str(node.kind()).removeprefix("aten::")
         policy = self.policies.get(name)
         if policy is None or not node.kind().startswith("aten::"):
@@ -178,19 +181,21 @@ class _Writer:
         if _writes(node):
             return
         if policy == "lower_precision_fp":
-            self.cast(node, REDUCED, state)
+            self.cast(node, REDUCED, state, left)
         elif policy == "fp32_set_opt_dtype":
             if not _has_dtype(node):
-                self.cast(node, FULL, state)
+                self.cast(node, FULL, state, left)
         elif policy == "fp32" or any(_may_be_float32(v) for v in node.inputs()):
-            self.cast(node, FULL, state)
+            self.cast(node, FULL, state, left)
 
-    def cast(self, node: Any, kind: str, state: Ambient) -> None:
+    def cast(self, node: Any, kind: str, state: Ambient, left: Container[int]) -> None:
         """Cast each tensor argument; one value that stands twice is cast once."""
         dtypes = [getattr(state, device) for device in _DEVICES]
         casts: dict[int, Any] = {}
         for i, value in enumerate(list(node.inputs())):
             if not isinstance(value.type(), torch._C.TensorType) or value.node().kind() == kind:
+                continue
+            if i in left:
                 continue
             if value.unique() not in casts:
                 arguments = [value, *(self.constant(node, d is not None) for d in dtypes)]
@@ -214,6 +219,14 @@ class _Writer:
 def _writes(node: Any) -> bool:
     schema = torch._C.parse_schema(node.schema())
     return bool(schema.is_mutable)
+
+
+def _optional(node: Any) -> list[int]:
+    """Return which arguments of a node are optional tensors, by the schema."""
+    if not node.kind().startswith("aten::"):
+        return []
+    arguments = torch._C.parse_schema(node.schema()).arguments
+    return [i for i, a in enumerate(arguments) if isinstance(a.type, torch._C.OptionalType)]
 
 
 def _has_dtype(node: Any) -> bool:
