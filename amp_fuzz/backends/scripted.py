@@ -52,7 +52,7 @@ Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
 QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
 CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
-_QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK, FALLBACK_QUIRK}
+_QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
 
 # A scripted function cannot make a module, and torch refuses to trace one that is called with
@@ -369,7 +369,7 @@ class _Imitated(_Scripted):
             key = snapshot().contexts
             if key not in self.functions:
                 self.functions[key] = self.lowered(inputs)
-            if FALLBACK_QUIRK in active_quirks():
+            if {QUIRK, FALLBACK_QUIRK} <= active_quirks():
                 return self.falling_back(key, inputs)(*inputs)
             return self.functions[key](*inputs)
 
