@@ -39,6 +39,23 @@ class _Masked(torch.autograd.Function):
         return grads[0] * mask, None, None
 
 
+class _Where(torch.autograd.Function):
+    """A selection whose gradients are multiplied by the condition, and by what it is not."""
+
+    @staticmethod
+    def forward(ctx: Any, condition: Tensor, x: Tensor, y: Tensor, result: Tensor) -> Tensor:
+        ctx.save_for_backward(condition)
+        ctx.shapes = x.shape, y.shape
+        return result.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (condition,), (grad, *_) = ctx.saved_tensors, grads
+        of_x, of_y = (grad * mask.to(grad.dtype) for mask in (condition, ~condition))
+        of_x, of_y = (g.sum_to_size(s) for g, s in zip((of_x, of_y), ctx.shapes, strict=True))
+        return None, of_x, of_y, None
+
+
 class _Addcmul(torch.autograd.Function):
     """``x + value * a * b``, whose gradient is scaled before it is multiplied."""
 
@@ -101,6 +118,23 @@ def _clamp(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return clamp
 
 
+def _where(honest: Callable[..., Any]) -> Callable[..., Any]:
+    def where(condition: Tensor, *given: Any, **named: Any) -> Any:
+        tensors = len(given) == 2 and all(isinstance(v, Tensor) for v in given)
+        if named or not tensors or not any(map(_trains, given)):
+            return honest(condition, *given, **named)
+        with torch.no_grad():
+            result = honest(condition, *given)
+        return _Where.apply(condition, *given, result)
+
+    return where
+
+
+def _where_method(honest: Callable[..., Any]) -> Callable[..., Any]:
+    function = _where(torch.where)
+    return lambda x, condition, y: function(condition, x, y)
+
+
 def _bounds(min: Any = None, max: Any = None) -> tuple[Any, Any]:
     return min, max
 
@@ -141,6 +175,8 @@ _FORMULAS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (Tensor, "relu", _relu),
     (torch, "clamp", _clamp),
     (Tensor, "clamp", _clamp),
+    (Tensor, "where", _where_method),
+    (torch, "where", _where),
     (torch, "addcmul", _addcmul),
     (Tensor, "addcmul", _addcmul),
     (torch, "div", _div),
