@@ -334,13 +334,13 @@ class Judge:
             skipped |= tainted(case, found.where)
 
     def _sound(self, case: Case, entries: Iterable[Known], ids: Sequence[str]) -> str:
-        """Return the ids that explain a case, or "" if it may not differ without autocast, but does.
+        """Return the ids that explain a case, or "" if it may not differ without autocast.
 
         What is known there as no fault of autocast may differ: its ids are added.
         """
-        found = None
-        if any(entry.bare == "agrees" for entry in entries):
-            plain, found = self.bare(case)
+        if not any(entry.bare == "agrees" for entry in entries):
+            return "+".join(ids)
+        plain, found = self.bare(case)
         if found is None:
             return "+".join(ids)
         expected, observed = self.backend.reference().run(plain), self._run(plain)

@@ -78,7 +78,7 @@ def _without_inference_traces() -> Iterator[None]:
         with torch.inference_mode(False):
             return honest(*args, **options)
 
-    torch.jit.trace = trace  # type: ignore[assignment]
+    torch.jit.trace = trace
     try:
         yield
     finally:

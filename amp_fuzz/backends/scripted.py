@@ -228,7 +228,6 @@ class _ImitatingReference(ReferenceRuntime):
             driver=lambda names: _driver(case, names, _Imitated(self.backend, case, names)),
         )
 
-
     def plain(self, case: Case, names: Names) -> dict[str, Any]:
         """Return the program as the driver calls it; a frozen module's weights need no grad."""
         program = scripted(names["program"])
@@ -383,7 +382,7 @@ class _Imitated(_Scripted):
         written = numbers(self.case, "buffer")
         self.probes[key](*(x.clone() if i in written else x for i, x in enumerate(inputs)))
         torch.set_rng_state(random)
-        optimised = torch.jit.last_executed_optimized_graph()  # type: ignore[no-untyped-call]
+        optimised = torch._C._last_executed_optimized_graph()
         names = fallen(optimised, [x.requires_grad for x in inputs], torch.is_grad_enabled())
         if not names:
             return self.functions[key]

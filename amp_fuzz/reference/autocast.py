@@ -302,8 +302,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         which ask so take their fast path under the autocast of any other device.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
-    torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is given
-        what does, is cast once more; an addmm there is a product, and a sum in float32.
+    torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
+        given what does, is cast once more; an addmm there is a product, and a sum in float32.
     torchscript-formulas: the gradients of relu, clamp, where, addcmul and div are computed as
         TorchScript does, without autocast too (`amp_fuzz.reference.formulas`).
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of

@@ -89,13 +89,12 @@ class _Divided(torch.autograd.Function):
 
 
 def _relu(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def relu(input: Tensor, inplace: bool = False) -> Tensor:
-        if inplace or not _trains(input):
-            return honest(input, inplace) if inplace else honest(input)
+    def relu(x: Tensor, /, inplace: bool = False) -> Tensor:
+        if inplace or not _trains(x):
+            return honest(x, inplace) if inplace else honest(x)
         with torch.no_grad():
-            result = honest(input)
-        made: Tensor = _Masked.apply(input, result, result > 0)
-        return made
+            result = honest(x)
+        return _apply(_Masked, x, result, result > 0)
 
     return relu
 
@@ -103,17 +102,17 @@ def _relu(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _clamp(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Give the bounds no gradient."""
 
-    def clamp(input: Tensor, *given: Any, **named: Any) -> Tensor:
-        if "out" in named or not any(map(_trains, (input, *given, *named.values()))):
-            return honest(input, *given, **named)
+    def clamp(x: Tensor, /, *given: Any, **named: Any) -> Tensor:
+        if "out" in named or not any(map(_trains, (x, *given, *named.values()))):
+            return honest(x, *given, **named)
+        bounds = dict(zip(("min", "max"), given, strict=False)) | named
+        low, high = bounds.get("min"), bounds.get("max")
         with torch.no_grad():
-            result = honest(input, *given, **named)
-            low, high = _bounds(*given, **named)
+            result = honest(x, *given, **named)
             mask = torch.ones_like(result, dtype=torch.bool)
-            mask = mask if low is None else mask & (input >= low)
-            mask = mask if high is None else mask & (input <= high)
-        made: Tensor = _Masked.apply(input.expand_as(result), result, mask)
-        return made
+            mask = mask if low is None else mask & (x >= low)
+            mask = mask if high is None else mask & (x <= high)
+        return _apply(_Masked, x.expand_as(result), result, mask)
 
     return clamp
 
@@ -125,7 +124,7 @@ def _where(honest: Callable[..., Any]) -> Callable[..., Any]:
             return honest(condition, *given, **named)
         with torch.no_grad():
             result = honest(condition, *given)
-        return _Where.apply(condition, *given, result)
+        return _apply(_Where, condition, *given, result)
 
     return where
 
@@ -135,18 +134,13 @@ def _where_method(honest: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, condition, y: function(condition, x, y)
 
 
-def _bounds(min: Any = None, max: Any = None) -> tuple[Any, Any]:
-    return min, max
-
-
 def _addcmul(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def addcmul(input: Tensor, a: Tensor, b: Tensor, *, value: Number = 1, **named: Any) -> Tensor:
-        if named or not any(map(_trains, (input, a, b))):
-            return honest(input, a, b, value=value, **named)
+    def addcmul(x: Tensor, /, a: Tensor, b: Tensor, *, value: Number = 1, **out: Any) -> Tensor:
+        if out or not any(map(_trains, (x, a, b))):
+            return honest(x, a, b, value=value, **out)
         with torch.no_grad():
-            result = honest(input, a, b, value=value)
-        made: Tensor = _Addcmul.apply(input, a, b, result, value)
-        return made
+            result = honest(x, a, b, value=value)
+        return _apply(_Addcmul, x, a, b, result, value)
 
     return addcmul
 
@@ -158,10 +152,14 @@ def _div(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return honest(x, y, **named)
         with torch.no_grad():
             result = honest(x, y)
-        made: Tensor = _Divided.apply(x, y, result)
-        return made
+        return _apply(_Divided, x, y, result)
 
     return div
+
+
+def _apply(function: type[torch.autograd.Function], *given: Any) -> Tensor:
+    made: Tensor = function.apply(*given)
+    return made
 
 
 def _trains(value: Any) -> bool:

@@ -117,8 +117,8 @@ def write_casts_again(graph: Any, ambient: Ambient, names: Container[str]) -> No
 def fallen(graph: Any, given: Sequence[bool], grad: bool) -> frozenset[str]:
     """Return the names of values that an optimised graph leaves to its fallback functions.
 
-    given: which of the inputs require grad. grad: whether grad mode is on around the graph. Parts of
-    a graph are optimised for what required grad when it was profiled, where a ``no_grad`` region
+    given: which of the inputs require grad. grad: whether grad mode is on around the graph. Parts
+    of a graph are optimised for what required grad when it was profiled, where a ``no_grad`` region
     says that nothing does; when they are to run with what does, a fallback function runs instead.
     """
     inputs = zip(graph.inputs(), given, strict=True)

@@ -123,7 +123,10 @@ def test_a_norm_that_gets_a_gradient_of_another_dtype_is_known_by_its_error() ->
     inputs, norm, _ = NORM
     assert judge(SCRIPT, case(inputs, norm, contexts=())).outcome == "agreed"
     told = "raise", ["batch_norm"], "if starts: torch.autograd.backward(starts, cotangents)"
-    said = {"expected": "no error", "observed": "RuntimeError: expected scalar type Half but found Float"}
+    said = {
+        "expected": "no error",
+        "observed": "RuntimeError: expected scalar type Half but found Float",
+    }
     entry = shipped_entry("torchscript-norm-dtypes")
     assert entry.explains(*told, **said)
     assert not entry.explains("raise", ["mm"], told[2], **said)
@@ -144,7 +147,9 @@ def test_formulas_that_are_wrong_beside_the_pass_are_both_named() -> None:
     """The gradient of a square root at 0 is masked by a relu before it."""
     body = call("relu", "w1"), call("pow.Tensor_Scalar", "v0", 0.5, to="v1")
     example = case([x("x0", 4, dtype="bfloat16"), x("w1", 8)], *body, call("exp", "x0", to="v2"))
-    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-autodiff+torchscript-formulas"
+    assert (
+        judge(SCRIPT, example).known == "torchscript-pass+torchscript-autodiff+torchscript-formulas"
+    )
 
 
 @pytest.mark.parametrize("op", ["relu", "clamp", "where", "addcmul", "div"])
