@@ -119,7 +119,7 @@ NORM = (
 def test_a_norm_that_gets_a_gradient_of_another_dtype_is_known_by_its_error() -> None:
     example = case(*NORM, contexts=())
     verdict = judge(SCRIPT, example)
-    assert verdict.known == "torchscript-norm-dtypes"
+    assert verdict.known == "torchscript-mixed-gradients"
     inputs, norm, _ = NORM
     assert judge(SCRIPT, case(inputs, norm, contexts=())).outcome == "agreed"
     told = "raise", ["batch_norm"], "if starts: torch.autograd.backward(starts, cotangents)"
@@ -127,11 +127,21 @@ def test_a_norm_that_gets_a_gradient_of_another_dtype_is_known_by_its_error() ->
         "expected": "no error",
         "observed": "RuntimeError: expected scalar type Half but found Float",
     }
-    entry = shipped_entry("torchscript-norm-dtypes")
+    entry = shipped_entry("torchscript-mixed-gradients")
     assert entry.explains(*told, **said)
-    assert not entry.explains("raise", ["mm"], told[2], **said)
+    assert not entry.explains("raise", ["mul"], told[2], **said)
     assert not entry.explains(*told[:2], "outputs = program(x0)", **said)
     assert not entry.explains(*told, **{**said, "observed": "RuntimeError: shape mismatch"})
+
+
+def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known() -> None:
+    inputs = [x("w0", 2, 2, dtype="float16"), x("w1", 2, 2, dtype="float16"), x("x2", 2, 2)]
+    square = call("mul", "w0", "w1")
+    for first in (call("mm", "w0", "w1", to="v1"), call("softmax", "v0", 0, to="v1")):
+        body = square, first, call("mul", "v1", "x2", to="v2")
+        assert (
+            judge(SCRIPT, case(inputs, *body, contexts=())).known == "torchscript-mixed-gradients"
+        )
 
 
 def test_a_second_backward_pass_of_a_norm_under_autocast_is_known_by_its_error() -> None:
