@@ -278,14 +278,14 @@ class Judge:
 
         for entry in quirky:
             if (ids_ := explained([entry])) is not None:
-                return "+".join(ids_) if self._sound(case, [entry]) else ""
+                return self._sound(case, [entry], ids_)
         if len(quirky) < 2 or (ids_ := explained(quirky)) is None:
             return ""
         for entry in tuple(quirky):  # several at once: those without which it is not explained
             fewer = [k for k in quirky if k is not entry]
             if (without := explained(fewer)) is not None:
                 quirky, ids_ = fewer, without
-        return "+".join(ids_) if self._sound(case, quirky) else ""
+        return self._sound(case, quirky, ids_)
 
     def agrees_with(
         self, case: Case, observed: Observation, policies: Mapping[str, Policy | None]
@@ -333,18 +333,20 @@ class Judge:
                 observed = Observation(raised=raised, leaked=observed.leaked)
             skipped |= tainted(case, found.where)
 
-    def _sound(self, case: Case, entries: Iterable[Known]) -> bool:
-        """Return whether the case agrees without autocast, if an entry asks for that.
+    def _sound(self, case: Case, entries: Iterable[Known], ids: Sequence[str]) -> str:
+        """Return the ids that explain a case, or "" if it may not differ without autocast.
 
-        What is listed there as no fault of autocast may differ.
+        What is known there as no fault of autocast may differ: its ids are added.
         """
         if not any(entry.bare == "agrees" for entry in entries):
-            return True
+            return "+".join(ids)
         plain, found = self.bare(case)
         if found is None:
-            return True
+            return "+".join(ids)
         expected, observed = self.backend.reference().run(plain), self._run(plain)
-        return self._remaining(plain, expected, observed)[0] is None
+        others = [entry for entry in self.known if entry.bare != "agrees"]
+        more = replace(self, known=others).explain(plain, found, expected, observed)
+        return "+".join(dict.fromkeys([*ids, *more.split("+")])) if more else ""
 
     def bare(self, case: Case) -> tuple[Case, Divergence | None]:
         """Return the case without autocast, and its divergence, if there is one.

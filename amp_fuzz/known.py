@@ -57,7 +57,14 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = "*"
     expected: str = ""
     observed: str = ""
-    without: Literal["", "mkldnn", "mutations-in-graphs", "counted-constants", "elided-casts"] = ""
+    without: Literal[
+        "",
+        "mkldnn",
+        "mutations-in-graphs",
+        "counted-constants",
+        "elided-casts",
+        "inference-traces",
+    ] = ""
     stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""
     bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)

@@ -68,10 +68,28 @@ def _without_elided_casts() -> Iterator[None]:
         module.compile_fx = honest
 
 
+@contextmanager
+def _without_inference_traces() -> Iterator[None]:
+    import torch
+
+    honest: Any = torch.jit.trace
+
+    def trace(*args: Any, **options: Any) -> Any:
+        with torch.inference_mode(False):
+            return honest(*args, **options)
+
+    torch.jit.trace = trace
+    try:
+        yield
+    finally:
+        torch.jit.trace = honest
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
     "counted-constants": _without_counted_constants,
     "elided-casts": _without_elided_casts,
+    "inference-traces": _without_inference_traces,
 }
 """How to run torch without what a known entry blames."""

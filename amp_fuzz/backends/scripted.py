@@ -35,7 +35,15 @@ from amp_fuzz.program import (
     Region,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
-from amp_fuzz.reference.torchscript import Ambient, inline, shown_casts, write_casts
+from amp_fuzz.reference.formulas import scripted
+from amp_fuzz.reference.torchscript import (
+    Ambient,
+    fallen,
+    inline,
+    shown_casts,
+    write_casts,
+    write_casts_again,
+)
 from amp_fuzz.source import program_source
 
 __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
@@ -43,8 +51,9 @@ __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
 Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
 QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
-CACHE_QUIRK = "trace-weight-cache"
+CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
 _QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
+PROBED = 3  # calls until a graph is optimised
 
 # A scripted function cannot make a module, and torch refuses to trace one that is called with
 # weights which are not its own.
@@ -213,11 +222,23 @@ class _ImitatingReference(ReferenceRuntime):
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
         if self.follows():
-            return self.runtime
+            return replace(self.runtime, driver=lambda names: self.plain(case, names))
         return replace(
             self.runtime,
             driver=lambda names: _driver(case, names, _Imitated(self.backend, case, names)),
         )
+
+    def plain(self, case: Case, names: Names) -> dict[str, Any]:
+        """Return the program as the driver calls it; a frozen module's weights need no grad."""
+        program = scripted(names["program"])
+        weights = numbers(case, "weight") if self.backend.freeze else ()
+        if not weights:
+            return {"program": program}
+
+        def frozen(*inputs: torch.Tensor) -> Any:
+            return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
+
+        return {"program": frozen}
 
 
 def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
@@ -337,7 +358,9 @@ class _Imitated(_Scripted):
         # From the third call on, gradients come from TorchScript's own formulas.
         self.calls = backend.calls if AUTODIFF_QUIRK in active_quirks() else 1
         self.function: Any = None
-        self.functions: dict[tuple[object, ...], Any] = {}
+        self.functions: dict[object, Any] = {}
+        self.graphs: dict[object, Any] = {}
+        self.probes: dict[object, Any] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         grad = torch.is_grad_enabled() and not self.backend.freeze
@@ -345,11 +368,34 @@ class _Imitated(_Scripted):
             key = snapshot().contexts
             if key not in self.functions:
                 self.functions[key] = self.lowered(inputs)
+            if {QUIRK, FALLBACK_QUIRK} <= active_quirks():
+                return self.falling_back(key, inputs)(*inputs)
             return self.functions[key](*inputs)
 
     def calling(self, opaque: Any) -> Any:
         """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
         return opaque
+
+    def falling_back(self, key: object, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the program with the casts of the fallback functions that run for these inputs."""
+        random = torch.get_rng_state()
+        written = numbers(self.case, "buffer")
+        self.probes[key](*(x.clone() if i in written else x for i, x in enumerate(inputs)))
+        torch.set_rng_state(random)
+        optimised = torch._C._last_executed_optimized_graph()
+        names = fallen(optimised, [x.requires_grad for x in inputs], torch.is_grad_enabled())
+        if not names:
+            return self.functions[key]
+        if (key, names) not in self.functions:
+            graph = self.graphs[key].copy()
+            write_casts_again(graph, _ambient(), names)
+            self.functions[key, names] = self.optimised(graph, self.calls)
+        return self.functions[key, names]
+
+    def optimised(self, graph: Any, calls: int) -> Any:
+        """Return a graph as a function that is called so often."""
+        made = torch._C._create_function_from_graph("forward", graph)
+        return prelude.optimised(lambda _: made, numbers(self.case, "buffer"), calls)
 
     def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with our casts for the state around it."""
@@ -371,13 +417,18 @@ class _Imitated(_Scripted):
         called = inline(graph)
         for prepare in _BEFORE:
             prepare(graph)
-        states = snapshot("cuda").contexts
-        on = {device: dtype for device, dtype, enabled, *_ in states if enabled}
-        current = {device: dtype for device, dtype, *_ in states}
         if QUIRK in active_quirks():
-            write_casts(graph, Ambient(on.get("cpu"), on.get("cuda")), current, called)
-        made = torch._C._create_function_from_graph("forward", graph)
-        return prelude.optimised(lambda _: made, numbers(self.case, "buffer"), self.calls)
+            current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
+            write_casts(graph, _ambient(), current, called)
+        key = snapshot().contexts
+        self.graphs[key], self.probes[key] = graph, self.optimised(graph.copy(), PROBED)
+        return self.optimised(graph.copy(), self.calls)
+
+
+def _ambient() -> Ambient:
+    """Return which autocast of the reference is on."""
+    on = {device: dtype for device, dtype, enabled, *_ in snapshot("cuda").contexts if enabled}
+    return Ambient(on.get("cpu"), on.get("cuda"))
 
 
 # What TorchScript does to an inlined graph before its autocast pass.

@@ -249,7 +249,9 @@ QUIRKS = (
     "query-asks-cuda",
     "torchscript-autodiff",
     "torchscript-fallback",
+    "torchscript-formulas",
     "torchscript-pass",
+    "trace-grad-modes",
     "trace-weight-cache",
     "transform-before-autocast",
 )
@@ -300,10 +302,13 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         which ask so take their fast path under the autocast of any other device.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
-    torchscript-fallback: an addmm of a weight in a ``no_grad`` region is a product of what is cast,
-        and a sum in float32.
+    torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
+        given what does, is cast once more; an addmm there is a product, and a sum in float32.
+    torchscript-formulas: the gradients of relu, clamp, where, addcmul and div are computed as
+        TorchScript does, without autocast too (`amp_fuzz.reference.formulas`).
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
         the autocast around it (`amp_fuzz.reference.torchscript`).
+    trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.
     trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
         the trace.
     transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the

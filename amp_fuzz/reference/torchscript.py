@@ -10,7 +10,7 @@ scripted function goes on inside it, whatever the function says.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -21,10 +21,12 @@ import torch
 __all__ = [
     "Ambient",
     "ScriptPolicies",
+    "fallen",
     "inline",
     "load_policies",
     "shown_casts",
     "write_casts",
+    "write_casts_again",
 ]
 
 REDUCED = "aten::_autocast_to_reduced_precision"
@@ -90,11 +92,77 @@ def write_casts(
     writer = _Writer(graph, current)
     if ambient:
         # Functions that the program calls are graphs of their own: they get theirs before they are
-        # inlined, from what is on around the program, not around the call.
+        # inlined, from what is on around the program, not around the call. What they are given for
+        # an optional parameter is no tensor there, but an optional one: it is not cast.
         for node in [n for n in _nodes(graph) if any(v.unique() in called for v in n.outputs())]:
-            writer.node(node, ambient)
+            given = {i for i in _optional(node) if node.inputsAt(i).unique() not in called}
+            writer.node(node, ambient, given)
     if ambient or any(_is_context(node) for node in _nodes(graph)):
         writer.block(graph, ambient)
+
+
+def write_casts_again(graph: Any, ambient: Ambient, names: Container[str]) -> None:
+    """Write the casts of the pass once more for the values of some names, as it does in a fallback.
+
+    There it knows no dtypes, and no contexts but those around the program.
+    """
+    if not ambient:
+        return
+    writer = _Writer(graph, {}, blind=True)
+    for node in list(_nodes(graph)):
+        if any(name_of(value) in names for value in node.outputs()):
+            writer.node(node, ambient)
+
+
+def fallen(graph: Any, given: Sequence[bool], grad: bool) -> frozenset[str]:
+    """Return the names of values that an optimised graph leaves to its fallback functions.
+
+    given: which of the inputs require grad. grad: whether grad mode is on around the graph. Parts
+    of a graph are optimised for what required grad when it was profiled, where a ``no_grad`` region
+    says that nothing does; when they are to run with what does, a fallback function runs instead.
+    """
+    inputs = zip(graph.inputs(), given, strict=True)
+    trains = {value.unique(): requires for value, requires in inputs}
+    names: set[str] = set()
+    off = 0 if grad else 1
+    for node in graph.nodes():
+        if node.kind() in ("prim::Enter", "prim::Exit"):
+            if _class_of(node.input()).endswith(".no_grad"):
+                off += 1 if node.kind() == "prim::Enter" else -1
+        elif node.kind() == "prim::RequiresGradCheck":
+            checked = list(zip(node.inputs(), node.outputs(), strict=False))  # then its answer
+            for value, output in checked:
+                trains[output.unique()] = trains.get(value.unique(), False)
+            if any(trains[o.unique()] != o.requires_grad() for _, o in checked):
+                names |= _grouped(node)
+        else:
+            of = [v for n in (node, *_nodes_in(node)) for v in n.inputs()]
+            requires = not off and any(trains.get(v.unique(), False) for v in of)
+            trains |= {v.unique(): requires for v in node.outputs()}
+    return frozenset(names)
+
+
+def _nodes_in(node: Any) -> Iterator[Any]:
+    for inner in node.blocks():
+        yield from _nodes(inner)
+
+
+def _grouped(check: Any) -> set[str]:
+    """Return the names of the values that are made if a check of what requires grad succeeds."""
+    *_, answer = check.outputs()
+    graphs = (
+        node.g("Subgraph")
+        for use in answer.uses()
+        for node in _nodes_in(use.user)
+        if node.kind() == "prim::DifferentiableGraph"
+    )
+    return {name_of(v) for graph in graphs for n in _nodes(graph) for v in n.outputs()} - {""}
+
+
+def name_of(value: Any) -> str:
+    """Return the name that a program gives a value, or "" if it has none."""
+    name = str(value.debugName()).partition(".")[0]
+    return "" if name.isdigit() else name
 
 
 def shown_casts(graph: Any) -> Iterator[str]:
@@ -140,8 +208,13 @@ def _class_of(value: Any) -> str:
 
 
 class _Writer:
-    def __init__(self, graph: Any, current: Mapping[str, torch.dtype]) -> None:
+    """Writes casts. blind: no dtype of a value is known."""
+
+    def __init__(
+        self, graph: Any, current: Mapping[str, torch.dtype], *, blind: bool = False
+    ) -> None:
         self.graph, self.current, self.policies = graph, current, load_policies().of
+        self.blind = blind
 
     def block(self, block: Any, outer: Ambient) -> None:
         stack: list[Ambient] = []
@@ -168,7 +241,8 @@ class _Writer:
         chosen = self.current[device] if dtype is None else _BY_NUMBER[dtype]
         return replace(outer, **{device: chosen if given["_enabled"] else None})
 
-    def node(self, node: Any, state: Ambient) -> None:
+    def node(self, node: Any, state: Ambient, left: Container[int] = ()) -> None:
+        """Cast the arguments of a node as its policy says, but for some, by their number."""
         name = str(node.kind()).removeprefix("aten::")
         policy = self.policies.get(name)
         if policy is None or not node.kind().startswith("aten::"):
@@ -178,19 +252,21 @@ class _Writer:
         if _writes(node):
             return
         if policy == "lower_precision_fp":
-            self.cast(node, REDUCED, state)
+            self.cast(node, REDUCED, state, left)
         elif policy == "fp32_set_opt_dtype":
             if not _has_dtype(node):
-                self.cast(node, FULL, state)
-        elif policy == "fp32" or any(_may_be_float32(v) for v in node.inputs()):
-            self.cast(node, FULL, state)
+                self.cast(node, FULL, state, left)
+        elif policy == "fp32" or any(self.may_be_float32(v) for v in node.inputs()):
+            self.cast(node, FULL, state, left)
 
-    def cast(self, node: Any, kind: str, state: Ambient) -> None:
+    def cast(self, node: Any, kind: str, state: Ambient, left: Container[int]) -> None:
         """Cast each tensor argument; one value that stands twice is cast once."""
         dtypes = [getattr(state, device) for device in _DEVICES]
         casts: dict[int, Any] = {}
         for i, value in enumerate(list(node.inputs())):
             if not isinstance(value.type(), torch._C.TensorType) or value.node().kind() == kind:
+                continue
+            if i in left:
                 continue
             if value.unique() not in casts:
                 arguments = [value, *(self.constant(node, d is not None) for d in dtypes)]
@@ -200,6 +276,12 @@ class _Writer:
                 made.insertBefore(node)
                 casts[value.unique()] = made.output()
             node.replaceInput(i, casts[value.unique()])
+
+    def may_be_float32(self, value: Any) -> bool:
+        kind = value.type()
+        if not isinstance(kind, torch._C.TensorType):
+            return False
+        return self.blind or kind.dtype() in (None, torch.float32)
 
     def constant(self, node: Any, value: bool | int) -> Any:
         made = self.graph.create("prim::Constant", 1)
@@ -216,6 +298,14 @@ def _writes(node: Any) -> bool:
     return bool(schema.is_mutable)
 
 
+def _optional(node: Any) -> list[int]:
+    """Return which arguments of a node are optional tensors, by the schema."""
+    if not node.kind().startswith("aten::"):
+        return []
+    arguments = torch._C.parse_schema(node.schema()).arguments
+    return [i for i, a in enumerate(arguments) if isinstance(a.type, torch._C.OptionalType)]
+
+
 def _has_dtype(node: Any) -> bool:
     """Return whether an explicit ``dtype`` is given."""
     schema = torch._C.parse_schema(node.schema())
@@ -223,8 +313,3 @@ def _has_dtype(node: Any) -> bool:
         if argument.name == "dtype":
             return not isinstance(value.type(), torch._C.NoneType)
     return False
-
-
-def _may_be_float32(value: Any) -> bool:
-    kind = value.type()
-    return isinstance(kind, torch._C.TensorType) and kind.dtype() in (None, torch.float32)

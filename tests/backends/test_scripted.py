@@ -24,6 +24,7 @@ from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
+from amp_fuzz.reference import formulas
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
@@ -103,6 +104,153 @@ def test_formulas_of_torchscript_that_are_wrong_in_any_program_are_known() -> No
             assert judge(SCRIPT, case(inputs, *body, second=second)).known == entry
         once = case(inputs, *body, backward="none")
         assert judge(SCRIPT, once).outcome == "agreed"
+    rows = case([x("x0", 2, 3, 4), x("w1", 4)], call("mul", "x0", "x0"), call(
+        "linear", "v0", "w1", None, to="v1"))  # fmt: skip
+    assert judge(SCRIPT, rows).known == "torchscript-linear-vector"
+
+
+NORM = (
+    [x("x0", 3, 4), x("w1", 3, 4, dtype="bfloat16"), x("x2", 4), x("x3", 4, domain="positive")],
+    call("batch_norm", "w1", "x2", "x3"),
+    call("add", "x0", "v0", to="v1"),
+)
+
+
+def test_a_norm_that_gets_a_gradient_of_another_dtype_is_known_by_its_error() -> None:
+    example = case(*NORM, contexts=())
+    verdict = judge(SCRIPT, example)
+    assert verdict.known == "torchscript-mixed-gradients"
+    inputs, norm, _ = NORM
+    assert judge(SCRIPT, case(inputs, norm, contexts=())).outcome == "agreed"
+    told = "raise", ["batch_norm"], "if starts: torch.autograd.backward(starts, cotangents)"
+    said = {
+        "expected": "no error",
+        "observed": "RuntimeError: expected scalar type Half but found Float",
+    }
+    entry = shipped_entry("torchscript-mixed-gradients")
+    assert entry.explains(*told, **said)
+    assert not entry.explains("raise", ["mul"], told[2], **said)
+    assert not entry.explains(*told[:2], "outputs = program(x0)", **said)
+    assert not entry.explains(*told, **{**said, "observed": "RuntimeError: shape mismatch"})
+
+
+def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known() -> None:
+    inputs = [x("w0", 2, 2, dtype="float16"), x("w1", 2, 2, dtype="float16"), x("x2", 2, 2)]
+    square = call("mul", "w0", "w1")
+    for first in (call("mm", "w0", "w1", to="v1"), call("softmax", "v0", 0, to="v1")):
+        body = square, first, call("mul", "v1", "x2", to="v2")
+        assert (
+            judge(SCRIPT, case(inputs, *body, contexts=())).known == "torchscript-mixed-gradients"
+        )
+
+
+def test_a_second_backward_pass_of_a_norm_under_autocast_is_known_by_its_error() -> None:
+    statistics = call("batch_norm.batch_statistics", "w1", None, None, "x2", "x3", True)
+    body = statistics, call("sigmoid", "v0", to="v1")
+    under_it = {"contexts": (), "backward": "under", "backward_context": BF16}
+    twice = judge(SCRIPT, case(NORM[0], *body, **under_it, second="double"))
+    assert twice.known == "torchscript-backward-pass"
+    assert judge(SCRIPT, case(NORM[0], *body, **under_it)).known != "torchscript-backward-pass"
+
+
+def test_formulas_that_are_wrong_beside_the_pass_are_both_named() -> None:
+    """The gradient of a square root at 0 is masked by a relu before it."""
+    body = call("relu", "w1"), call("pow.Tensor_Scalar", "v0", 0.5, to="v1")
+    example = case([x("x0", 4, dtype="bfloat16"), x("w1", 8)], *body, call("exp", "x0", to="v2"))
+    assert (
+        judge(SCRIPT, example).known == "torchscript-pass+torchscript-autodiff+torchscript-formulas"
+    )
+
+
+@pytest.mark.parametrize("op", ["relu", "clamp", "where", "addcmul", "div"])
+def test_a_formula_that_is_wrong_otherwise_is_not_explained(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is needed, and none explains more than it computes."""
+    examples = {
+        "relu": (call("relu", "w1"), call("pow.Tensor_Scalar", "v0", 0.5, to="v1")),
+        "clamp": (call("clamp", "w1", 0.0, None), call("pow.Tensor_Scalar", "v0", 0.5, to="v1")),
+        "where": (
+            call("gt", "x0", "w1"),
+            call("where", "w1", "v0", "x2", to="v1"),
+            call("mul.scalar", "v1", 1000.0, to="v2"),
+            call("exp", "v2", to="v3"),
+        ),
+        "addcmul": (
+            call("mul.scalar", "x2", 1e-20),
+            call("addcmul", "x0", "w1", "v0", value=1e20, to="v1"),
+            call("mul.scalar", "v1", 1e20, to="v2"),
+        ),
+        "div": (
+            call("mul.scalar", "x0", 5e37),
+            call("mul.scalar", "w1", 5e19, to="v1"),
+            call("div", "v0", "v1", to="v2"),
+        ),
+    }
+    inputs = [x("x0", 8), x("w1", 8), x("x2", 8)]
+    example = case(inputs, *examples[op], contexts=())
+    assert judge(SCRIPT, example).known == "torchscript-formulas"
+    kept = tuple(f for f in formulas._FORMULAS if f[1] not in (op, f"__true{op}__"))
+    assert len(kept) < len(formulas._FORMULAS)
+    monkeypatch.setattr(formulas, "_FORMULAS", kept)
+    assert judge(SCRIPT, example).outcome == "diverged"
+
+
+def test_a_trace_that_is_made_in_inference_mode_is_known_by_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = call("mm", "w0", "w0"), call("mul.scalar", "v0", 2.0, form="inplace", to="v1")
+    example = case([x("w0", 2, 2)], *body, first_pass="inference_mode", contexts=())
+    assert judge(TRACE, example).known == "trace-inference-constants"
+    monkeypatch.setattr("amp_fuzz.judge.WITHOUT", {"inference-traces": quiet})
+    assert judge(TRACE, example).outcome == "diverged"
+
+
+def test_an_optional_argument_of_a_called_function_is_not_cast() -> None:
+    inputs = [x("x0", 4, dtype="bfloat16")]
+    example = case(inputs, under(OFF, call("layer_norm", "x0", [4], "x0")))
+    assert judge(SCRIPT, example).known == "torchscript-pass"
+
+
+def test_the_weights_of_a_frozen_module_need_no_grad() -> None:
+    """Which kernel matmul takes depends on it, and with it in which order infinities are added."""
+    seen: list[bool] = []
+    backend = ScriptBackend("trace", freeze=True)
+    honest = torch.matmul
+    example = backend.fit(case([x("w0", 2, 2)], call("matmul", "w0", "w0")))
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append(a.requires_grad)
+        return honest(a, b)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "matmul", matmul)
+        backend.reference().run(example)
+        TRACE.reference().run(example)
+    assert seen == [False, True]
+
+
+def test_what_falls_back_is_cast_a_second_time() -> None:
+    """A product and a quotient of what needs no grad in the region, but is a weight."""
+    body = call("mm", "x0", "w1"), call("div.scalar", "v0", -1.5, form="operator", to="v1")
+    inputs = [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2)]
+    region = under(NoGrad(), under(OFF, *body))
+    example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-fallback"
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-fallback")
+    with quiet():
+        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+
+
+def test_what_falls_back_and_is_cast_otherwise_is_not_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = call("mm", "x0", "w1"), call("div.scalar", "v0", -1.5, form="operator", to="v1")
+    inputs = [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2)]
+    region = under(NoGrad(), under(OFF, *body))
+    example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
+    monkeypatch.setattr("amp_fuzz.backends.scripted.fallen", lambda *_: frozenset({"v0"}))
+    assert judge(SCRIPT, example).outcome == "diverged"
 
 
 def test_a_listed_bug_without_autocast_does_not_stand_in_the_way(

@@ -321,9 +321,28 @@ EXAMPLES: Mapping[str, Example] = {
             under(NoGrad(), call("addmm", "x2", "x0", "w1")),
         ),
     ),
+    "torchscript-formulas": Example(
+        "script",
+        case(
+            [x("x0", 2), x("w1", 8)],
+            NEG,
+            call("relu", "w1"),
+            call("pow.Tensor_Scalar", "v0", 0.5, to="v1"),
+            contexts=(),
+        ),
+    ),
     "torchscript-pass": Example(
         "script",
         case([x("x0", 2, dtype="bfloat16", domain="integers")], NEG, call("exp", "x0")),
+    ),
+    "trace-grad-modes": Example(
+        "trace",
+        case(
+            [x("x0", 2), x("x1", 1, 8), x("w2", 1, 1, domain="positive")],
+            NEG,
+            call("gaussian_nll_loss", "x1", "x1", "w2", eps=100.0, reduction="sum"),
+            contexts=(),
+        ),
     ),
     "trace-weight-cache": Example(
         "trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"))
