@@ -182,6 +182,22 @@ def _layer_norm_backward(
     return _aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, *args)
 
 
+def _batch_norm(x: torch.Tensor, *args: Any) -> Any:
+    """Round the statistics likewise, and lose those whose squares float32 cannot hold.
+
+    The kernel sums in float64; generated code comes to NaN.
+    """
+    _, _, mean, _, training, *_ = args
+    if not training or x.dtype != torch.float32 or mean is not None:
+        return _rounding_statistics(_aten.native_batch_norm.default)(x, *args)
+    dims = [0, *range(2, x.dim())]
+    lost = ~torch.isfinite((x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=True))
+    if not lost.any():
+        return None
+    made, mean, rstd = _aten.native_batch_norm(x, *args)
+    return torch.where(lost, torch.nan, made), mean, torch.where(lost.flatten(), torch.nan, rstd)
+
+
 def _batch_norm_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -376,11 +392,11 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
         op: _Lowering("compile-norm-statistics", _rounding_statistics(op))
         for op in (
             _aten.native_layer_norm.default,
-            _aten.native_batch_norm.default,
             _aten._native_batch_norm_legit.default,
             _aten._native_batch_norm_legit.no_stats,
         )
     },
+    _aten.native_batch_norm.default: _Lowering("compile-norm-statistics", _batch_norm),
     _aten.native_batch_norm_backward.default: _Lowering(
         "compile-norm-statistics", _batch_norm_backward
     ),

@@ -427,6 +427,20 @@ def test_what_is_made_of_a_wrong_value_that_is_not_returned_is_explained() -> No
     assert judged(example, shipped(), wrong="exp").outcome == "diverged"
 
 
+def test_a_variance_that_float32_cannot_hold_is_explained() -> None:
+    one = case(
+        [x("x0", 2, 1, values=bits_of([2.0**126, 0.0], "float32")), x("x1", 2)],
+        call("batch_norm.batch_statistics", "x0", None, None, None, None, True),
+        call("exp", "x1", to="v1"),
+        contexts=(),
+    )
+    example = Example(one, "", INDUCTOR)
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("nonfinite", "compile-norm-statistics")
+    assert judged(example, shipped(), wrong="exp").outcome == "diverged"
+
+
 def test_memory_that_nobody_wrote_is_all_that_is_not_judged() -> None:
     """Nothing is known of the gradient of a vector's _weight_norm, but of its neighbour's all."""
     both = case(
