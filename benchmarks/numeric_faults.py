@@ -231,7 +231,8 @@ def _summaries(result: Row) -> list[str]:
         family = focused.get("family", "")
         again = "found" if focused.get("found") else "not found either"
         more = f" With programs of the {family} family alone it is {again}." if family else ""
-        lines.append(f"- `{row['name']}`: {WHY.get(row['name'], 'not explained.')}{more}")
+        few = f"of {row['cases']:,} cases {row['reached']} reach its op."
+        lines.append(f"- `{row['name']}`: {WHY.get(row['name'], few)}{more}")
     return lines
 
 
@@ -249,6 +250,8 @@ _LIMITS_OF_THIS = [
     "",
     "What these numbers do not say:",
     "",
+    "- A stage is that of the first value that diverges on Inductor. A fault in a graph acts",
+    "  wherever its op stands: `addmv` is a product and a sum from the decompositions on.",
     "- A cast down that is skipped (float32 kept where eager rounds to 16 bits) is what fusing",
     "  compilers do, and no fault for the rounding oracle; it is not in the table. Nor is a",
     "  narrower type inside a pointwise decomposition: Inductor keeps float32 there.",
