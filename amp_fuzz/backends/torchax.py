@@ -1,0 +1,201 @@
+"""torchax: PyTorch's ops on JAX, compiled by XLA, with an autocast of its own.
+
+The plan runs on CPU tensors, as torch runs it; the program runs on JAX, and its backward pass is
+`jax.vjp`'s (`amp_fuzz.torchax.bridge`). torchax names PrivateUse1 in a process for good, so it lives
+in one of its own, which runs on whatever platform JAX finds there.
+
+The reference follows torchax's list of policies with the CPU's kernels. It keeps no casts: torchax
+has no weight cache. XLA's kernels round otherwise, so values are judged by shadow arithmetic.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import msgspec
+import torch
+
+from amp_fuzz import harness, reference
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.program import Autocast, Checkpoint, Node, Region
+from amp_fuzz.reference.tables import PolicyTable, load_table
+
+__all__ = ["Mode", "Torchax", "TorchaxBackend", "backends"]
+
+INSTALL = "pip install 'amp-fuzz[jax]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How programs run on torchax.
+
+    jitted: by `jax.jit`, not op by op. excess: whether XLA may keep more precision than a dtype has
+    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``, not torchax's.
+    """
+
+    jitted: bool = False
+    excess: bool = False
+    torch_autocast: bool = False
+
+    @property
+    def name(self) -> str:
+        """``torchax``, ``torchax[jit]``, ``torchax[jit+excess]``, ``torchax[torch.autocast]``."""
+        words = ["jit"] * self.jitted + ["excess"] * self.excess
+        words += ["torch.autocast"] * self.torch_autocast
+        return f"torchax[{'+'.join(words)}]" if words else "torchax"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchaxBackend(TorchBackend):
+    """``torchax.amp.autocast`` on the platform that JAX finds. process: where torchax is."""
+
+    mode: Mode
+    process: Apart = field(compare=False)
+    exact: bool = field(default=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The mode's."""
+        return self.mode.name
+
+    def availability(self) -> Availability:
+        """Say whether JAX and torchax are installed; neither is imported."""
+        if any(importlib.util.find_spec(name) is None for name in ("jax", "torchax")):
+            return Availability("missing", INSTALL)
+        versions = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax"))
+        return Availability("ready", ", ".join(versions))
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what `jax.vjp` knows nothing of.
+
+        That are torch's grad modes inside of the program, autocast around a backward pass, double
+        backward passes, and other ways to call a program than to call it.
+        """
+        plan = case.plan
+        plan = msgspec.structs.replace(
+            plan,
+            entry=plan.entry if plan.entry == "decorator" else "context",
+            backward="outside" if plan.backward != "none" else "none",
+            backward_context=None,
+            second="retain" if plan.second == "double" else plan.second,
+            loop="outside",
+            checkpoint="none",
+            transform="none",
+        )
+        program = msgspec.structs.replace(case.program, body=_without_modes(case.program.body))
+        return msgspec.structs.replace(case, plan=plan, program=program)
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases where torchax is."""
+        return [self.process.run(case) for case in cases]
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference with torchax's policies on CPU tensors."""
+        runtime = reference_runtime(self.device).runtime
+        return ReferenceRuntime(replace(runtime, autocast=_documented))
+
+
+def _without_modes(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for node in body:
+        if not isinstance(node, Region):
+            nodes.append(node)
+        elif isinstance(node.context, Autocast | Checkpoint):
+            nodes.append(Region(node.context, _without_modes(node.body)))
+        else:
+            nodes += _without_modes(node.body)
+    return tuple(nodes)
+
+
+@cache
+def _table() -> PolicyTable:
+    return load_table("torchax")
+
+
+def _documented(
+    device: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> reference.autocast:
+    """Return what `torchax.amp.autocast` promises: bfloat16 by default, and no weight cache."""
+    return reference.autocast(
+        device, dtype or torch.bfloat16, enabled, cache_enabled=False, table=_table()
+    )
+
+
+class Torchax:
+    """torchax in this process, set to a mode.
+
+    XLA reads its flags once, when JAX first computes; what the user has set stands after ours.
+    """
+
+    def __init__(self, mode: Mode) -> None:
+        flags = f"--xla_allow_excess_precision={str(mode.excess).lower()}"
+        os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
+        from amp_fuzz.torchax import compat
+
+        self.torchax = compat.load()
+        # JAX has no 64-bit dtypes otherwise, and on TPUs multiplies in less than float32.
+        self.torchax.enable_accuracy_mode()
+        import jax
+
+        from amp_fuzz.torchax import bridge
+
+        self.platform: str = jax.default_backend()
+        self._mode, self._bridge = mode, bridge
+        self._runtime = TorchBackend().runtime(
+            autocast=bridge.TorchAutocast if mode.torch_autocast else bridge.Autocast,
+            checkpoint=bridge.recomputed,
+            driver=self._driver,
+            state=self._state,
+            reset=self._reset,
+        )
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case under torchax's autocast."""
+        seen = harness.run(case, self._runtime)
+        seen.platform = self.platform
+        return seen
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+        return TorchaxBackend(self._mode, Apart("")).reference().run(case)
+
+    def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        return {"program": self._bridge.on_jax(names["program"], self._mode.jitted)}
+
+    def _state(self) -> dict[str, object]:
+        env = self.torchax.default_env()
+        return {"autocast of torchax": str(env.param.autocast_dtype), **torch_state("cpu")}
+
+    def _reset(self) -> None:
+        env = self.torchax.default_env()
+        env.param.autocast_dtype = None
+        reset_state("cpu")
+
+
+MODES = (
+    Mode(),
+    Mode(jitted=True),
+    Mode(jitted=True, excess=True),
+    Mode(torch_autocast=True),
+)
+
+
+def backends() -> list[Backend]:
+    """Return a backend for each mode, each with a process of its own."""
+    return [TorchaxBackend(mode, Apart(f"{__name__}:Torchax", mode)) for mode in MODES]
