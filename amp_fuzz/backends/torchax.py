@@ -1,8 +1,8 @@
 """torchax: PyTorch's ops on JAX, compiled by XLA, with an autocast of its own.
 
 The plan runs on CPU tensors, as torch runs it; the program runs on JAX, and its backward pass is
-`jax.vjp`'s (`amp_fuzz.torchax.bridge`). torchax names PrivateUse1 in a process for good, so it lives
-in one of its own, which runs on whatever platform JAX finds there.
+that of `jax.vjp` (`amp_fuzz.torchax.bridge`). torchax names PrivateUse1 in a process for good, so
+it lives in one of its own, which runs on whatever platform JAX finds there.
 
 The reference follows torchax's list of policies with the CPU's kernels. It keeps no casts: torchax
 has no weight cache. XLA's kernels round otherwise, so values are judged by shadow arithmetic.
@@ -10,12 +10,15 @@ has no weight cache. XLA's kernels round otherwise, so values are judged by shad
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -28,7 +31,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.harness import Observation
 from amp_fuzz.program import Autocast, Checkpoint, Node, Region
 from amp_fuzz.reference.tables import PolicyTable, load_table
 
@@ -42,7 +45,7 @@ class Mode:
     """How programs run on torchax.
 
     jitted: by `jax.jit`, not op by op. excess: whether XLA may keep more precision than a dtype has
-    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``, not torchax's.
+    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``.
     """
 
     jitted: bool = False
@@ -55,6 +58,11 @@ class Mode:
         words = ["jit"] * self.jitted + ["excess"] * self.excess
         words += ["torch.autocast"] * self.torch_autocast
         return f"torchax[{'+'.join(words)}]" if words else "torchax"
+
+    @property
+    def flags(self) -> str:
+        """XLA's, as in ``XLA_FLAGS``."""
+        return f"--xla_allow_excess_precision={str(self.excess).lower()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +109,58 @@ class TorchaxBackend(TorchBackend):
         """Run cases where torchax is."""
         return [self.process.run(case) for case in cases]
 
+    def expression(self, function: str) -> str:
+        """Return the source that runs a function on JAX, for a repro."""
+        return f"on_jax({function}{', jitted=True' if self.mode.jitted else ''})"
+
+    def setup(self) -> str:
+        """Return the source that imports torchax and sets it up, for a repro."""
+        return _SETUP.format(flags=self.mode.flags)
+
+    def helpers(self, names: set[str]) -> list[str]:
+        """Return the source of what a program under these names uses, for a repro."""
+        renamed = {"on_jax": "on_jax", "recomputed": "checkpoint"}
+        renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
+        text = (resources.files("amp_fuzz") / "torchax" / "bridge.py").read_text("utf-8")
+        text = re.sub(r"  # type: ignore\[[^]]*\]", "", text)
+        found = []
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                name = renamed.get(node.name)
+                if name in names:
+                    source = ast.get_source_segment(text, node) or ""
+                    found.append(source.replace(node.name, name, 1))
+        return found
+
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
         return ReferenceRuntime(replace(runtime, autocast=_documented))
+
+
+_SETUP = """\
+os.environ["XLA_FLAGS"] = "{flags}"
+plain = torch._ops.OpOverloadPacket.__getattr__
+
+
+def get(packet, name):
+    try:
+        return plain(packet, name)
+    except AttributeError:
+        if "imname" in name or "names" in name:
+            return object()  # torch 2.13 has no named tensors any more (google/torchax#101)
+        raise
+
+
+torch._ops.OpOverloadPacket.__getattr__ = get
+import jax
+import torchax
+import torchax.interop
+
+torchax.default_env()
+torch._ops.OpOverloadPacket.__getattr__ = plain
+torchax.enable_accuracy_mode()
+"""
 
 
 def _without_modes(body: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -143,8 +199,7 @@ class Torchax:
     """
 
     def __init__(self, mode: Mode) -> None:
-        flags = f"--xla_allow_excess_precision={str(mode.excess).lower()}"
-        os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+        os.environ["XLA_FLAGS"] = f"{mode.flags} {os.environ.get('XLA_FLAGS', '')}".strip()
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
         from amp_fuzz.torchax import compat
 

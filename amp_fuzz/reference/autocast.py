@@ -247,6 +247,9 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "torchax-composites",
+    "torchax-float64",
+    "torchax-torch-autocast",
     "torchscript-autodiff",
     "torchscript-fallback",
     "torchscript-formulas",
@@ -300,6 +303,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
+        that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
+    torchax-float64: float64 tensors are cast like any others.
+    torchax-torch-autocast: a context casts nothing.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
     torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
@@ -386,6 +393,20 @@ def _own_table(device: str) -> PolicyTable:
 # Ops of the user's that have no policy: what their bodies call is cast.
 _bodies: set[str] = set()
 
+OPAQUE = (
+    "cdist",
+    "einsum",
+    "linalg_matrix_power",
+    "linalg_solve",
+    "linalg_svd",
+    "linalg_tensorsolve",
+    "linear",
+    "lu_solve",
+    "pad",
+    "svd",
+)
+"""What torchax 0.0.13 computes where it is called, as torch functions (torchax/ops/jtorch.py)."""
+
 
 def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
     """Tell the reference of an op of the user's: its rule for each device type that has one.
@@ -439,6 +460,12 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():
                 return overload(*args, **kwargs)
+        if "torchax-composites" in _quirks:
+            if name in OPAQUE:
+                with dispatch.exclude():
+                    return overload(*args, **kwargs)
+            if dispatch.is_composite(overload):
+                found = None
         if (deciding := flips.current()) is not None:
             found = _decided(deciding, found, name, args, kwargs)
         if found is None and whole:  # what its batching rule calls is no call of the program
@@ -460,7 +487,7 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
     """
     state = _here()
     enabled = [d for d, on in state.enabled.items() if on]
-    if not enabled:
+    if not enabled or "torchax-torch-autocast" in _quirks:
         return None
     present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
     here = [d for d in enabled if d in present]
@@ -545,7 +572,7 @@ class _Caster:
         return arg
 
     def _cast(self, tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-        if tensor.dtype is to or not eligible(tensor, self.device):
+        if tensor.dtype is to or not _eligible(tensor, self.device):
             return tensor
         deciding = flips.current()
         if deciding is not None and deciding.leaves_out(tensor.dtype, to):
@@ -553,6 +580,12 @@ class _Caster:
         cached = _here().cache_enabled and cacheable(tensor, to, self.low)
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return _cached(tensor, to) if cached else tensor.to(to)
+
+
+def _eligible(tensor: torch.Tensor, device: str) -> bool:
+    if "torchax-float64" in _quirks and tensor.dtype is torch.float64:
+        return device_of(tensor) == device
+    return eligible(tensor, device)
 
 
 def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -731,6 +764,8 @@ class autocast:
     def __enter__(self) -> autocast:
         s, d = _here(), self.device
         _register(self.table.rules)
+        if "torchax-composites" in _quirks:
+            _register(OPAQUE)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )

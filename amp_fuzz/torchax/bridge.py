@@ -1,10 +1,12 @@
 """What stands between the CPU tensors of a plan and a program that runs on JAX.
 
-A repro carries these functions word for word: each uses torch, jax, torchax and its neighbours here,
-and nothing else. torchax must have been imported (`amp_fuzz.torchax.compat.load`).
+A repro carries these functions word for word: each uses torch, jax, torchax and its neighbours
+here, and nothing else. torchax must have been imported (`amp_fuzz.torchax.compat.load`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import torch
@@ -15,7 +17,7 @@ __all__ = ["Autocast", "TorchAutocast", "on_jax", "recomputed"]
 
 
 class Autocast:
-    """``torchax.amp.autocast`` as `torch.autocast` is written: an object, to enter or decorate with.
+    """``torchax.amp.autocast`` as `torch.autocast` is: an object, to enter or decorate with.
 
     torchax has no ``enabled=``: its dtype None is off. It has no weight cache either.
     """
@@ -48,7 +50,7 @@ class TorchAutocast(torch.autocast):
         super().__init__("jax", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
-def on_jax(program, jitted=False):  # type: ignore[no-untyped-def]
+def on_jax(program: Any, jitted: bool = False) -> Any:
     """Return a program as a function of CPU tensors that runs on JAX and is differentiated there.
 
     Forward it is `torchax.interop.jax_view` of the program, jitted by `jax.jit` if asked to; the
@@ -59,7 +61,7 @@ def on_jax(program, jitted=False):  # type: ignore[no-untyped-def]
     function = jax.jit(function) if jitted else function
     env = torchax.default_env()
 
-    def arrays(tensors):  # type: ignore[no-untyped-def]
+    def arrays(tensors: Any) -> Any:
         return [env.t2j_copy(x.detach()) for x in tensors]
 
     class OnJax(torch.autograd.Function):
@@ -73,8 +75,8 @@ def on_jax(program, jitted=False):  # type: ignore[no-untyped-def]
                 whole = list(given)
                 for i, weight in zip(ctx.trained, weights, strict=True):
                     whole[i] = weight
-                outputs = function(*whole)
-                return [o for o in outputs if jax.numpy.issubdtype(o.dtype, jax.numpy.inexact)], outputs
+                outputs, inexact = function(*whole), jax.numpy.inexact
+                return [o for o in outputs if jax.numpy.issubdtype(o.dtype, inexact)], outputs
 
             if ctx.trained:
                 _, ctx.vjp, outputs = jax.vjp(apart, *(given[i] for i in ctx.trained), has_aux=True)
@@ -90,8 +92,8 @@ def on_jax(program, jitted=False):  # type: ignore[no-untyped-def]
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
-            pairs = zip(cotangents, ctx.smooth, strict=True)
-            starts = arrays([c.resolve_conj().conj().resolve_conj() for c, smooth in pairs if smooth])
+            starts = [c for c, smooth in zip(cotangents, ctx.smooth, strict=True) if smooth]
+            starts = arrays([c.resolve_conj().conj().resolve_conj() for c in starts])
             grads = [None] * len(ctx.needs_input_grad)
             for i, grad in zip(ctx.trained, ctx.vjp(starts), strict=True):
                 grads[i] = env.j2t_copy(grad).conj().resolve_conj()
