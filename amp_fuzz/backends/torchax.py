@@ -15,7 +15,9 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -27,17 +29,32 @@ import torch
 from amp_fuzz import harness, reference
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.program import Autocast, Checkpoint, Node, Region
+from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.tables import PolicyTable, load_table
 
-__all__ = ["Mode", "Torchax", "TorchaxBackend", "backends"]
+__all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
 INSTALL = "pip install 'amp-fuzz[jax]'"
+
+
+def installed() -> bool:
+    """Return whether JAX and torchax are; neither is imported."""
+    return all(importlib.util.find_spec(name) is not None for name in ("jax", "torchax"))
+
+
+@cache
+def lacking() -> Mapping[str, str]:
+    """Return what torchax lacks, ``op`` or ``op:form``, with why."""
+    text = (resources.files("amp_fuzz.backends") / "torchax.toml").read_text("utf-8")
+    groups = tomllib.loads(text)["lacks"]
+    return {name: group["why"] for group in groups for name in group["ops"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +92,22 @@ class TorchaxBackend(TorchBackend):
 
     @property
     def name(self) -> str:
-        """The mode's."""
+        """That of the mode."""
         return self.mode.name
 
     def availability(self) -> Availability:
-        """Say whether JAX and torchax are installed; neither is imported."""
-        if any(importlib.util.find_spec(name) is None for name in ("jax", "torchax")):
+        """Say whether JAX and torchax are installed, and how much of the catalogue they lack."""
+        if not installed():
             return Availability("missing", INSTALL)
-        versions = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax"))
-        return Availability("ready", ", ".join(versions))
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
+        whole = [op for op in CATALOGUE if op in lacking()]
+        forms = len(lacking()) - len(whole)
+        left = f"{len(whole)} of {len(CATALOGUE)} ops and {forms} forms that it lacks left out"
+        return Availability("ready", ", ".join([*versions, left]))
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether torchax has a lowering for that form of an op."""
+        return op not in lacking() and f"{op}:{form}" not in lacking()
 
     def fit(self, case: Case) -> Case:
         """Return the case without what `jax.vjp` knows nothing of.
@@ -135,10 +159,12 @@ class TorchaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        return ReferenceRuntime(replace(runtime, autocast=_documented))
+        runtime = replace(runtime, autocast=_documented, driver=_stale, scope=_flushing)
+        return ReferenceRuntime(replace(runtime, thread=threading(_flushing)))
 
 
 _SETUP = """\
+warnings.filterwarnings("ignore", message=".*not writable")
 os.environ["XLA_FLAGS"] = "{flags}"
 plain = torch._ops.OpOverloadPacket.__getattr__
 
@@ -190,6 +216,31 @@ def _documented(
     return reference.autocast(
         device, dtype or torch.bfloat16, enabled, cache_enabled=False, table=_table()
     )
+
+
+@contextmanager
+def _flushing() -> Iterator[None]:
+    """Flush subnormals in this thread, as XLA does on CPUs (``ScopedFlushDenormal``) and TPUs."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _stale(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the program as what is jitted once has it, if that is to be imitated."""
+    program = names["program"]
+    if "torchax-stale-jit" not in active_quirks():
+        return {"program": program}
+    first: list[Snapshot] = []
+
+    def stale(*inputs: torch.Tensor) -> Any:
+        first.append(snapshot("cpu"))
+        with first[0].restored():
+            return program(*inputs)
+
+    return {"program": stale}
 
 
 class Torchax:

@@ -249,6 +249,7 @@ QUIRKS = (
     "query-asks-cuda",
     "torchax-composites",
     "torchax-float64",
+    "torchax-stale-jit",
     "torchax-torch-autocast",
     "torchscript-autodiff",
     "torchscript-fallback",
@@ -306,6 +307,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
     torchax-float64: float64 tensors are cast like any others.
+    torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
     torchax-torch-autocast: a context casts nothing.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.

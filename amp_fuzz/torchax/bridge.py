@@ -82,7 +82,7 @@ def on_jax(program: Any, jitted: bool = False) -> Any:
                 _, ctx.vjp, outputs = jax.vjp(apart, *(given[i] for i in ctx.trained), has_aux=True)
             else:
                 outputs = function(*given)
-            found = tuple(env.j2t_copy(o) for o in outputs)
+            found = tuple(env.j2t_copy(o).clone() for o in outputs)  # memory of JAX is not ours
             ctx.smooth = [o.is_floating_point() or o.is_complex() for o in found]
             ctx.mark_non_differentiable(
                 *(o for o, smooth in zip(found, ctx.smooth, strict=True) if not smooth)
@@ -96,7 +96,7 @@ def on_jax(program: Any, jitted: bool = False) -> Any:
             starts = arrays([c.resolve_conj().conj().resolve_conj() for c in starts])
             grads = [None] * len(ctx.needs_input_grad)
             for i, grad in zip(ctx.trained, ctx.vjp(starts), strict=True):
-                grads[i] = env.j2t_copy(grad).conj().resolve_conj()
+                grads[i] = env.j2t_copy(grad).clone().conj().resolve_conj()
             return tuple(grads)
 
     return OnJax.apply
