@@ -44,6 +44,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
 )
+from amp_fuzz.reference.torchax import OPAQUE, SPLIT
 
 __all__ = [
     "QUIRKS",
@@ -250,6 +251,7 @@ QUIRKS = (
     "torchax-composites",
     "torchax-float64",
     "torchax-stale-jit",
+    "torchax-sums",
     "torchax-torch-autocast",
     "torchscript-autodiff",
     "torchscript-fallback",
@@ -308,6 +310,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
     torchax-float64: float64 tensors are cast like any others.
     torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
+    torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
     torchax-torch-autocast: a context casts nothing.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
@@ -395,20 +398,6 @@ def _own_table(device: str) -> PolicyTable:
 # Ops of the user's that have no policy: what their bodies call is cast.
 _bodies: set[str] = set()
 
-OPAQUE = (
-    "cdist",
-    "einsum",
-    "linalg_matrix_power",
-    "linalg_solve",
-    "linalg_svd",
-    "linalg_tensorsolve",
-    "linear",
-    "lu_solve",
-    "pad",
-    "svd",
-)
-"""What torchax 0.0.13 computes where it is called, as torch functions (torchax/ops/jtorch.py)."""
-
 
 def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
     """Tell the reference of an op of the user's: its rule for each device type that has one.
@@ -462,10 +451,13 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():
                 return overload(*args, **kwargs)
+        called = overload
+        if "torchax-sums" in _quirks:
+            called = SPLIT.get(name, overload)
         if "torchax-composites" in _quirks:
             if name in OPAQUE:
                 with dispatch.exclude():
-                    return overload(*args, **kwargs)
+                    return called(*args, **kwargs)
             if dispatch.is_composite(overload):
                 found = None
         if (deciding := flips.current()) is not None:
@@ -473,10 +465,13 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if found is None and whole:  # what its batching rule calls is no call of the program
             with dispatch.exclude():
                 return overload(*args, **kwargs)
+        if found is None and called is not overload:
+            with dispatch.exclude():
+                return called(*args, **kwargs)
         if found is None:
             return overload.redispatch(dispatch.after(keyset, key), *args, **kwargs)
         device, rule = found
-        return _POLICIES[rule.policy](_Caster(device, rule), overload, args, kwargs)
+        return _POLICIES[rule.policy](_Caster(device, rule), called, args, kwargs)
 
     return kernel
 
@@ -768,6 +763,8 @@ class autocast:
         _register(self.table.rules)
         if "torchax-composites" in _quirks:
             _register(OPAQUE)
+        if "torchax-sums" in _quirks:
+            _register(SPLIT)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )
