@@ -16,8 +16,7 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -29,7 +28,7 @@ import torch
 from amp_fuzz import harness, reference
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
@@ -159,8 +158,7 @@ class TorchaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        runtime = replace(runtime, autocast=_documented, driver=_stale, scope=_flushing)
-        return ReferenceRuntime(replace(runtime, thread=threading(_flushing)))
+        return ReferenceRuntime(replace(runtime, autocast=_documented, driver=_stale))
 
 
 _SETUP = """\
@@ -216,16 +214,6 @@ def _documented(
     return reference.autocast(
         device, dtype or torch.bfloat16, enabled, cache_enabled=False, table=_table()
     )
-
-
-@contextmanager
-def _flushing() -> Iterator[None]:
-    """Flush subnormals in this thread, as XLA does on CPUs (``ScopedFlushDenormal``) and TPUs."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def _stale(names: Mapping[str, Any]) -> dict[str, Any]:
