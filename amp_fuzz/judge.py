@@ -390,7 +390,19 @@ class Judge:
         plain, found = self.bare(case)
         if entry.bare == "agrees" or found is None:
             return found is None and entry.bare == "agrees"
-        return entry in self._speaking(plain, found)
+        return any(entry in self._speaking(plain, one) for one in self._divergences(plain, found))
+
+    def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
+        """Yield a divergence, and after it those that it has no part in."""
+        yield first
+        expected, observed = self.backend.reference().run(case), self._run(case)
+        skipped: set[str] = set()
+        found: Divergence | None = first
+        while found is not None and found.kind not in ("raise", "state"):
+            skipped |= tainted(case, found.where)
+            found = self._compare(case, expected, observed, skip=Named(skipped))
+            if found is not None:
+                yield found
 
     def _at_stage(self, entry: Known, case: Case) -> bool:
         """Return whether the case diverges at the stage that an entry blames.
