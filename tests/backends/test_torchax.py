@@ -25,7 +25,7 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast, Checkpoint, NoGrad, regions, statements
+from amp_fuzz.program import Autocast, Checkpoint, DType, NoGrad, regions, statements
 from amp_fuzz.reference import load_table, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.torchax import compat
@@ -238,7 +238,6 @@ def test_the_platform_is_in_every_record(backend: TorchaxBackend) -> None:
         ),
         case(SQUARES, call("argmax", "w1"), call("mm", "x0", "w1", to="v1")),
         case([x("w0", 2, 2), x("x1", 2, 2)], call("gt", "w0", "x1")),
-        case([x("w0", 2, domain="subnormal"), x("x1", 2)], call("mul", "w0", "x1")),
     ],
     ids=str,
 )
@@ -279,6 +278,26 @@ FINDINGS = {
         [x("x0", 2, 2, dtype="float64"), x("x1", 2, 2, dtype="float64")], call("mm", "x0", "x1")
     ),
     "torchax-promote": case([x("x0", 2), x("x1", 2)], call("cat", ["x0", "x1"])),
+    "torchax-16-bit": case([x("x0", 4, dtype="bfloat16")], call("fft.fft", "x0")),
+    "torchax-runs-more": case(
+        [x("x0", 2, 2, dtype="bfloat16")], call("linalg.det", "x0"), backward="none"
+    ),
+    "torchax-dtype-argument": case(
+        [x("x0", 2, 2, dtype="bfloat16")], call("sum", "x0", dtype=DType("float32"))
+    ),
+    "torchax-promotion": case([x("x0", 4, dtype="bfloat16"), x("x1")], call("mul", "x0", "x1")),
+    "torchax-lowerings": case([x("x0", 3, 3), x("x1", 3, 3)], call("cross", "x0", "x1")),
+    "torchax-lowerings-dtype": case([x("x0", 2, dtype="bfloat16")], call("digamma", "x0")),
+    "torchax-raises": case([x("x0", 2, 3)], call("logcumsumexp", "x0", -1)),
+    "torchax-lacks": case(
+        [x("w0", 3, 2), x("x1", 2)], call("linalg.householder_product", "w0", "x1")
+    ),
+    "torchax-subnormals": case(
+        [x("w0", 2, domain="subnormal"), x("x1", 2)], call("mul", "w0", "x1")
+    ),
+    "torchax-scalars": case(
+        [x("x0", 2, dtype="float16")], call("div.scalar", "x0", 65536.0), contexts=()
+    ),
 }
 
 
@@ -305,6 +324,11 @@ def test_a_jitted_program_keeps_its_first_autocast(jitted: TorchaxBackend) -> No
     one = case(SQUARES, call("mm", "x0", "w1"), interrupted=True, thread="inside")
     assert judged(jitted, MM) == ("agreed", "")
     assert judged(jitted, one) == ("known", "torchax-stale-jit")
+
+
+@needs_jax
+def test_what_looks_at_values_is_not_traced(jitted: TorchaxBackend) -> None:
+    assert judged(jitted, case([x("w0", 2, 3)], call("cov", "w0"))) == ("known", "torchax-traced")
 
 
 def test_the_reference_casts_nothing_under_the_quirk_of_torch_autocast() -> None:
