@@ -257,7 +257,7 @@ def test_a_weight_has_no_cached_cast(backend: TorchaxBackend) -> None:
 
 @needs_jax
 def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
-    """Of few ops, so that little is compiled: what a run draws is in benchmarks/torchax.json."""
+    """Of few ops, so that little is compiled; benchmarks/torchax_cost.json has what a run draws."""
     judge = Judge(backend, shipped())
     ops = ("mm", "exp", "relu", "mul", "linear", "cat", "softmax", "tanh")
     settings = Settings(backends=(backend.name,), ops=ops, max_statements=4)

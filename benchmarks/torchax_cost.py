@@ -1,11 +1,11 @@
 """What a case costs on torchax: eager and jitted, compiling apart from running, and how many agree.
 
-    python benchmarks/torchax.py --backend='torchax[jit]' --cases=200 --seed=1
+    python benchmarks/torchax_cost.py --backend='torchax[jit]' --cases=200 --seed=1
 
 Cases are those that a run draws. Each is judged (CPU seconds of both processes), then run once more
 where torchax is: op by op nothing is compiled then, and what it takes less than the first run is
 compilation. A jitted program is compiled anew each time. Writes a row for
-each backend and seed into torchax.json beside it.
+each backend and seed into torchax_cost.json beside it.
 """
 
 from __future__ import annotations
