@@ -385,6 +385,26 @@ def test_a_repro_needs_only_torch_and_torchax(backend: TorchaxBackend, tmp_path:
     assert "observed: torch.float32" in done.stdout
 
 
+class Counting:
+    """Says how many cases it has run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def observe(self, case: Case) -> Observation:
+        self.count += 1
+        return Observation(seconds=self.count)
+
+
+def test_a_process_may_be_replaced_after_some_cases() -> None:
+    """What XLA compiled stays in its memory."""
+    process = Apart("tests.backends.test_torchax:Counting", lives=2)
+    try:
+        assert [process.run(MM).seconds for _ in range(3)] == [1, 2, 1]
+    finally:
+        process.close()
+
+
 def test_each_mode_has_a_name_of_its_own() -> None:
     assert len({mode.name for mode in MODES}) == len(MODES)
     assert {mode.name for mode in MODES} <= set(backends())
