@@ -34,7 +34,7 @@ from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
-from amp_fuzz.program import Autocast, Checkpoint, Node, Region
+from amp_fuzz.program import Autocast, Checkpoint, Node, Region, returning_all
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.tables import PolicyTable, load_table
 
@@ -112,7 +112,8 @@ class TorchaxBackend(TorchBackend):
         """Return the case without what `jax.vjp` knows nothing of.
 
         That are torch's grad modes inside of the program, autocast around a backward pass, double
-        backward passes, and other ways to call a program than to call it.
+        backward passes, and other ways to call a program than to call it. Op by op, where nothing
+        is fused, every value is returned, so that a divergence is seen where it begins.
         """
         plan = case.plan
         plan = msgspec.structs.replace(
@@ -126,6 +127,7 @@ class TorchaxBackend(TorchBackend):
             transform="none",
         )
         program = msgspec.structs.replace(case.program, body=_without_modes(case.program.body))
+        program = program if self.mode.jitted else returning_all(program)
         return msgspec.structs.replace(case, plan=plan, program=program)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
