@@ -25,7 +25,16 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast, Checkpoint, DType, NoGrad, regions, statements
+from amp_fuzz.literals import bits_of
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    DType,
+    NoGrad,
+    TensorSpec,
+    regions,
+    statements,
+)
 from amp_fuzz.reference import load_table, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.torchax import compat
@@ -272,7 +281,19 @@ def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
 
 # -- findings -------------------------------------------------------------------------------------
 
+
+def scalar(name: str, value: float) -> TensorSpec:
+    """Return a bfloat16 input of one element."""
+    return x(name, 1, 1, dtype="bfloat16", values=bits_of([value], "bfloat16"))
+
+
 FINDINGS = {
+    # 1.0078125 squared is 1.01568603515625, which rounds to 1.015625 before that is taken away.
+    "torchax-sums": case(
+        [scalar("x0", -1.015625), scalar("x1", 1.0078125), scalar("x2", 1.0078125)],
+        call("addmm", "x0", "x1", "x2"),
+        backward="none",
+    ),
     "torchax-composites": case([x("x0", 2, 3), x("w1", 2, 3)], call("linear", "x0", "w1")),
     "torchax-float64": case(
         [x("x0", 2, 2, dtype="float64"), x("x1", 2, 2, dtype="float64")], call("mm", "x0", "x1")
@@ -329,6 +350,14 @@ def test_a_jitted_program_keeps_its_first_autocast(jitted: TorchaxBackend) -> No
 @needs_jax
 def test_what_looks_at_values_is_not_traced(jitted: TorchaxBackend) -> None:
     assert judged(jitted, case([x("w0", 2, 3)], call("cov", "w0"))) == ("known", "torchax-traced")
+
+
+@needs_jax
+def test_torch_autocast_casts_nothing() -> None:
+    found = backends()["torchax[torch.autocast]"]
+    assert isinstance(found, TorchaxBackend)
+    assert judged(found, MM) == ("known", "torchax-torch-autocast")
+    found.process.close()
 
 
 def test_the_reference_casts_nothing_under_the_quirk_of_torch_autocast() -> None:
