@@ -45,7 +45,7 @@ class Verdict:
     """How a case came out on a backend.
 
     unjudged: values that differ, but nothing is said of. uncompiled: it agreed, but the compiler
-    had made no graph of it.
+    had made no graph of it. platform: see `Observation`.
     """
 
     case: Case
@@ -57,6 +57,7 @@ class Verdict:
     seconds: dict[str, float] = field(default_factory=dict)
     unjudged: int = 0
     uncompiled: bool = False
+    platform: str = ""
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -77,6 +78,7 @@ class Verdict:
             at=list(counts).index(_key(kernel)) if kernel else -1,
             unjudged=self.unjudged,
             uncompiled=self.uncompiled,
+            platform=self.platform,
         )
 
     def finding(
@@ -100,6 +102,7 @@ class Verdict:
             case=self.case,
             minimised=minimised,
             family=family,
+            platform=self.platform,
         )
 
 
@@ -166,6 +169,7 @@ class Judge:
             kernels=expected.kernels,
             seconds=clock.laps,
             unjudged=len(unjudged),
+            platform=observed.platform,
         )
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"
@@ -386,7 +390,19 @@ class Judge:
         plain, found = self.bare(case)
         if entry.bare == "agrees" or found is None:
             return found is None and entry.bare == "agrees"
-        return entry in self._speaking(plain, found)
+        return any(entry in self._speaking(plain, one) for one in self._divergences(plain, found))
+
+    def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
+        """Yield a divergence, and after it those that it has no part in."""
+        yield first
+        expected, observed = self.backend.reference().run(case), self._run(case)
+        skipped: set[str] = set()
+        found: Divergence | None = first
+        while found is not None and found.kind not in ("raise", "state"):
+            skipped |= tainted(case, found.where)
+            found = self._compare(case, expected, observed, skip=Named(skipped))
+            if found is not None:
+                yield found
 
     def _at_stage(self, entry: Known, case: Case) -> bool:
         """Return whether the case diverges at the stage that an entry blames.

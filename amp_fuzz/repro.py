@@ -22,6 +22,7 @@ from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.fake import FakeAutocast
 from amp_fuzz.backends.guards import _REGISTRY, _TYPES
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
+from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Raised
@@ -94,7 +95,7 @@ def joined(parts: list[str]) -> str:
 
 # -- what stands before the program ---------------------------------------------------------------
 
-_STANDARD = ("ctypes", "logging", "subprocess", "sys", "threading", "traceback")
+_STANDARD = ("ctypes", "logging", "os", "subprocess", "sys", "threading", "traceback", "warnings")
 _IMPORTS: Mapping[str, str] = {
     **{name: f"import {name}" for name in _STANDARD},
     "zip_longest": "from itertools import zip_longest",
@@ -118,7 +119,8 @@ _TORCH_IMPORTS: Mapping[str, str] = {
 def imports(code: str) -> str:
     """Return the imports of what code reads, the standard library's first."""
     used = _names(code)
-    defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
+    named = (ast.ClassDef, ast.FunctionDef)
+    defined = {node.name for node in ast.parse(code).body if isinstance(node, named)}
     standard = [line for name, line in _IMPORTS.items() if name in used]
     ours = [line for name, line in _TORCH_IMPORTS.items() if name in used - defined]
     return "\n".join([*standard, "", "import torch", *ours])
@@ -138,6 +140,8 @@ def _setup(backend: Backend, body: str) -> list[str]:
     if device == "cpu":
         # How many threads share a sum decides its last bits.
         text += f"\ntorch.set_num_threads({torch.get_num_threads()})"
+    if isinstance(backend, TorchaxBackend):
+        return [text, backend.setup(), *backend.helpers(_names(body))]
     if backend.values:
         return [text]
     numbers = {"number": _TYPES[device], "meta": _TYPES["meta"]}

@@ -17,6 +17,7 @@ from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.scripted import ScriptBackend
+from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle import Divergence
@@ -153,6 +154,8 @@ class Script:
             again = "plain = program\n" if inside else ""
             compiled = self.backend.expression("program", self.case)
             program += f"\n\n\n{again}program = {compiled}\n"
+        if isinstance(self.backend, TorchaxBackend):
+            program += f"\n\n\nprogram = {self.backend.expression('program')}\n"
         return program
 
     def call(self, arguments: str | None = None) -> str:

@@ -96,11 +96,14 @@ class Apart:
     """A process that runs cases.
 
     entry: ``module:function``, which is called there with `args` and returns the `Sides`.
+    lives: after so many cases another takes its place, since what it compiled stays in its memory;
+    0 is never.
     It begins with the first case, and ends with this process.
     """
 
-    def __init__(self, entry: str, *args: object) -> None:
-        self.entry, self.args = entry, args
+    def __init__(self, entry: str, *args: object, lives: int = 0) -> None:
+        self.entry, self.args, self.lives = entry, args, lives
+        self._served = 0
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -124,6 +127,9 @@ class Apart:
         )
         with self._lock:
             answer = self._answer(ask)
+            self._served += 1
+            if self._served == self.lives:
+                self.close()
         if current is not None:
             current.decisions.extend(answer.decisions)
         values = {n: v.tensor() if v is not None else None for n, v in answer.values.items()}
@@ -143,7 +149,7 @@ class Apart:
     def _begun(self) -> Connection:
         if self._pipe is not None and self._owner == os.getpid():
             return self._pipe
-        self._owner = os.getpid()  # a fork does not share it
+        self._owner, self._served = os.getpid(), 0  # a fork does not share it
         ours, theirs = Pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "

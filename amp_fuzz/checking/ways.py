@@ -21,6 +21,7 @@ from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scripted import ScriptBackend
+from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
@@ -41,7 +42,7 @@ def refusal(backend: Any, subject: Subject) -> str:
     """Return why a backend cannot call a callable, or ""."""
     if isinstance(backend, ScriptBackend):
         return "TorchScript's own casts can be told from bugs in drawn cases only"
-    if isinstance(backend, PrivateUse1Backend):
+    if isinstance(backend, PrivateUse1Backend | TorchaxBackend):
         return "its device is in a process of its own, which is given cases, not callables"
     if not isinstance(backend, TorchBackend):
         return "it runs cases, not callables: make it an amp_fuzz.backends TorchBackend"

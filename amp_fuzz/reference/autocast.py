@@ -44,6 +44,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
 )
+from amp_fuzz.reference.torchax import OPAQUE, SPLIT
 
 __all__ = [
     "QUIRKS",
@@ -247,6 +248,11 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "torchax-composites",
+    "torchax-float64",
+    "torchax-stale-jit",
+    "torchax-sums",
+    "torchax-torch-autocast",
     "torchscript-autodiff",
     "torchscript-fallback",
     "torchscript-formulas",
@@ -300,6 +306,12 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
+        that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
+    torchax-float64: float64 tensors are cast like any others.
+    torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
+    torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
+    torchax-torch-autocast: a context casts nothing.
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
     torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
@@ -439,15 +451,27 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():
                 return overload(*args, **kwargs)
+        called = overload
+        if "torchax-sums" in _quirks:
+            called = SPLIT.get(name, overload)
+        if "torchax-composites" in _quirks:
+            if name in OPAQUE:
+                with dispatch.exclude():
+                    return called(*args, **kwargs)
+            if dispatch.is_composite(overload):
+                found = None
         if (deciding := flips.current()) is not None:
             found = _decided(deciding, found, name, args, kwargs)
         if found is None and whole:  # what its batching rule calls is no call of the program
             with dispatch.exclude():
                 return overload(*args, **kwargs)
+        if found is None and called is not overload:
+            with dispatch.exclude():
+                return called(*args, **kwargs)
         if found is None:
             return overload.redispatch(dispatch.after(keyset, key), *args, **kwargs)
         device, rule = found
-        return _POLICIES[rule.policy](_Caster(device, rule), overload, args, kwargs)
+        return _POLICIES[rule.policy](_Caster(device, rule), called, args, kwargs)
 
     return kernel
 
@@ -460,7 +484,7 @@ def _rule(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, 
     """
     state = _here()
     enabled = [d for d, on in state.enabled.items() if on]
-    if not enabled:
+    if not enabled or "torchax-torch-autocast" in _quirks:
         return None
     present = {device_of(t) for t in tensors_of((*args, *kwargs.values()))}
     here = [d for d in enabled if d in present]
@@ -545,7 +569,7 @@ class _Caster:
         return arg
 
     def _cast(self, tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-        if tensor.dtype is to or not eligible(tensor, self.device):
+        if tensor.dtype is to or not _eligible(tensor, self.device):
             return tensor
         deciding = flips.current()
         if deciding is not None and deciding.leaves_out(tensor.dtype, to):
@@ -553,6 +577,12 @@ class _Caster:
         cached = _here().cache_enabled and cacheable(tensor, to, self.low)
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return _cached(tensor, to) if cached else tensor.to(to)
+
+
+def _eligible(tensor: torch.Tensor, device: str) -> bool:
+    if "torchax-float64" in _quirks and tensor.dtype is torch.float64:
+        return device_of(tensor) == device
+    return eligible(tensor, device)
 
 
 def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -731,6 +761,10 @@ class autocast:
     def __enter__(self) -> autocast:
         s, d = _here(), self.device
         _register(self.table.rules)
+        if "torchax-composites" in _quirks:
+            _register(OPAQUE)
+        if "torchax-sums" in _quirks:
+            _register(SPLIT)
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )

@@ -27,6 +27,7 @@ from amp_fuzz.program import FLOAT_DTYPES
 
 __all__ = [
     "DEVICES",
+    "FRAMEWORKS",
     "Policy",
     "PolicyTable",
     "PolicyTableError",
@@ -38,11 +39,16 @@ __all__ = [
 
 _POLICIES = resources.files("amp_fuzz.reference").joinpath("policies")
 
+FRAMEWORKS = ("torchax",)
+"""What has a table and an autocast of its own, and is no device type of torch."""
+
 DEVICES = tuple(
     sorted(
-        entry.name.removesuffix(".toml")
-        for entry in _POLICIES.iterdir()
-        if entry.name.endswith(".toml")
+        {
+            entry.name.removesuffix(".toml")
+            for entry in _POLICIES.iterdir()
+            if entry.name.endswith(".toml")
+        }.difference(FRAMEWORKS)
     )
 )
 """The device types that have a table: the files in ``policies/``, so that a new one is one file."""
@@ -137,7 +143,7 @@ class PolicyTable:
 
 
 def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
-    """Read the table of one of `DEVICES`.
+    """Read the table of one of `DEVICES` or `FRAMEWORKS`.
 
     ``torch_version`` chooses the rules that hold; None means the installed torch, whose version is
     read from its metadata. Local and pre-release parts do not count: ``2.14.0.dev20260501+cpu``
@@ -146,7 +152,7 @@ def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
     Raises `PolicyTableError` if there is no such table, if it is not well formed, or if none of its
     rules holds for that version.
     """
-    if device not in DEVICES:
+    if device not in (*DEVICES, *FRAMEWORKS):
         way_out = _did_you_mean(device, DEVICES) or f"known: {', '.join(DEVICES)}"
         raise PolicyTableError(
             "", f"device={device!r}", f"no policy table; {way_out}; load_table_file() reads others"

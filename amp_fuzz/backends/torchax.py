@@ -1,0 +1,301 @@
+"""torchax: PyTorch's ops on JAX, compiled by XLA, with an autocast of its own.
+
+The plan runs on CPU tensors, as torch runs it; the program runs on JAX, and its backward pass is
+that of `jax.vjp` (`amp_fuzz.torchax.bridge`). torchax names PrivateUse1 in a process for good, so
+it lives in one of its own, which runs on whatever platform JAX finds there.
+
+The reference follows torchax's list of policies with the CPU's kernels. It keeps no casts: torchax
+has no weight cache. XLA's kernels round otherwise, so values are judged by shadow arithmetic.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+import torch
+
+from amp_fuzz import harness, reference
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torchstate import reset_state, torch_state
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.harness import Observation
+from amp_fuzz.program import Autocast, Checkpoint, Node, Region, returning_all
+from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
+from amp_fuzz.reference.tables import PolicyTable, load_table
+
+__all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
+
+INSTALL = "pip install 'amp-fuzz[jax]'"
+
+
+def installed() -> bool:
+    """Return whether JAX and torchax are; neither is imported."""
+    return all(importlib.util.find_spec(name) is not None for name in ("jax", "torchax"))
+
+
+@cache
+def lacking() -> Mapping[str, str]:
+    """Return what torchax lacks, ``op`` or ``op:form``, with why."""
+    text = (resources.files("amp_fuzz.backends") / "torchax.toml").read_text("utf-8")
+    groups = tomllib.loads(text)["lacks"]
+    return {name: group["why"] for group in groups for name in group["ops"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How programs run on torchax.
+
+    jitted: by `jax.jit`, not op by op. excess: whether XLA may keep more precision than a dtype has
+    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``.
+    """
+
+    jitted: bool = False
+    excess: bool = False
+    torch_autocast: bool = False
+
+    @property
+    def name(self) -> str:
+        """``torchax``, ``torchax[jit]``, ``torchax[jit+excess]``, ``torchax[torch.autocast]``."""
+        words = ["jit"] * self.jitted + ["excess"] * self.excess
+        words += ["torch.autocast"] * self.torch_autocast
+        return f"torchax[{'+'.join(words)}]" if words else "torchax"
+
+    @property
+    def flags(self) -> str:
+        """XLA's, as in ``XLA_FLAGS``."""
+        return f"--xla_allow_excess_precision={str(self.excess).lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchaxBackend(TorchBackend):
+    """``torchax.amp.autocast`` on the platform that JAX finds. process: where torchax is."""
+
+    mode: Mode
+    process: Apart = field(compare=False)
+    exact: bool = field(default=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """That of the mode."""
+        return self.mode.name
+
+    def availability(self) -> Availability:
+        """Say whether JAX and torchax are installed, and how much of the catalogue they lack."""
+        if not installed():
+            return Availability("missing", INSTALL)
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
+        whole = [op for op in CATALOGUE if op in lacking()]
+        forms = len(lacking()) - len(whole)
+        left = f"{len(whole)} of {len(CATALOGUE)} ops and {forms} forms that it lacks left out"
+        return Availability("ready", ", ".join([*versions, left]))
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether torchax has a lowering for that form of an op."""
+        return op not in lacking() and f"{op}:{form}" not in lacking()
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what `jax.vjp` knows nothing of.
+
+        That are torch's grad modes inside of the program, autocast around a backward pass, double
+        backward passes, and other ways to call a program than to call it. Op by op, where nothing
+        is fused, every value is returned, so that a divergence is seen where it begins.
+        """
+        plan = case.plan
+        plan = msgspec.structs.replace(
+            plan,
+            entry=plan.entry if plan.entry == "decorator" else "context",
+            backward="outside" if plan.backward != "none" else "none",
+            backward_context=None,
+            second="retain" if plan.second == "double" else plan.second,
+            loop="outside",
+            checkpoint="none",
+            transform="none",
+        )
+        program = msgspec.structs.replace(case.program, body=_without_modes(case.program.body))
+        program = program if self.mode.jitted else returning_all(program)
+        return msgspec.structs.replace(case, plan=plan, program=program)
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases where torchax is."""
+        return [self.process.run(case) for case in cases]
+
+    def expression(self, function: str) -> str:
+        """Return the source that runs a function on JAX, for a repro."""
+        return f"on_jax({function}{', jitted=True' if self.mode.jitted else ''})"
+
+    def setup(self) -> str:
+        """Return the source that imports torchax and sets it up, for a repro."""
+        return _SETUP.format(flags=self.mode.flags)
+
+    def helpers(self, names: set[str]) -> list[str]:
+        """Return the source of what a program under these names uses, for a repro."""
+        renamed = {"on_jax": "on_jax", "recomputed": "checkpoint"}
+        renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
+        text = (resources.files("amp_fuzz") / "torchax" / "bridge.py").read_text("utf-8")
+        text = re.sub(r"  # type: ignore\[[^]]*\]", "", text)
+        found = []
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                name = renamed.get(node.name)
+                if name in names:
+                    source = ast.get_source_segment(text, node) or ""
+                    found.append(source.replace(node.name, name, 1))
+        return found
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference with torchax's policies on CPU tensors."""
+        runtime = reference_runtime(self.device).runtime
+        return ReferenceRuntime(replace(runtime, autocast=_documented, driver=_stale))
+
+
+_SETUP = """\
+warnings.filterwarnings("ignore", message=".*not writable")
+os.environ["XLA_FLAGS"] = "{flags}"
+plain = torch._ops.OpOverloadPacket.__getattr__
+
+
+def get(packet, name):
+    try:
+        return plain(packet, name)
+    except AttributeError:
+        if "imname" in name or "names" in name:
+            return object()  # torch 2.13 has no named tensors any more (google/torchax#101)
+        raise
+
+
+torch._ops.OpOverloadPacket.__getattr__ = get
+import jax
+import torchax
+import torchax.interop
+
+torchax.default_env()
+torch._ops.OpOverloadPacket.__getattr__ = plain
+torchax.enable_accuracy_mode()
+"""
+
+
+def _without_modes(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for node in body:
+        if not isinstance(node, Region):
+            nodes.append(node)
+        elif isinstance(node.context, Autocast | Checkpoint):
+            nodes.append(Region(node.context, _without_modes(node.body)))
+        else:
+            nodes += _without_modes(node.body)
+    return tuple(nodes)
+
+
+@cache
+def _table() -> PolicyTable:
+    return load_table("torchax")
+
+
+def _documented(
+    device: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> reference.autocast:
+    """Return what `torchax.amp.autocast` promises: bfloat16 by default, and no weight cache."""
+    return reference.autocast(
+        device, dtype or torch.bfloat16, enabled, cache_enabled=False, table=_table()
+    )
+
+
+def _stale(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the program as what is jitted once has it, if that is to be imitated."""
+    program = names["program"]
+    if "torchax-stale-jit" not in active_quirks():
+        return {"program": program}
+    first: list[Snapshot] = []
+
+    def stale(*inputs: torch.Tensor) -> Any:
+        first.append(snapshot("cpu"))
+        with first[0].restored():
+            return program(*inputs)
+
+    return {"program": stale}
+
+
+class Torchax:
+    """torchax in this process, set to a mode.
+
+    XLA reads its flags once, when JAX first computes; what the user has set stands after ours.
+    """
+
+    def __init__(self, mode: Mode) -> None:
+        os.environ["XLA_FLAGS"] = f"{mode.flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
+        from amp_fuzz.torchax import compat
+
+        self.torchax = compat.load()
+        # JAX has no 64-bit dtypes otherwise, and on TPUs multiplies in less than float32.
+        self.torchax.enable_accuracy_mode()
+        import jax
+
+        from amp_fuzz.torchax import bridge
+
+        self.platform: str = jax.default_backend()
+        self._mode, self._bridge = mode, bridge
+        self._runtime = TorchBackend().runtime(
+            autocast=bridge.TorchAutocast if mode.torch_autocast else bridge.Autocast,
+            checkpoint=bridge.recomputed,
+            driver=self._driver,
+            state=self._state,
+            reset=self._reset,
+        )
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case under torchax's autocast."""
+        seen = harness.run(case, self._runtime)
+        seen.platform = self.platform
+        return seen
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+        return TorchaxBackend(self._mode, Apart("")).reference().run(case)
+
+    def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        return {"program": self._bridge.on_jax(names["program"], self._mode.jitted)}
+
+    def _state(self) -> dict[str, object]:
+        env = self.torchax.default_env()
+        return {"autocast of torchax": str(env.param.autocast_dtype), **torch_state("cpu")}
+
+    def _reset(self) -> None:
+        env = self.torchax.default_env()
+        env.param.autocast_dtype = None
+        reset_state("cpu")
+
+
+# What XLA compiles for a case takes 5 MiB jitted, 40 op by op, and JAX gives none of it back.
+_LIVES = 60
+
+MODES = (
+    Mode(),
+    Mode(jitted=True),
+    Mode(jitted=True, excess=True),
+    Mode(torch_autocast=True),
+)
+
+
+def backends() -> list[Backend]:
+    """Return a backend for each mode, each with a process of its own."""
+    entry = f"{__name__}:Torchax"
+    return [TorchaxBackend(mode, Apart(entry, mode, lives=_LIVES)) for mode in MODES]

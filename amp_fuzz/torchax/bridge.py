@@ -1,0 +1,107 @@
+"""What stands between the CPU tensors of a plan and a program that runs on JAX.
+
+A repro carries these functions word for word: each uses torch, jax, torchax and its neighbours
+here, and nothing else. torchax must have been imported (`amp_fuzz.torchax.compat.load`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+import torchax
+import torchax.interop
+
+__all__ = ["Autocast", "TorchAutocast", "on_jax", "recomputed"]
+
+
+class Autocast:
+    """``torchax.amp.autocast`` as `torch.autocast` is: an object, to enter or decorate with.
+
+    torchax has no ``enabled=``: its dtype None is off. It has no weight cache either.
+    """
+
+    def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
+        self.given = {} if dtype is None else {"dtype": dtype}
+        self.given = self.given if enabled else {"dtype": None}
+        self.entered = []
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        self.entered.append(torchax.amp.autocast("jax", **self.given))
+        self.entered[-1].__enter__()
+        return self
+
+    def __exit__(self, *error):  # type: ignore[no-untyped-def]
+        self.entered.pop().__exit__(*error)
+
+    def __call__(self, function):  # type: ignore[no-untyped-def]
+        def decorated(*args, **kwargs):  # type: ignore[no-untyped-def]
+            with self:
+                return function(*args, **kwargs)
+
+        return decorated
+
+
+class TorchAutocast(torch.autocast):
+    """``torch.autocast("jax")``, which torchax takes part in by its device module alone."""
+
+    def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
+        super().__init__("jax", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+def on_jax(program: Any, jitted: bool = False) -> Any:
+    """Return a program as a function of CPU tensors that runs on JAX and is differentiated there.
+
+    Forward it is `torchax.interop.jax_view` of the program, jitted by `jax.jit` if asked to; the
+    backward pass is what `jax.vjp` makes of that, for the inputs that require grad. torch's
+    gradient of a complex input is the conjugate of JAX's.
+    """
+    function = torchax.interop.jax_view(program)
+    function = jax.jit(function) if jitted else function
+    env = torchax.default_env()
+
+    def arrays(tensors: Any) -> Any:
+        return [env.t2j_copy(x.detach()) for x in tensors]
+
+    class OnJax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
+            given = arrays(inputs)
+            ctx.trained = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
+
+            def apart(*weights):  # type: ignore[no-untyped-def]
+                """Return the outputs that have gradients, and all: the others have none."""
+                whole = list(given)
+                for i, weight in zip(ctx.trained, weights, strict=True):
+                    whole[i] = weight
+                outputs, inexact = function(*whole), jax.numpy.inexact
+                return [o for o in outputs if jax.numpy.issubdtype(o.dtype, inexact)], outputs
+
+            if ctx.trained:
+                _, ctx.vjp, outputs = jax.vjp(apart, *(given[i] for i in ctx.trained), has_aux=True)
+            else:
+                outputs = function(*given)
+            found = tuple(env.j2t_copy(o).clone() for o in outputs)  # memory of JAX is not ours
+            ctx.smooth = [o.is_floating_point() or o.is_complex() for o in found]
+            ctx.mark_non_differentiable(
+                *(o for o, smooth in zip(found, ctx.smooth, strict=True) if not smooth)
+            )
+            return found
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
+            starts = [c for c, smooth in zip(cotangents, ctx.smooth, strict=True) if smooth]
+            starts = arrays([c.resolve_conj().conj().resolve_conj() for c in starts])
+            grads = [None] * len(ctx.needs_input_grad)
+            for i, grad in zip(ctx.trained, ctx.vjp(starts), strict=True):
+                grads[i] = env.j2t_copy(grad).clone().conj().resolve_conj()
+            return tuple(grads)
+
+    return OnJax.apply
+
+
+def recomputed(function, *args, use_reentrant=True):  # type: ignore[no-untyped-def]
+    """Call a function as `jax.checkpoint` has it, torchax's own kind of checkpoint."""
+    return torchax.interop.gradient_checkpoint(function)(*args)

@@ -1,0 +1,454 @@
+"""torchax: what it takes to import it, its autocast, gradients, findings, and seeded faults."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import amp_fuzz
+from amp_fuzz.backends import backends, choose, torchax
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.torchax import MODES, Mode, TorchaxBackend, lacking
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.cli import main
+from amp_fuzz.config import Options
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.literals import bits_of
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    DType,
+    NoGrad,
+    TensorSpec,
+    regions,
+    statements,
+)
+from amp_fuzz.reference import load_table, quirks
+from amp_fuzz.repro import repro
+from amp_fuzz.torchax import compat
+from tests.faults.torchax import FAULTS
+from tests.helpers import BF16, F16, call, case, under, x
+
+INSTALLED = torchax.installed()
+needs_jax = pytest.mark.skipif(
+    not INSTALLED, reason="torchax is not installed: pip install 'amp-fuzz[jax]'"
+)
+
+MM = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
+# The same shapes throughout: XLA compiles an op once for each.
+SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TorchaxBackend, Path]]:
+    """Return torchax, and the file that says which fault it has."""
+    file = tmp_path_factory.mktemp("torchax") / "fault"
+    file.write_text("")
+    process = Apart("tests.faults.torchax:Faulty", Mode(), str(file))
+    yield TorchaxBackend(Mode(), process), file
+    process.close()
+
+
+@pytest.fixture
+def backend(faulty: tuple[TorchaxBackend, Path]) -> TorchaxBackend:
+    """Return torchax without a fault: a process costs seconds, and one is enough."""
+    faulty[1].write_text("")
+    return faulty[0]
+
+
+@pytest.fixture(scope="module")
+def jitted() -> Iterator[TorchaxBackend]:
+    found = backends()["torchax[jit]"]
+    assert isinstance(found, TorchaxBackend)
+    yield found
+    found.process.close()
+
+
+def judged(backend: TorchaxBackend, one: Case) -> tuple[str, str]:
+    """Return the outcome, and the kind of divergence or the known entry."""
+    with quiet():
+        verdict = Judge(backend, shipped()).judge(one)
+    kind = verdict.divergence.kind if verdict.divergence else ""
+    return verdict.outcome, verdict.known or kind
+
+
+# -- without JAX ----------------------------------------------------------------------------------
+
+
+def test_without_jax_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torchax, "installed", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    state = backends()["torchax"].availability()
+    assert (state.status, state.detail) == ("missing", "pip install 'amp-fuzz[jax]'")
+    code = main(["doctor", "--require=torchax"])
+    lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    rows = {row[2]: (row[0], row[3]) for row in lines if len(row) == 4 and row[1] == "backend"}
+    assert rows["torchax"] == ("BROKEN", "missing: pip install 'amp-fuzz[jax]'")
+    assert rows["torchax[jit]"] == ("note", "missing: pip install 'amp-fuzz[jax]'")
+    assert code == 4
+
+
+def test_what_it_lacks_is_counted_and_not_drawn() -> None:
+    names = {name.partition(":")[0] for name in lacking()}
+    assert names <= set(CATALOGUE)
+    forms = {tuple(name.split(":")) for name in lacking() if ":" in name}
+    assert all(form in CATALOGUE[op].forms for op, form in forms)
+    assert not backends()["torchax"].supports("conv_tbc", "function")
+    assert backends()["torchax"].supports("mm", "function")
+    if INSTALLED:
+        assert f"of {len(CATALOGUE)} ops" in backends()["torchax"].availability().detail
+
+
+def test_a_run_without_names_does_not_use_it() -> None:
+    assert not [b.name for b in choose(Options().backends) if b.name.startswith("torchax")]
+
+
+def test_what_jax_does_not_know_is_taken_out() -> None:
+    """Gradients are those of jax.vjp, which knows neither torch's grad modes nor autocast."""
+    one = case(
+        SQUARES,
+        under(NoGrad(), call("mm", "x0", "w1")),
+        under(Checkpoint(), call("exp", "v0", to="v1")),
+        backward="inside",
+        second="double",
+        entry="custom_fwd",
+    )
+    fitted = backends()["torchax"].fit(one)
+    assert [type(c) for c in regions(fitted.program.body)] == [Checkpoint]
+    assert len(list(statements(fitted.program.body))) == 2
+    plan = fitted.plan
+    assert (plan.backward, plan.second, plan.entry) == ("outside", "retain", "context")
+    assert backends()["torchax"].fit(fitted) == fitted
+
+
+def test_a_model_is_not_run_on_the_cpu_instead() -> None:
+    result = amp_fuzz.check(torch.nn.Linear(2, 2), torch.ones(1, 2), backends="torchax", store=None)
+    assert not result.ok
+
+
+# -- the names that torch lost --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "has"), [("0.0.14", False), ("0.0.13", True)])
+def test_names_do_not_stand_in_where_none_is_missing(
+    monkeypatch: pytest.MonkeyPatch, version: str, has: bool
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(compat, "_has_names", lambda: has)
+    plain = torch._ops.OpOverloadPacket.__getattr__
+    assert not compat.needed()
+    with pytest.raises(compat.CompatError, match="needs no names"), compat.named():
+        pass
+    assert torch._ops.OpOverloadPacket.__getattr__ is plain
+
+
+def test_only_overloads_of_named_tensors_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.13")
+    monkeypatch.setattr(compat, "_has_names", lambda: False)
+    plain = torch._ops.OpOverloadPacket.__getattr__
+    with compat.named() as found:
+        one, other = torch.ops.aten.add.no_Dimname, torch.ops.aten.add.no_Dimname
+        assert len({one, other, torch.ops.aten.add.Tensor}) == 3
+        with pytest.raises(AttributeError):
+            _ = torch.ops.aten.add.no_such_overload
+    assert found == ["aten.add.no_Dimname"] * 2
+    assert torch._ops.OpOverloadPacket.__getattr__ is plain
+    with pytest.raises(compat.CompatError, match="not needed any more"), compat.named():
+        pass  # names nothing
+    assert torch._ops.OpOverloadPacket.__getattr__ is plain
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_its_table_is_the_cpus() -> None:
+    """As its source says; a difference from CUDA is none from its own list."""
+    for version in ("2.12.0", "2.13.0"):
+        own, cpu = (load_table(name, torch_version=version) for name in ("torchax", "cpu"))
+        assert {n: r.policy for n, r in own.rules.items()} == {
+            n: r.policy for n, r in cpu.rules.items()
+        }
+
+
+TABLE = """
+from amp_fuzz.torchax import compat
+from amp_fuzz.reference import load_table
+
+table = compat.load().amp.autocast_policy
+names = {}
+for op, policy in table.items():
+    if not isinstance(op, compat.Removed):
+        names[op.name().removeprefix("aten::").removesuffix(".default")] = policy.name.lower()
+ours = {n: r.policy.value for n, r in load_table("torchax").rules.items()}
+print(names == ours, len(names), len(table) - len(names))
+"""
+
+
+@needs_jax
+def test_its_table_is_what_it_lists() -> None:
+    done = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", str(len(load_table("torchax").rules)), "2"], done.stderr
+
+
+# -- honest ---------------------------------------------------------------------------------------
+
+
+@needs_jax
+def test_values_and_gradients_come_back(backend: TorchaxBackend) -> None:
+    seen, expected = backend.run([MM])[0], backend.reference().run(MM)
+    assert list(seen.values) == ["v0", "w1.grad"]
+    for label, value in seen.values.items():
+        want = expected.values[label]
+        assert value is not None
+        assert want is not None
+        assert (value.dtype, value.shape) == (want.dtype, want.shape)
+        torch.testing.assert_close(value, want, rtol=0.05, atol=0.05)
+
+
+@needs_jax
+def test_the_platform_is_in_every_record(backend: TorchaxBackend) -> None:
+    with quiet():
+        verdict = Judge(backend).judge(MM)
+    assert verdict.record("matmul").platform in ("cpu", "gpu", "tpu")
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        MM,
+        case(SQUARES, call("mm", "x0", "w1"), contexts=(F16,), backward="inside"),
+        case(SQUARES, call("mm", "x0", "w1"), contexts=(BF16, Autocast(enabled=False))),
+        case(SQUARES, call("mm", "x0", "w1"), contexts=(F16, Autocast())),
+        case(SQUARES, call("mm", "x0", "w1"), contexts=(Autocast(dtype="float32"),)),
+        case(SQUARES, under(F16, call("mm", "x0", "w1"))),
+        case(SQUARES, call("mm", "x0", "w1"), entry="decorator"),
+        case(SQUARES, call("mm", "x0", "w1"), thread="inside"),
+        case(SQUARES, call("mm", "x0", "w1"), interrupted=True, second="retain"),
+        case(SQUARES, call("mm", "x0", "w1"), steps=2, scaler=True),
+        case(SQUARES, under(Checkpoint(), call("mm", "x0", "w1")), first_pass="inference_mode"),
+        case(
+            [x("w0", 2, 2, dtype="complex64"), x("x1", 2, 2, dtype="complex64")],
+            call("mul", "w0", "x1"),
+        ),
+        case(SQUARES, call("argmax", "w1"), call("mm", "x0", "w1", to="v1")),
+        case([x("w0", 2, 2), x("x1", 2, 2)], call("gt", "w0", "x1")),
+    ],
+    ids=str,
+)
+def test_a_plan_means_what_it_means_in_torch(backend: TorchaxBackend, one: Case) -> None:
+    assert judged(backend, one) == ("agreed", "")
+
+
+@needs_jax
+def test_a_weight_has_no_cached_cast(backend: TorchaxBackend) -> None:
+    """Its gradient is summed in float32, as the reference has it without a cache."""
+    one = case(SQUARES, call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1"))
+    assert judged(backend, one) == ("agreed", "")
+    casts = [c for k in backend.reference().run(one).kernels for c in k.casts]
+    assert casts
+    assert not any(c.cached for c in casts)
+
+
+@needs_jax
+def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
+    """Of few ops, so that little is compiled; benchmarks/torchax_cost.json has what a run draws."""
+    judge = Judge(backend, shipped())
+    ops = ("mm", "exp", "relu", "mul", "linear", "cat", "softmax", "tanh")
+    settings = Settings(backends=(backend.name,), ops=ops, max_statements=4)
+    outcomes: Counter[str] = Counter()
+    with quiet():
+        for one in draw(Task(backend.name, "all", (), 8, 1), settings):
+            verdict = judge.judge(one)
+            outcomes[verdict.outcome] += 1
+            assert verdict.outcome != "diverged", f"{verdict.divergence}\n{one}"
+    assert outcomes["agreed"]
+
+
+# -- findings -------------------------------------------------------------------------------------
+
+
+def scalar(name: str, value: float) -> TensorSpec:
+    """Return a bfloat16 input of one element."""
+    return x(name, 1, 1, dtype="bfloat16", values=bits_of([value], "bfloat16"))
+
+
+FINDINGS = {
+    # 1.0078125 squared is 1.01568603515625, which rounds to 1.015625 before that is taken away.
+    "torchax-sums": case(
+        [scalar("x0", -1.015625), scalar("x1", 1.0078125), scalar("x2", 1.0078125)],
+        call("addmm", "x0", "x1", "x2"),
+        backward="none",
+    ),
+    "torchax-composites": case([x("x0", 2, 3), x("w1", 2, 3)], call("linear", "x0", "w1")),
+    "torchax-float64": case(
+        [x("x0", 2, 2, dtype="float64"), x("x1", 2, 2, dtype="float64")], call("mm", "x0", "x1")
+    ),
+    "torchax-promote": case([x("x0", 2), x("x1", 2)], call("cat", ["x0", "x1"])),
+    "torchax-16-bit": case([x("x0", 4, dtype="bfloat16")], call("fft.fft", "x0")),
+    "torchax-runs-more": case(
+        [x("x0", 2, 2, dtype="bfloat16")], call("linalg.det", "x0"), backward="none"
+    ),
+    "torchax-dtype-argument": case(
+        [x("x0", 2, 2, dtype="bfloat16")], call("sum", "x0", dtype=DType("float32"))
+    ),
+    "torchax-promotion": case([x("x0", 4, dtype="bfloat16"), x("x1")], call("mul", "x0", "x1")),
+    "torchax-lowerings": case([x("x0", 4), x("x1", 1)], call("slice_scatter", "x0", "x1", -1, 3)),
+    "torchax-lowerings-dtype": case([x("x0", 2, dtype="bfloat16")], call("digamma", "x0")),
+    "torchax-raises": case([x("x0", 2, 3)], call("logcumsumexp", "x0", -1)),
+    "torchax-lacks": case(
+        [x("w0", 3, 2), x("x1", 2)], call("linalg.householder_product", "w0", "x1")
+    ),
+    "torchax-subnormals": case(
+        [x("w0", 2, domain="subnormal"), x("x1", 2)], call("mul", "w0", "x1")
+    ),
+    "torchax-scalars": case(
+        [x("x0", 2, dtype="float16")], call("div.scalar", "x0", 65536.0), contexts=()
+    ),
+}
+
+
+@needs_jax
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
+    assert judged(backend, FINDINGS[name]) == ("known", name)
+    with quiet():
+        assert Judge(backend).judge(FINDINGS[name]).outcome == "diverged"
+
+
+@needs_jax
+def test_a_finding_hides_no_other(faulty: tuple[TorchaxBackend, Path]) -> None:
+    backend, file = faulty
+    one = case(SQUARES, call("linear", "x0", "w1"), call("mm", "x0", "w1", to="v1"))
+    file.write_text("")
+    assert judged(backend, one) == ("known", "torchax-composites")
+    file.write_text("mm-without-policy")
+    assert judged(backend, one)[0] == "diverged"
+
+
+@needs_jax
+def test_a_jitted_program_keeps_its_first_autocast(jitted: TorchaxBackend) -> None:
+    one = case(SQUARES, call("mm", "x0", "w1"), interrupted=True, thread="inside")
+    assert judged(jitted, MM) == ("agreed", "")
+    assert judged(jitted, one) == ("known", "torchax-stale-jit")
+
+
+@needs_jax
+def test_what_looks_at_values_is_not_traced(jitted: TorchaxBackend) -> None:
+    assert judged(jitted, case([x("w0", 2, 3)], call("cov", "w0"))) == ("known", "torchax-traced")
+
+
+@needs_jax
+def test_torch_autocast_casts_nothing() -> None:
+    found = backends()["torchax[torch.autocast]"]
+    assert isinstance(found, TorchaxBackend)
+    assert judged(found, MM) == ("known", "torchax-torch-autocast")
+    found.process.close()
+
+
+def test_the_reference_casts_nothing_under_the_quirk_of_torch_autocast() -> None:
+    reference = backends()["torchax[torch.autocast]"].reference()
+    dtypes = []
+    for names in ((), ("torchax-torch-autocast",)):
+        with quirks(names):
+            value = reference.run(MM).values["v0"]
+        assert value is not None
+        dtypes.append(value.dtype)
+    assert dtypes == [torch.bfloat16, torch.float32]
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+FAULTY = {
+    "mm-without-policy": (MM, "dtype"),
+    "mm-in-float32": (MM, "dtype"),
+    "prod-in-lower-precision": (case([x("x0", 3)], call("prod", "x0")), "dtype"),
+    "exp-a-bit-too-large": (case([x("x0", 2, 2)], call("exp", "x0")), "value"),
+    "exp-in-float32": (case([x("x0", 2, 2, dtype="bfloat16")], call("exp", "x0")), "dtype"),
+    "gradients-halved": (MM, "grad-value"),
+    "context-stays-on": (MM, "state"),
+}
+
+
+@needs_jax
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
+    backend, file = faulty
+    one, kind = FAULTY[name]
+    file.write_text(name)
+    try:
+        assert judged(backend, one) == ("diverged", kind)
+    finally:
+        file.write_text("")
+    assert judged(backend, one)[0] == "agreed"
+
+
+# -- repros ---------------------------------------------------------------------------------------
+
+
+@needs_jax
+def test_a_repro_needs_only_torch_and_torchax(backend: TorchaxBackend, tmp_path: Path) -> None:
+    one = FINDINGS["torchax-composites"]
+    with quiet():
+        verdict = Judge(backend).judge(one)
+    script = repro(one, backend, verdict.finding(""))
+    assert "amp_fuzz" not in script
+    path = tmp_path / "repro.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "observed: torch.float32" in done.stdout
+
+
+class Counting:
+    """Says how many cases it has run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def observe(self, case: Case) -> Observation:
+        self.count += 1
+        return Observation(seconds=self.count)
+
+
+def test_a_process_may_be_replaced_after_some_cases() -> None:
+    """What XLA compiled stays in its memory."""
+    process = Apart("tests.backends.test_torchax:Counting", lives=2)
+    try:
+        assert [process.run(MM).seconds for _ in range(3)] == [1, 2, 1]
+    finally:
+        process.close()
+
+
+def test_each_mode_has_a_name_of_its_own() -> None:
+    assert len({mode.name for mode in MODES}) == len(MODES)
+    assert {mode.name for mode in MODES} <= set(backends())
+
+
+@needs_jax
+def test_an_observation_that_is_wrong_in_dtype_is_no_rounding(backend: TorchaxBackend) -> None:
+    class Wider(TorchaxBackend):
+        """Returns float32 for each 16-bit value."""
+
+        def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
+            seen = TorchaxBackend.run(self, cases)
+            for one in seen:
+                one.values = {n: v.float() if v is not None else v for n, v in one.values.items()}
+            return seen
+
+    wrong = Wider(backend.mode, backend.process)
+    assert judged(replace(wrong), MM) == ("diverged", "dtype")
