@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with $$($(PYTHON) --version), a minute or two ..."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-build-isolation --editable '.[dev,jax]'
 	@touch $@
 	@echo "ready: $(BIN)/amp-fuzz, torch $$($(BIN)/python -c \
 	  'from importlib.metadata import version; print(version("torch"))')"
