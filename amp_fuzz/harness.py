@@ -50,7 +50,8 @@ class Observation:
     values: label -> a detached copy of the tensor observed there, or None for a missing gradient,
     in the order of observation. leaked: what of the state is not what it was before; see `changes`.
     kernels: the autocast kernels reached, where the implementation can tell. graphs: how many
-    graphs a compiler made of it; None where none are made.
+    graphs a compiler made of it; None where none are made. platform: what it ran on, where an
+    implementation chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Observation:
     kernels: list[KernelCall] = field(default_factory=list)
     seconds: float = 0.0
     graphs: int | None = None
+    platform: str = ""
 
 
 @dataclass(frozen=True, slots=True)

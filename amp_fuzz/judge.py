@@ -45,7 +45,7 @@ class Verdict:
     """How a case came out on a backend.
 
     unjudged: values that differ, but nothing is said of. uncompiled: it agreed, but the compiler
-    had made no graph of it.
+    had made no graph of it. platform: see `Observation`.
     """
 
     case: Case
@@ -57,6 +57,7 @@ class Verdict:
     seconds: dict[str, float] = field(default_factory=dict)
     unjudged: int = 0
     uncompiled: bool = False
+    platform: str = ""
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -77,6 +78,7 @@ class Verdict:
             at=list(counts).index(_key(kernel)) if kernel else -1,
             unjudged=self.unjudged,
             uncompiled=self.uncompiled,
+            platform=self.platform,
         )
 
     def finding(
@@ -100,6 +102,7 @@ class Verdict:
             case=self.case,
             minimised=minimised,
             family=family,
+            platform=self.platform,
         )
 
 
@@ -166,6 +169,7 @@ class Judge:
             kernels=expected.kernels,
             seconds=clock.laps,
             unjudged=len(unjudged),
+            platform=observed.platform,
         )
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"

@@ -95,7 +95,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     index in `kernels` of that op's kernel; -1 if it reached none. unjudged: how many values differ
     in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
     but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if
-    it diverged in a way that no known list explains.
+    it diverged in a way that no known list explains. platform: what the backend ran on, where it
+    chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX.
     """
 
     id: str
@@ -112,6 +113,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     unjudged: int = 0
     uncompiled: bool = False
     groups: tuple[str, ...] = ()
+    platform: str = ""
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
@@ -128,7 +130,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     guilty one show the same. overload: the kernel to blame, where there is one only. as_if:
     policies, or ``none``, with which instead of its own that kernel of autocast explains the whole;
     of a `general` one, what contexts act as if they said. left: parts of the state that contexts do
-    not restore: with them restored, the case agrees.
+    not restore: with them restored, the case agrees. platform: as in `CaseRecord`.
     """
 
     backend: str
@@ -153,6 +155,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     overload: str = ""
     as_if: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    platform: str = ""
 
     @property
     def id(self) -> str:

@@ -120,15 +120,25 @@ class Program:
         flag = f"--xla_allow_excess_precision={str(excess).lower()}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
         os.environ.setdefault("JAX_ENABLE_X64", "true")
+        import jax
+
         from amp_fuzz.xla import replay
 
         self.device, self.jit, self.replay = device, jit, replay.replay
+        self.platform = jax.default_backend()
 
     def observe(self, case: Case) -> Observation:
         """Record a case under the reference, and run what was recorded on JAX."""
         seen, recorder = record(case, _reference(self.device))
-        made = self.replay(recorder.recording, jit=self.jit)
+        try:
+            if recorder.failed is not None:
+                raise recorder.failed
+            made = self.replay(recorder.recording, jit=self.jit)
+        except Exception as error:  # of ours or of XLA: the reference ran
+            raised = Raised(type(error).__name__, str(error), 0, "")
+            return Observation(raised=raised, platform=self.platform)
         seen.values = {label: made.get(label) for label in seen.values}
+        seen.platform = self.platform
         return seen
 
     def expect(self, case: Case) -> Observation:

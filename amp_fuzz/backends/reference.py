@@ -12,7 +12,7 @@ import torch
 from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.reference.autocast import active_quirks, reset, state
 from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
@@ -47,7 +47,7 @@ class ReferenceRuntime:
         self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
     ) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, and return a band for each value that is observed."""
-        mode = Shadow(samples, seed, reach)
+        mode = Shadow(samples, seed, reach, flushes="xla-subnormals" in active_quirks())
         bands: dict[str, Band] = {}
 
         def note(label: str, tensor: torch.Tensor) -> None:

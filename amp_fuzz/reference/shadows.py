@@ -121,6 +121,8 @@ class Shadow(TorchDispatchMode):
     Args:
         samples: how many perturbed copies.
         seed: of the perturbations; the nominal computation does not see it.
+        flushes: the copies take numbers below the smallest normal one of the precision that is
+            computed with, of an op's inputs and of its results, for 0; each half of the time.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -130,9 +132,16 @@ class Shadow(TorchDispatchMode):
     gradients included. Works on strided tensors of the CPU.
     """
 
-    def __init__(self, samples: int = 8, seed: int = 0, reach: Reach = "nominal") -> None:
+    def __init__(
+        self,
+        samples: int = 8,
+        seed: int = 0,
+        reach: Reach = "nominal",
+        *,
+        flushes: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.samples, self.reach = samples, reach
+        self.samples, self.reach, self.flushes = samples, reach, flushes
         self._generator = torch.Generator().manual_seed(seed)
         self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
@@ -205,7 +214,7 @@ class Shadow(TorchDispatchMode):
         quiet = exact is not None and _equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
         inputs = [
-            copies if quiet else self._perturbed(copies, t)
+            self._flushed(copies if quiet else self._perturbed(copies, t), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         state = torch.get_rng_state() if call.draws else None
@@ -258,6 +267,18 @@ class Shadow(TorchDispatchMode):
         u = UNIT_ROUNDOFF[compute or torch.float32]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
+    def _flushed(self, copies: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
+        """Return copies, all but the clean one with 0 for half of their subnormal numbers."""
+        if not self.flushes or nominal.dtype not in UNIT_ROUNDOFF:
+            return copies
+        if copies.is_complex():
+            parts = self._flushed(torch.view_as_real(copies), torch.view_as_real(nominal))
+            return torch.view_as_complex(parts)
+        limits = torch.finfo(torch.float64 if nominal.dtype is torch.float64 else torch.float32)
+        coin = torch.rand(copies.shape, generator=self._generator) < 0.5
+        coin[0] = False
+        return torch.where(coin & (copies.abs() < limits.tiny), copies * 0, copies)
+
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
         noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
@@ -296,6 +317,7 @@ class Shadow(TorchDispatchMode):
                 size = copies[1:].abs()
                 step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
+            copies = self._flushed(copies, nominal)
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():

@@ -102,7 +102,7 @@ def _addmm_activation(
     x: Array, a: Array, b: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Array:
     made = _biased(_accumulated)(x, a, b, beta=beta, alpha=alpha)
-    return LOWERINGS["gelu"](made, approximate="tanh") if use_gelu else LOWERINGS["relu"](made)
+    return LOWERINGS["gelu"](made) if use_gelu else LOWERINGS["relu"](made)
 
 
 @lower("linear")

@@ -99,6 +99,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.on = True
+        self.failed: Exception | None = None
         self._memories: dict[tuple[int, torch.dtype], int] = {}
         self._kept: list[torch.UntypedStorage] = []
         self._twins: set[int] = set()
@@ -139,14 +140,18 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run an op and note it."""
         kwargs = kwargs or {}
-        if not self.on:
+        plain = self.on and torch.Tag.inplace_view not in func.tags
+        if not plain or any(t.device.type != "cpu" for t in _tensors((args, kwargs))):
             with dispatch.kept():
                 return func(*args, **kwargs)
         # As they are before the op: it may write or resize them.
         given, named = _map(args, self._read), _map(kwargs, self._read)
         with dispatch.kept():
             out = func(*args, **kwargs)
-        self._note(func, args, kwargs, given, named, out)
+        try:
+            self._note(func, args, kwargs, given, named, out)
+        except Exception as error:  # ours, not the case's
+            self.failed, self.on = error, False
         return out
 
     def _note(
@@ -171,7 +176,9 @@ class Recorder(TorchDispatchMode):
             ]
         if form.uninitialised or not (written or results):
             return  # views, questions, memory that nobody has written
-        with _disable_current_modes():
+        if any(t.device.type != "cpu" for t in results):
+            return
+        if True:
             targets = written or results
             for target in written:
                 if self._index(target) in self._twins:
@@ -192,8 +199,7 @@ class Recorder(TorchDispatchMode):
         self.recording.steps.append(step)
 
     def _read(self, tensor: torch.Tensor) -> Read:
-        with _disable_current_modes():
-            return Read(self.place(tensor), not tensor.requires_grad)
+        return Read(self.place(tensor), not tensor.requires_grad)
 
     def place(self, tensor: torch.Tensor, *, fresh: bool = False) -> Place:
         """Return where a tensor lies; memory that is met for the first time is a constant.

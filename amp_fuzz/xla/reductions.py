@@ -349,11 +349,3 @@ def _argsort(
     x: Array, dim: int = -1, descending: bool = False, *, stable: bool = False
 ) -> Array:
     return _ordered(x, dim, descending)[1]
-
-
-@lower("kthvalue")
-def _kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    if not x.ndim:
-        return x, jnp.zeros((), "int64")
-    order = _ordered(x, dim, False)[1]
-    return _taken(x, jnp.take(order, k - 1, axis=dim), dim % x.ndim, keepdim)

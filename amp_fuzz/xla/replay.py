@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from jax import lax
 
-from amp_fuzz.xla import indexing, layers, pointwise, products, reductions
+from amp_fuzz.xla import indexing, layers, linear, pointwise, products, reductions, sampling
 from amp_fuzz.xla.core import Array, cast, find, spread
 from amp_fuzz.xla.recording import Place, Read, Recording, Step, dense
 
 __all__ = ["LoweringError", "array", "replay", "tensor"]
 
 # Importing them enters their lowerings into the table.
-TABLES = (indexing, layers, pointwise, products, reductions)
+TABLES = (indexing, layers, linear, pointwise, products, reductions, sampling)
 
 
 class LoweringError(RuntimeError):
@@ -40,7 +40,8 @@ def replay(recording: Recording, *, jit: bool) -> dict[str, torch.Tensor | None]
         if not recording.starts:
             return function(weights, others, drawn)[1], {}
         _, back, seen = jax.vjp(lambda w: function(w, others, drawn), weights, has_aux=True)
-        return seen, back(cotangents)[0]
+        # A complex gradient of torch's is the conjugate of what JAX pulls back.
+        return seen, jax.tree.map(_conjugate, back(list(map(_conjugate, cotangents)))[0])
 
     run = jax.jit(run) if jit else run
     seen, gradients = run(weights, others, drawn, cotangents)
@@ -50,6 +51,10 @@ def replay(recording: Recording, *, jit: bool) -> dict[str, torch.Tensor | None]
     for label, place in recording.weights if recording.starts else ():
         found[f"{label}.grad"] = tensor(_read({place.memory: gradients[place.memory]}, place))
     return found
+
+
+def _conjugate(x: Array) -> Array:
+    return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 
 def _trained(recording: Recording, index: int) -> bool:
@@ -135,6 +140,9 @@ def name_of(dtype: torch.dtype) -> str:
 
 def _read(held: Mapping[int, Any], place: Place) -> Array:
     kept = held[place.memory]
+    if not math.prod(place.shape):
+        dtype = (kept[0] if isinstance(kept, tuple) else kept).dtype
+        return jnp.zeros(place.shape, dtype)
     if isinstance(kept, tuple):
         value, at = kept
         if (at.shape, at.strides) == (place.shape, place.strides):
@@ -149,8 +157,7 @@ def _read(held: Mapping[int, Any], place: Place) -> Array:
     # Dimensions of stride 0 repeat elements: their gradients are summed.
     plain = [1 if s == 0 else n for n, s in zip(place.shape, place.strides, strict=True)]
     index = _elements(place, plain)
-    value = kept[jnp.asarray(index)] if index.size else jnp.zeros(plain, kept.dtype)
-    return _turned(spread(value, place.shape), place, None)
+    return _turned(spread(kept[jnp.asarray(index)], place.shape), place, None)
 
 
 def _elements(place: Place, shape: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -178,7 +185,9 @@ def _flat(value: Array, at: Place) -> Array:
 
 def _write(recording: Recording, held: dict[int, Any], place: Place, value: Array) -> None:
     memory = recording.memories[place.memory]
-    if dense(place, memory.count) is not None:
+    if not math.prod(place.shape) and place.memory in held:
+        return
+    if dense(place, memory.count) is not None or not math.prod(place.shape):
         held[place.memory] = (value, place)
         return
     before = held.get(place.memory)
