@@ -25,10 +25,12 @@ from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring
 from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.program import Checkpoint, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import DEVICES, load_table
+from amp_fuzz.xla.ops import NOT_LOWERED
 from amp_fuzz.xla.recording import Recorder
 
 __all__ = ["JaxBackend", "Program", "backends"]
@@ -62,7 +64,12 @@ class JaxBackend(TorchBackend):
             version = importlib.metadata.version("jax")
         except importlib.metadata.PackageNotFoundError:
             return Availability("missing", "pip install 'amp-fuzz[jax]'")
-        return Availability("ready", f"jax {version}, the casts of {self.device}")
+        lowered = f"{len(CATALOGUE.keys() - NOT_LOWERED)} of {len(CATALOGUE)} ops lowered"
+        return Availability("ready", f"jax {version}, the casts of {self.device}, {lowered}")
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether an op is lowered."""
+        return op not in NOT_LOWERED
 
     def fit(self, case: Case) -> Case:
         """Return the case without what a program of JAX has not."""

@@ -263,5 +263,4 @@ def _cholesky_solve(b: Array, x: Array, upper: bool = False) -> Array:
 
 @lower("linalg_matrix_exp")
 def _matrix_exp(x: Array) -> Array:
-    made: Array = jax.scipy.linalg.expm(x)
-    return made
+    return cast(jax.scipy.linalg.expm(opmath(x)), x.dtype.name)

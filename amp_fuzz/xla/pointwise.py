@@ -677,3 +677,5 @@ def _arange(start: Any, end: Any = None, step: Any = 1, dtype: str | None = None
 
 
 lower("log_sigmoid_forward")(_log_sigmoid_forward)
+lower("eye")(lambda n, dtype="float32": jnp.eye(n, dtype=dtype))
+lower("eye.m")(lambda n, m, dtype="float32": jnp.eye(n, m, dtype=dtype))
