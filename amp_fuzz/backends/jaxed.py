@@ -103,7 +103,8 @@ class JaxBackend(TorchBackend):
 def _reference(device: str) -> ReferenceRuntime:
     table = load_table(device)
     found = reference_runtime(device, scope=lambda: as_device(device, table, tensors="cpu"))
-    return ReferenceRuntime(replace(found.runtime, place=lambda tensor: tensor))
+    runtime = replace(found.runtime, place=lambda tensor: tensor)
+    return ReferenceRuntime(runtime, reorders=True)
 
 
 def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -122,7 +122,9 @@ class Shadow(TorchDispatchMode):
         samples: how many perturbed copies.
         seed: of the perturbations; the nominal computation does not see it.
         flushes: the copies take numbers below the smallest normal one of the precision that is
-            computed with, of an op's inputs and of its results, for 0; each half of the time.
+            computed with, of an op's inputs and of its results, for 0: all, or some.
+        reorders: an implementation may add in another order, so that a ``bounded`` copy also ends
+            where the sum of the absolute values leaves the range.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -139,9 +141,11 @@ class Shadow(TorchDispatchMode):
         reach: Reach = "nominal",
         *,
         flushes: bool = False,
+        reorders: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.samples, self.reach, self.flushes = samples, reach, flushes
+        self.samples, self.reach = samples, reach
+        self.flushes, self.reorders = flushes, reorders
         self._generator = torch.Generator().manual_seed(seed)
         self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
@@ -220,6 +224,8 @@ class Shadow(TorchDispatchMode):
         state = torch.get_rng_state() if call.draws else None
         try:
             made = self._run(call, inputs)
+            if self.reorders and self.reach == "bounded" and call.adds:
+                made = self._reordered(call, inputs, made)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -232,7 +238,7 @@ class Shadow(TorchDispatchMode):
         for t, copies in zip(written, made or [None] * len(written), strict=True):
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
-            elif self._store(t, copies, known=known, left=left, quiet=quiet):
+            elif self._store(t, copies, known=known, left=left, quiet=quiet, terms=call.terms(t)):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
@@ -249,6 +255,24 @@ class Shadow(TorchDispatchMode):
             torch.stack(copies) if len({c.shape for c in copies}) == 1 else None
             for copies in zip(*made, strict=True)
         ]
+
+    def _reordered(
+        self, call: _Call, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Return the copies, infinite where some sum of some of the terms may be."""
+        whole = call.on([copies[0].abs() if copies.is_floating_point() else copies[0]
+                         for copies in inputs])
+        found: list[torch.Tensor | None] = []
+        for copies, size in zip(made, whole, strict=True):
+            if copies is None or not copies.is_floating_point():
+                found.append(copies)
+                continue
+            dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
+            narrow = any(_REAL.get(d, d) not in (torch.float64,) for d in dtypes)
+            limit = torch.finfo(torch.float32 if narrow else torch.float64).max
+            within = torch.isfinite(size) & (size.abs() <= limit)
+            found.append(torch.where(within, copies, torch.inf))
+        return found
 
     def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
         """Return the op's result in float64 on the nominal values, to compare with the nominal."""
@@ -267,17 +291,31 @@ class Shadow(TorchDispatchMode):
         u = UNIT_ROUNDOFF[compute or torch.float32]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
-    def _flushed(self, copies: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
-        """Return copies, all but the clean one with 0 for half of their subnormal numbers."""
+    def _flushed(
+        self, copies: torch.Tensor, nominal: torch.Tensor, terms: int = 0
+    ) -> torch.Tensor:
+        """Return copies with 0 for subnormal numbers: every second with 0 for all of them, the others
+        for half of them, and the clean one for none.
+
+        terms: of how many an element is the sum: inside a kernel each may have been taken for 0.
+        """
         if not self.flushes or nominal.dtype not in UNIT_ROUNDOFF:
             return copies
         if copies.is_complex():
-            parts = self._flushed(torch.view_as_real(copies), torch.view_as_real(nominal))
-            return torch.view_as_complex(parts)
+            parts = torch.view_as_real(copies), torch.view_as_real(nominal)
+            return torch.view_as_complex(self._flushed(*parts, terms))
         limits = torch.finfo(torch.float64 if nominal.dtype is torch.float64 else torch.float32)
+        size = copies.abs()
         coin = torch.rand(copies.shape, generator=self._generator) < 0.5
-        coin[0] = False
-        return torch.where(coin & (copies.abs() < limits.tiny), copies * 0, copies)
+        coin[1::2] = True
+        found = torch.where(coin & (size < limits.tiny), copies * 0, copies)
+        if terms:
+            lost = limits.tiny * terms
+            some = copies + lost * self._noise(copies)
+            some[1::2] = copies[1::2].sign() * (size[1::2] - lost).clamp(min=0)
+            found = torch.where((size == 0) | ~torch.isfinite(size), found, some)
+        found[0] = copies[0]
+        return found
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
@@ -292,6 +330,7 @@ class Shadow(TorchDispatchMode):
         known: bool,
         left: tuple[str, ...],
         quiet: bool = False,
+        terms: int = 0,
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
 
@@ -317,7 +356,7 @@ class Shadow(TorchDispatchMode):
                 size = copies[1:].abs()
                 step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
-            copies = self._flushed(copies, nominal)
+            copies = self._flushed(copies, nominal, terms)
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():
@@ -376,6 +415,7 @@ class _Call:
         self.pointwise = pointwise or self.moves
         self.elementwise = pointwise and not self.moves and not writes and bool(self.tensors)
         self.targets = self._targets(schema) if writes else []
+        self.adds = func.__name__.partition(".")[0] in _ADDING
         self.follows = all(_plain(t) for t in self.tensors)
 
     def views(self, results: Sequence[torch.Tensor]) -> bool:
@@ -386,6 +426,12 @@ class _Call:
         # composite ops here whole, `to` and `reshape` among them.
         own = {t.untyped_storage()._cdata for t in self.tensors if not t._is_zerotensor()}
         return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
+
+    def terms(self, result: torch.Tensor) -> int:
+        """Return of how many elements one of a result is made, at most: none that is only moved."""
+        if self.moves:
+            return 0
+        return max([4, *(t.numel() // max(result.numel(), 1) for t in self.tensors)])
 
     def _targets(self, schema: Any) -> list[int]:
         """Return the numbers, among the tensors, of those that the op writes.
@@ -454,6 +500,12 @@ _COPIES = frozenset(
         ("max", "default"),
         ("min", "default"),
     )
+)
+
+# Ops whose results are sums of many terms, in the order that a kernel likes.
+_ADDING = frozenset(
+    ("addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "bmm", "convolution")
+    + ("cumsum", "dot", "mean", "mm", "mv", "nansum", "sum", "vdot", "_addmm_activation")
 )
 
 # What was in the memory before: not a result, and what it holds is no overflow.

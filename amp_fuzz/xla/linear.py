@@ -204,7 +204,7 @@ def _attention(
             scores = scores + opmath(attn_mask)
     total = jax.nn.logsumexp(scores, axis=-1)
     made = jnp.matmul(jax.nn.softmax(scores, axis=-1), v)
-    return cast(made, query.dtype.name), lax.stop_gradient(jnp.swapaxes(total, 1, 2))
+    return cast(made, query.dtype.name), lax.stop_gradient(total)
 
 
 # -- factors ------------------------------------------------------------------------------------
@@ -243,22 +243,63 @@ def _triangles(lu: Array) -> tuple[Array, Array]:
     return jnp.tril(lu[..., :, :size], -1) + unit, jnp.triu(lu[..., :size, :])
 
 
-@lower("cholesky_inverse")
-def _cholesky_inverse(x: Array, upper: bool = False) -> Array:
-    unit = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape)
-    return _cholesky_solve(unit, x, upper)
+def _turned(x: Array) -> Array:
+    return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
-@lower("cholesky_solve", "_cholesky_solve_helper")
-def _cholesky_solve(b: Array, x: Array, upper: bool = False) -> Array:
-    batch = jnp.broadcast_shapes(b.shape[:-2], x.shape[:-2])
-    b, x = (jnp.broadcast_to(o, (*batch, *o.shape[-2:])) for o in (b, x))
+def _solved(b: Array, x: Array, upper: bool) -> Array:
     for second in (False, True):  # L, then its conjugate transpose; of U the other way round
         turned = second != upper
         b = lax.linalg.triangular_solve(
             x, b, left_side=True, lower=not upper, transpose_a=turned, conjugate_a=turned
         )
     return b
+
+
+def _factor_gradient(common: Array, x: Array, upper: bool) -> Array:
+    """Return torch's gradient of a factor: of all elements, the other triangle's too."""
+    return -jnp.matmul(x, common) if upper else -jnp.matmul(common, x)
+
+
+@lower("cholesky_inverse")
+def _cholesky_inverse(x: Array, upper: bool = False) -> Array:
+    @jax.custom_vjp
+    def inverse(x: Array) -> Array:
+        return _solved(jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape), x, upper)
+
+    def keep(x: Array) -> tuple[Array, tuple[Array, Array]]:
+        made = inverse(x)
+        return made, (x, made)
+
+    def back(given: tuple[Array, Array], grad: Array) -> tuple[Array]:
+        x, made = given
+        common = jnp.matmul(made, jnp.matmul(grad + _turned(grad), made))
+        return (_factor_gradient(common, x, upper),)
+
+    inverse.defvjp(keep, back)
+    return inverse(x)
+
+
+@lower("cholesky_solve", "_cholesky_solve_helper")
+def _cholesky_solve(b: Array, x: Array, upper: bool = False) -> Array:
+    @jax.custom_vjp
+    def solve(b: Array, x: Array) -> Array:
+        return _solved(b, x, upper)
+
+    def keep(b: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
+        made = solve(b, x)
+        return made, (x, made)
+
+    def back(given: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+        x, made = given
+        pulled = _solved(grad, x, upper)
+        common = jnp.matmul(pulled, _turned(made))
+        return pulled, _factor_gradient(common + _turned(common), x, upper)
+
+    solve.defvjp(keep, back)
+    batch = jnp.broadcast_shapes(b.shape[:-2], x.shape[:-2])
+    b, x = (jnp.broadcast_to(o, (*batch, *o.shape[-2:])) for o in (b, x))
+    return solve(b, x)
 
 
 @lower("linalg_matrix_exp")

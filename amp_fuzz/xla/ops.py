@@ -64,8 +64,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "_thnn_fused_lstm_cell",
         "cudnn_convolution",
         "cudnn_convolution_transpose",
-        "miopen_convolution",
-        "miopen_convolution_transpose",
     ),
 }
 

@@ -144,6 +144,8 @@ class Recorder(TorchDispatchMode):
         if not plain or any(t.device.type != "cpu" for t in _tensors((args, kwargs))):
             with dispatch.kept():
                 return func(*args, **kwargs)
+        if func.__name__.partition(".")[0] in _MASKED:
+            args = (args[0], [*_places(args[1])], *args[2:])
         # As they are before the op: it may write or resize them.
         given, named = _map(args, self._read), _map(kwargs, self._read)
         with dispatch.kept():
@@ -238,6 +240,18 @@ class Recorder(TorchDispatchMode):
         if others and found is None:
             self._twins.update((index, *others))
         return index
+
+
+# Masks among their indices choose how many elements there are: they count as what they choose.
+_MASKED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
+
+
+def _places(indices: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            yield index
+        else:
+            yield from index.nonzero(as_tuple=True) if index.dim() else [index]
 
 
 # -- ops and their schemas ----------------------------------------------------------------------

@@ -165,14 +165,14 @@ def _count_nonzero(x: Array, dims: Any = None) -> Array:
 @lower("_softmax", "_safe_softmax")
 def _softmax(x: Array, dim: int, half_to_float: Any = False, **_: Any) -> Array:
     if not x.ndim:
-        return jnp.ones_like(x) * x / x
+        return _softmax(x.reshape(1), 0).reshape(())
     return cast(jax.nn.softmax(opmath(x), axis=dim), x.dtype.name)
 
 
 @lower("_log_softmax")
 def _log_softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     if not x.ndim:
-        return x - x
+        return _log_softmax(x.reshape(1), 0).reshape(())
     return cast(jax.nn.log_softmax(opmath(x), axis=dim), x.dtype.name)
 
 

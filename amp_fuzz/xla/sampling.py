@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from amp_fuzz.xla.core import Array, cast, lower, opmath, promote, wide
-from amp_fuzz.xla.reductions import axes
+from amp_fuzz.xla.core import LOWERINGS, Array, cast, lower, opmath, promote, wide
 
 # -- resizing -----------------------------------------------------------------------------------
 
@@ -311,8 +310,9 @@ def _logits(
 
 @lower("log_softmax.int")
 def _log_softmax(x: Array, dim: int, *, dtype: str | None = None) -> Array:
-    dtype = dtype or x.dtype.name
-    own = cast(x, wide(dtype))
-    made = own - jnp.max(own, axis=axes(x, dim), keepdims=True)
-    made = made - jnp.log(jnp.sum(jnp.exp(made), axis=axes(x, dim), keepdims=True))
-    return cast(made, dtype)
+    return LOWERINGS["_log_softmax"](cast(x, dtype), dim)
+
+
+@lower("softmax.int")
+def _softmax(x: Array, dim: int, *, dtype: str | None = None) -> Array:
+    return LOWERINGS["_softmax"](cast(x, dtype), dim)
