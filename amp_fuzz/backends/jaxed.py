@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +29,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.program import Checkpoint, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import as_device
+from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.tables import DEVICES, load_table
 from amp_fuzz.xla.ops import NOT_LOWERED
 from amp_fuzz.xla.recording import Recorder
@@ -102,7 +103,13 @@ class JaxBackend(TorchBackend):
 
 def _reference(device: str) -> ReferenceRuntime:
     table = load_table(device)
-    found = reference_runtime(device, scope=lambda: as_device(device, table, tensors="cpu"))
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with lowered(), as_device(device, table, tensors="cpu"):
+            yield
+
+    found = reference_runtime(device, scope=scope)
     runtime = replace(found.runtime, place=lambda tensor: tensor)
     return ReferenceRuntime(runtime, reorders=True)
 
@@ -160,7 +167,7 @@ def record(case: Case, reference: ReferenceRuntime) -> tuple[Observation, Record
     base = reference.of(case)
 
     @contextmanager
-    def scope() -> Any:
+    def scope() -> Iterator[None]:
         with recorder, base.scope():
             yield
 

@@ -214,6 +214,7 @@ class Shadow(TorchDispatchMode):
         """Run an op on every copy and keep what comes out."""
         results = _tensors(out)
         known = all(memory.known for memory, _ in before)
+        known = known and not (self.flushes and call.factors and any(map(_far, call.tensors)))
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and _equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
@@ -222,10 +223,11 @@ class Shadow(TorchDispatchMode):
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         state = torch.get_rng_state() if call.draws else None
+        beyond: list[torch.Tensor | None] = []
         try:
             made = self._run(call, inputs)
-            if self.reorders and self.reach == "bounded" and call.adds:
-                made = self._reordered(call, inputs, made)
+            if self.reorders and call.adds:
+                beyond = self._beyond(call, inputs)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -235,10 +237,13 @@ class Shadow(TorchDispatchMode):
         written = call.written(results)
         if len(made) != len(written):  # a kernel may give gradients that nobody asked for
             made = []
-        for t, copies in zip(written, made or [None] * len(written), strict=True):
+        none = [None] * len(written)
+        for t, copies, end in zip(written, made or none, beyond or none, strict=True):
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
-            elif self._store(t, copies, known=known, left=left, quiet=quiet, terms=call.terms(t)):
+            elif self._store(
+                t, copies, known=known, left=left, quiet=quiet, terms=call.terms(t), ends=end
+            ):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
@@ -256,23 +261,16 @@ class Shadow(TorchDispatchMode):
             for copies in zip(*made, strict=True)
         ]
 
-    def _reordered(
-        self, call: _Call, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor | None]
+    def _beyond(
+        self, call: _Call, inputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
-        """Return the copies, infinite where some sum of some of the terms may be."""
-        whole = call.on([copies[0].abs() if copies.is_floating_point() else copies[0]
-                         for copies in inputs])
-        found: list[torch.Tensor | None] = []
-        for copies, size in zip(made, whole, strict=True):
-            if copies is None or not copies.is_floating_point():
-                found.append(copies)
-                continue
-            dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
-            narrow = any(_REAL.get(d, d) not in (torch.float64,) for d in dtypes)
-            limit = torch.finfo(torch.float32 if narrow else torch.float64).max
-            within = torch.isfinite(size) & (size.abs() <= limit)
-            found.append(torch.where(within, copies, torch.inf))
-        return found
+        """Return for each result where a sum of some of its terms may leave the range, if any."""
+        whole = call.on([c[0].abs() if c.is_floating_point() else c[0] for c in inputs])
+        dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
+        wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
+        limit = torch.finfo(torch.float64 if wide else torch.float32).max
+        found = [~(size.abs() <= limit) if size.is_floating_point() else None for size in whole]
+        return [b if b is not None and b.any() else None for b in found]
 
     def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
         """Return the op's result in float64 on the nominal values, to compare with the nominal."""
@@ -331,8 +329,12 @@ class Shadow(TorchDispatchMode):
         left: tuple[str, ...],
         quiet: bool = False,
         terms: int = 0,
+        ends: torch.Tensor | None = None,
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
+
+        ends: where some order of adding leaves the range: a ``bounded`` copy is not what it was
+        there, but not a number, or infinite if it was none.
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
@@ -366,6 +368,10 @@ class Shadow(TorchDispatchMode):
             if self.reach == "bounded":
                 # A kernel may add two products, each beyond the range where their sum is not.
                 copies = _ended(copies, limits.max / 4)
+                if ends is not None:
+                    other = torch.where(torch.isnan(copies), torch.inf, torch.nan)
+                    copies = torch.where(ends, other, copies)
+            leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
         return leaves
 
@@ -415,6 +421,7 @@ class _Call:
         self.pointwise = pointwise or self.moves
         self.elementwise = pointwise and not self.moves and not writes and bool(self.tensors)
         self.targets = self._targets(schema) if writes else []
+        self.factors = func.__name__.startswith(_FACTORING)
         self.adds = func.__name__.partition(".")[0] in _ADDING
         self.follows = all(_plain(t) for t in self.tensors)
 
@@ -507,6 +514,20 @@ _ADDING = frozenset(
     ("addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "bmm", "convolution")
     + ("cumsum", "dot", "mean", "mm", "mv", "nansum", "sum", "vdot", "_addmm_activation")
 )
+
+# Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or
+# their reciprocals, they choose others.
+_FACTORING = ("_linalg_", "linalg_", "lu_", "cholesky", "triangular_solve", "_cholesky")
+
+
+def _far(tensor: torch.Tensor) -> bool:
+    """Return whether a number, or its reciprocal, is below the smallest normal one."""
+    if tensor.dtype not in UNIT_ROUNDOFF:
+        return False
+    tiny = torch.finfo(_REAL.get(tensor.dtype, tensor.dtype)).tiny
+    size = tensor.detach().abs()
+    return bool((((size < tiny) & (size > 0)) | (size > 1 / (4 * tiny))).any())
+
 
 # What was in the memory before: not a result, and what it holds is no overflow.
 _UNINITIALISED = frozenset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -280,4 +281,26 @@ def _im2col(
     made = own[:, :, rows[:, None, :, None], columns[None, :, None, :]]
     n, c = own.shape[:2]
     made = cast(made.reshape(n, c * kernel[0] * kernel[1], spans[0] * spans[1]), x.dtype.name)
+    return made if batched else made[0]
+
+
+@lower("col2im")
+def _col2im(
+    x: Array,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Array:
+    batched = x.ndim == 3
+    own = opmath(x if batched else x[None])
+    n, rows = own.shape[:2]
+    channels = rows // (kernel[0] * kernel[1])
+    like = jnp.zeros((n, channels, *size), own.dtype)
+    # It is linear, and what im2col's derivative does.
+    (made,) = jax.linear_transpose(lambda y: _im2col(y, kernel, dilation, padding, stride), like)(
+        own.reshape(n, rows, -1)
+    )
+    made = cast(made, x.dtype.name)
     return made if batched else made[0]

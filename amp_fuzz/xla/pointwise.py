@@ -110,7 +110,7 @@ for _name, _function in {
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
     "lgamma": lax.lgamma,
-    "digamma": lax.digamma,
+    "digamma": lambda x: jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x)),
     "i0": special.i0,
     "sinc": jnp.sinc,
     "special_entr": special.entr,
