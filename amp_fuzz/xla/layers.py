@@ -32,12 +32,32 @@ from amp_fuzz.xla.reductions import norm, total
 def _normalised(
     x: Array, over: tuple[int, ...], eps: float
 ) -> tuple[Array, Array, Array]:
-    """Return what has mean 0 and variance 1 over some axes, the mean and the factor; float32."""
+    """Return what has mean 0 and variance 1 over some axes, the mean and the factor; float32.
+
+    Only the first has a derivative: from the factor, as torch has it, so that a variance beyond
+    the range gives zeros.
+    """
+
+    def moments(x: Array) -> tuple[Array, Array]:
+        mean = jnp.mean(x, axis=over, keepdims=True)
+        variance = jnp.mean(jnp.square(x - mean), axis=over, keepdims=True)
+        return mean, lax.rsqrt(variance + eps)
+
+    @jax.custom_jvp
+    def made(x: Array) -> Array:
+        mean, factor = moments(x)
+        return (x - mean) * factor
+
+    @made.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        (x,), (dx,) = primals, tangents
+        mean, factor = moments(x)
+        own = (x - mean) * factor
+        along = jnp.mean(own * dx, axis=over, keepdims=True)
+        return own, factor * (dx - jnp.mean(dx, axis=over, keepdims=True) - own * along)
+
     x = opmath(x)
-    mean = jnp.mean(x, axis=over, keepdims=True)
-    variance = jnp.mean(jnp.square(x - mean), axis=over, keepdims=True)
-    factor = lax.rsqrt(variance + eps)
-    return (x - mean) * factor, mean, factor
+    return made(x), *moments(lax.stop_gradient(x))
 
 
 @lower("native_layer_norm")
