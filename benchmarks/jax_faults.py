@@ -1,8 +1,8 @@
 """Seed faults in the lowerings of the JAX backend, and ask whether they are found.
 
 Writes ``benchmarks/jax_faults.json``: for each fault the number of cases until it was found, as
-what, and the case that showed it, minimised. Cases are drawn as in a task of a run: each has a call
-of an op of one family, that of the op with the fault.
+what, and the case that showed it, minimised. Cases are drawn as in a run that is aimed: each has a
+call of the op with the fault, and up to five others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import torch  # noqa: E402
 
 from amp_fuzz.backends.jaxed import JaxBackend  # noqa: E402
 from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.catalogue import CATALOGUE  # noqa: E402
 from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
 from amp_fuzz.harness import Observation  # noqa: E402
 from amp_fuzz.judge import Judge, quiet  # noqa: E402
@@ -32,16 +31,16 @@ from amp_fuzz.shrink import Shrunk, Target, asker, shrink  # noqa: E402
 from tests.faults.lowerings import FAULTS, Faulty  # noqa: E402
 
 JSON = ROOT / "benchmarks" / "jax_faults.json"
-FAMILIES = {
-    "narrow-softmax": "reductions",
-    "narrow-sum": "reductions",
-    "dropped-bias": "matmul",
-    "gain": "matmul",
-    "gradient-sign": "activation",
-    "lost-gradient": "arithmetic",
-    "missing-cast": "matmul",
-    "element": "views",
-    "through-no-grad": "matmul",
+OPS = {
+    "narrow-softmax": ("softmax", "log_softmax"),
+    "narrow-sum": ("sum", "sum.dim"),
+    "dropped-bias": ("addmm", "linear"),
+    "gain": ("mm", "matmul"),
+    "gradient-sign": ("tanh",),
+    "lost-gradient": ("mul",),
+    "missing-cast": ("mm",),
+    "element": ("cat",),
+    "through-no-grad": ("mm", "mul"),
 }
 
 
@@ -82,11 +81,9 @@ def hunt(name: str, backend: JaxBackend, file: Path, options: argparse.Namespace
     """Return what came of a hunt for one fault."""
     judge = Judge(backend, shipped())
     start = time.process_time()
-    family = FAMILIES[name]
-    focus = tuple(op.name for op in CATALOGUE.values() if op.family == family)
-    task = Task("jax", family, focus, options.cases, options.seed)
+    task = Task("jax", "faults", OPS[name], options.cases, options.seed)
     with quiet():
-        for number, case in enumerate(draw(task, Settings(backends=("jax",))), 1):
+        for number, case in enumerate(draw(task, Settings(backends=("jax",), max_statements=6)), 1):
             file.write_text(name)
             verdict = judge.judge(case)
             if verdict.outcome != "diverged":

@@ -23,7 +23,7 @@ from amp_fuzz import harness, prelude
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring
+from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Raised
@@ -37,6 +37,7 @@ from amp_fuzz.xla.recording import Recorder
 __all__ = ["JaxBackend", "Program", "backends"]
 
 _DEFAULT = "cuda"
+_KEPT = 100  # cases after which what was compiled is given back: a few MiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,12 @@ class Program:
 
         self.device, self.jit, self.replay = device, jit, replay.replay
         self.platform = jax.default_backend()
+        self.cases = 0
 
     def observe(self, case: Case) -> Observation:
         """Record a case under the reference, and run what was recorded on JAX."""
         seen, recorder = record(case, _reference(self.device))
+        self.tidy()
         try:
             if recorder.failed is not None:
                 raise recorder.failed
@@ -155,6 +158,14 @@ class Program:
         seen.values = {label: made.get(label) for label in seen.values}
         seen.platform = self.platform
         return seen
+
+    def tidy(self) -> None:
+        """Give compiled kernels back from time to time: hardly a shape comes twice."""
+        self.cases += 1
+        if self.cases % _KEPT == 0:
+            import jax
+
+            jax.clear_caches()
 
     def expect(self, case: Case) -> Observation:
         """Run a case under the reference."""
@@ -182,10 +193,11 @@ def record(case: Case, reference: ReferenceRuntime) -> tuple[Observation, Record
             return drive(*inputs)
 
         def trains(outputs: Any) -> Any:
-            found = prelude.trains(outputs)
+            found: list[torch.Tensor] = prelude.trains(outputs)  # type: ignore[no-untyped-call]
             recorder.stop()
             for output in found:
-                recorder.start(output, prelude.cotangent(output.detach()))
+                start = prelude.cotangent(output.detach())  # type: ignore[no-untyped-call]
+                recorder.start(output, start)
             return found
 
         return {"program": program, "trains": trains}

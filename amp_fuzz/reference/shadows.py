@@ -261,9 +261,7 @@ class Shadow(TorchDispatchMode):
             for copies in zip(*made, strict=True)
         ]
 
-    def _beyond(
-        self, call: _Call, inputs: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
+    def _beyond(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Return for each result where a sum of some of its terms may leave the range, if any."""
         whole = call.on([c[0].abs() if c.is_floating_point() else c[0] for c in inputs])
         dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
@@ -289,12 +287,10 @@ class Shadow(TorchDispatchMode):
         u = UNIT_ROUNDOFF[compute or torch.float32]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
-    def _flushed(
-        self, copies: torch.Tensor, nominal: torch.Tensor, terms: int = 0
-    ) -> torch.Tensor:
-        """Return copies with 0 for subnormal numbers: every second with 0 for all of them, the others
-        for half of them, and the clean one for none.
+    def _flushed(self, copies: torch.Tensor, nominal: torch.Tensor, terms: int = 0) -> torch.Tensor:
+        """Return copies with 0 for subnormal numbers.
 
+        Every second copy has 0 for all of them, the others for half, the clean one for none.
         terms: of how many an element is the sum: inside a kernel each may have been taken for 0.
         """
         if not self.flushes or nominal.dtype not in UNIT_ROUNDOFF:
@@ -369,8 +365,8 @@ class Shadow(TorchDispatchMode):
                 # A kernel may add two products, each beyond the range where their sum is not.
                 copies = _ended(copies, limits.max / 4)
                 if ends is not None:
-                    other = torch.where(torch.isnan(copies), torch.inf, torch.nan)
-                    copies = torch.where(ends, other, copies)
+                    unlike = torch.where(torch.isnan(copies), torch.inf, torch.nan)
+                    copies = torch.where(ends, unlike, copies)
             leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
         return leaves
@@ -511,8 +507,11 @@ _COPIES = frozenset(
 
 # Ops whose results are sums of many terms, in the order that a kernel likes.
 _ADDING = frozenset(
-    ("addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "bmm", "convolution")
-    + ("cumsum", "dot", "mean", "mm", "mv", "nansum", "sum", "vdot", "_addmm_activation")
+    [
+        *("_addmm_activation", "addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"),
+        *("baddbmm_", "bmm", "convolution", "cumsum", "dot", "mean", "mm", "mv", "nansum"),
+        *("sum", "vdot"),
+    ]
 )
 
 # Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or

@@ -132,9 +132,8 @@ def derived(function: Lowering, *partials: Lowering) -> Lowering:
 
     partials: one for each argument, functions of the result and the arguments; shapes are equal.
     """
-    made = jax.custom_jvp(function)
+    made: Lowering = jax.custom_jvp(function)
 
-    @made.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
         out = made(*primals)
         total = jnp.zeros_like(out)
@@ -143,6 +142,7 @@ def derived(function: Lowering, *partials: Lowering) -> Lowering:
                 total = total + tangent * partial(out, *primals)
         return out, total
 
+    made.defjvp(rule)  # type: ignore[attr-defined]
     return made
 
 

@@ -191,9 +191,7 @@ def _index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: Any = 
 
 
 @lower("scatter")
-def _scatter(
-    x: Array, dim: int, index: Array, source: Any, *, reduce: str | None = None
-) -> Array:
+def _scatter(x: Array, dim: int, index: Array, source: Any, *, reduce: str | None = None) -> Array:
     if not is_array(source):
         source = jnp.full(index.shape, source, x.dtype)
     if reduce is not None:

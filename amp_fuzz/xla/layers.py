@@ -10,28 +10,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from amp_fuzz.catalogue.promotion import floating
 from amp_fuzz.xla.core import (
-    LOWERINGS,
     Array,
     cast,
     derived,
-    is_array,
     lower,
     opmath,
-    pointwise,
     promote,
-    spread,
     wide,
 )
-from amp_fuzz.xla.reductions import norm, total
+from amp_fuzz.xla.reductions import norm
 
 # -- normalisation ------------------------------------------------------------------------------
 
 
-def _normalised(
-    x: Array, over: tuple[int, ...], eps: float
-) -> tuple[Array, Array, Array]:
+def _normalised(x: Array, over: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
     """Return what has mean 0 and variance 1 over some axes, the mean and the factor; float32.
 
     Only the first has a derivative: from the factor, as torch has it, so that a variance beyond
@@ -130,6 +123,7 @@ def _batch_norm(
     if isinstance(mean, bool):  # no statistics are kept: (training, momentum, eps)
         mean, variance, training, momentum, eps = None, None, mean, variance, training
     assert eps is not None
+    momentum = momentum or 0.0
     over = tuple(d for d in range(x.ndim) if d != 1)
     count = math.prod(x.shape[d] for d in over)
     if training:
@@ -137,7 +131,8 @@ def _batch_norm(
         stats = opmath(x).dtype.name
         saved = tuple(cast(s.reshape(-1), stats) for s in (own_mean, factor))
     else:
-        shift, size = _per_channel(mean, x.ndim), _per_channel(variance, x.ndim)
+        shift: Any = _per_channel(mean, x.ndim)
+        size: Any = _per_channel(variance, x.ndim)
         made = (opmath(x) - shift) * lax.rsqrt(size + eps)
         saved = tuple(jnp.zeros((0,), wide(x.dtype.name)) for _ in range(2))
     if weight is not None:
@@ -311,7 +306,7 @@ def _adaptive_average(n: int) -> Any:
             _adaptive_rows(x.shape[x.ndim - n + axis], out)
             for axis, out in enumerate(_numbers(size, n))
         ]
-        windows, index = _windows(opmath(x), n, starts, 0)
+        windows, _index = _windows(opmath(x), n, starts, 0)
         count = jnp.sum(_windows(jnp.ones(x.shape, windows.dtype), n, starts, 0)[0], -1)
         return cast(jnp.sum(windows, -1) / count, x.dtype.name)
 

@@ -44,7 +44,7 @@ def _cholesky(x: Array, upper: bool = False) -> Array:
 def _solve(
     a: Array, b: Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Array, Array, Array, Array]:
-    vector = b.ndim == 1 or b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
+    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     own = b[..., None] if vector else b
     if left:
         batch = jnp.broadcast_shapes(a.shape[:-2], own.shape[:-2])
@@ -87,7 +87,7 @@ def _svd(
 
 
 @lower("_linalg_eigh")
-def _eigh(x: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:  # noqa: N803
+def _eigh(x: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
     own = jnp.tril(x) if UPLO == "L" else jnp.conj(jnp.swapaxes(jnp.triu(x), -1, -2))
     whole = jnp.tril(own) + jnp.conj(jnp.swapaxes(jnp.tril(own, -1), -1, -2))
     if not compute_v:

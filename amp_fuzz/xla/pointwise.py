@@ -170,9 +170,7 @@ def _nan_to_num(x: Array, nan: Any = None, posinf: Any = None, neginf: Any = Non
 
 # -- two operands -------------------------------------------------------------------------------
 
-lower("hypot")(
-    pointwise(derived(jnp.hypot, lambda r, x, y: x / r, lambda r, x, y: y / r))
-)
+lower("hypot")(pointwise(derived(jnp.hypot, lambda r, x, y: x / r, lambda r, x, y: y / r)))
 lower("atan2")(
     pointwise(
         derived(
@@ -314,9 +312,7 @@ def _fmod(a: Any, b: Any) -> Array:
     def rest(x: Array, y: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return lax.rem(x, y)
-        one = derived(
-            lax.rem, lambda _, x, y: jnp.ones_like(x), lambda _, x, y: -jnp.trunc(x / y)
-        )
+        one = derived(lax.rem, lambda _, x, y: jnp.ones_like(x), lambda _, x, y: -jnp.trunc(x / y))
         return one(x, y)
 
     return pointwise(rest)(a, b)
@@ -484,6 +480,7 @@ def _masked_fill(x: Array, mask: Array, value: Any) -> Array:
 
 # -- activations --------------------------------------------------------------------------------
 
+
 def _activation(*names: str) -> Any:
     """Enter a function of one floating array and of numbers, computed with in float32."""
 
@@ -521,8 +518,7 @@ def _gelu(x: Array, *, approximate: str = "none") -> Array:
 
 @_activation("hardswish")
 def _hardswish(x: Array) -> Array:
-    inner = jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x + 3) / 6))
-    return inner
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x + 3) / 6))
 
 
 @_activation("hardsigmoid")
@@ -624,7 +620,9 @@ def _view_as_complex(x: Array) -> Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 
-lower("complex")(lambda a, b: lax.complex(*(spread(o, jnp.broadcast_shapes(a.shape, b.shape)) for o in (a, b))))
+lower("complex")(
+    lambda a, b: lax.complex(*(spread(o, jnp.broadcast_shapes(a.shape, b.shape)) for o in (a, b)))
+)
 
 
 @lower("polar")

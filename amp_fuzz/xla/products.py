@@ -30,9 +30,7 @@ lower("vdot")(lambda a, b: product(jnp.conj(a), b))
 def _biased(summed: Any) -> Any:
     """Return a product added to another array: in float32 for 16 bits, rounded once."""
 
-    def lowered(
-        x: Array, a: Array, b: Array, *, beta: Any = 1, alpha: Any = 1, **_: Any
-    ) -> Array:
+    def lowered(x: Array, a: Array, b: Array, *, beta: Any = 1, alpha: Any = 1, **_: Any) -> Array:
         dtype = a.dtype.name
         compute = opmath(a).dtype
         made = summed(a, b).astype(compute)
@@ -165,7 +163,7 @@ def _convolution(
         kernel = kernel.reshape(groups, inputs // groups, per, *size)
         kernel = jnp.swapaxes(kernel, 1, 2).reshape(groups * per, inputs // groups, *size)
         pads = []
-        for k, s, p, d, o in zip(size, stride, padding, dilation, more, strict=True):
+        for k, _s, p, d, o in zip(size, stride, padding, dilation, more, strict=True):
             edge = d * (k - 1) - p
             pads.append((edge, edge + o))
         options: dict[str, Any] = {"window_strides": (1,) * n, "lhs_dilation": stride}

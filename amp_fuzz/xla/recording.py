@@ -67,7 +67,8 @@ class Step:
     op: an overload that writes nothing, ``add.Tensor`` for ``add_.Tensor``. args, kwargs: as the
     dispatcher passed them, with `Read` for tensors. writes: where its results go; a result is
     cast and broadcast to the place's own dtype and shape if `casts` says that it is written over a
-    tensor that was there. drawn: the results themselves, where they are random.
+    tensor that was there. drawn: the results themselves, where they are random. quiet: grad mode
+    was off, so that what is written over keeps the derivative that it had.
     """
 
     op: str
@@ -76,6 +77,7 @@ class Step:
     writes: tuple[Place, ...]
     casts: bool = False
     drawn: tuple[torch.Tensor, ...] | None = None
+    quiet: bool = False
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class Recorder(TorchDispatchMode):
     """Record every op of a block until `stop`."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.recording = Recording()
         self.on = True
         self.failed: Exception | None = None
@@ -180,24 +182,26 @@ class Recorder(TorchDispatchMode):
             return  # views, questions, memory that nobody has written
         if any(t.device.type != "cpu" for t in results):
             return
-        if True:
-            targets = written or results
-            for target in written:
-                if self._index(target) in self._twins:
-                    raise NotImplementedError(f"{form.name} writes memory of two dtypes")
-            same = [t for t in results if any(t is w for w in written)]
-            more = [t for t in results if not any(t is w for w in same)] if written else []
-            drawn = None
-            if form.random and not _keeps_all(args):
-                drawn = tuple(t.detach().clone() for t in (*targets, *more))
-            places = tuple(self.place(t, fresh=not written) for t in targets)
-            places += tuple(self.place(t, fresh=True) for t in more)
+        targets = written or results
+        for target in written:
+            if self._index(target) in self._twins:
+                raise NotImplementedError(f"{form.name} writes memory of two dtypes")
+        same = [t for t in results if any(t is w for w in written)]
+        more = [t for t in results if not any(t is w for w in same)] if written else []
+        drawn = None
+        if form.random and not _keeps_all(args):
+            drawn = tuple(t.detach().clone() for t in (*targets, *more))
+        places = tuple(self.place(t, fresh=not written) for t in targets)
+        places += tuple(self.place(t, fresh=True) for t in more)
         reads = [r for r in _reads((given, named)) if not r.stops]
         if any(self.recording.memories[r.place.memory].trains for r in reads):
+            if drawn is not None:
+                raise NotImplementedError(f"{form.name} draws, and has a gradient")
             for place in places:
                 self.recording.memories[place.memory].trains = True
         names = {k: v for k, v in named.items() if k not in form.outs}
-        step = Step(form.name, given, names, places, casts=bool(written), drawn=drawn)
+        quiet = not torch.is_grad_enabled()
+        step = Step(form.name, given, names, places, bool(written), drawn, quiet)
         self.recording.steps.append(step)
 
     def _read(self, tensor: torch.Tensor) -> Read:

@@ -39,7 +39,9 @@ lower("sum", "sum_to_size")(total)
 
 
 @lower("nansum")
-def _nansum(x: Array, dims: Any = None, keepdim: bool = False, *, dtype: str | None = None) -> Array:
+def _nansum(
+    x: Array, dims: Any = None, keepdim: bool = False, *, dtype: str | None = None
+) -> Array:
     clean = jnp.where(jnp.isnan(x), jnp.zeros_like(x), x) if is_float(x.dtype.name) else x
     return total(clean, dims, keepdim, dtype=dtype)
 
@@ -187,7 +189,7 @@ def _logsumexp(x: Array, dims: Any, keepdim: bool = False) -> Array:
 
 
 def _freedom(x: Array, over: tuple[int, ...], correction: Any) -> float:
-    count = math.prod(x.shape[d] for d in over)
+    count: int = math.prod(x.shape[d] for d in over)
     return max(count - (1 if correction is None else float(correction)), 0.0)
 
 
@@ -286,7 +288,12 @@ def _fractional(x: Array, exponent: float) -> Array:
 
 @lower("linalg_vector_norm")
 def _vector_norm(
-    x: Array, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: str | None = None  # noqa: A002
+    x: Array,
+    ord: Any = 2,  # noqa: A002
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: str | None = None,
 ) -> Array:
     dtype = dtype or x.dtype.name
     over = axes(x, dim)
@@ -345,7 +352,5 @@ def _sort(
 
 
 @lower("argsort")
-def _argsort(
-    x: Array, dim: int = -1, descending: bool = False, *, stable: bool = False
-) -> Array:
+def _argsort(x: Array, dim: int = -1, descending: bool = False, *, stable: bool = False) -> Array:
     return _ordered(x, dim, descending)[1]

@@ -14,10 +14,10 @@ import torch
 from jax import lax
 
 from amp_fuzz.xla import indexing, layers, linear, pointwise, products, reductions, sampling
-from amp_fuzz.xla.core import Array, cast, find, spread
+from amp_fuzz.xla.core import Array, cast, derived, find, spread
 from amp_fuzz.xla.recording import Place, Read, Recording, Step, dense
 
-__all__ = ["LoweringError", "array", "replay", "tensor"]
+__all__ = ["LoweringError", "array", "prepared", "replay", "tensor"]
 
 # Importing them enters their lowerings into the table.
 TABLES = (indexing, layers, linear, pointwise, products, reductions, sampling)
@@ -29,10 +29,16 @@ class LoweringError(RuntimeError):
 
 def replay(recording: Recording, *, jit: bool) -> dict[str, torch.Tensor | None]:
     """Return what a recording's program comes to on JAX: by label, gradients by ``w1.grad``."""
+    return prepared(recording, jit=jit)()
+
+
+def prepared(recording: Recording, *, jit: bool) -> Callable[[], dict[str, torch.Tensor | None]]:
+    """Return a function that runs a recording; compiled, it compiles at the first call."""
     function = _program(recording)
-    constants = [m.initial for m in recording.memories]
-    weights = {i: array(t) for i, t in enumerate(constants) if t is not None and _trained(recording, i)}
-    others = {i: array(t) for i, t in enumerate(constants) if t is not None and i not in weights}
+    initial = {i: m.initial for i, m in enumerate(recording.memories) if m.initial is not None}
+    trained = {i for i in initial if recording.starts and recording.memories[i].weight}
+    weights = {i: array(t) for i, t in initial.items() if i in trained}
+    others = {i: array(t) for i, t in initial.items() if i not in trained}
     drawn = [[array(t) for t in s.drawn] for s in recording.steps if s.drawn is not None]
     cotangents = [array(c) for _, c in recording.starts]
 
@@ -43,22 +49,22 @@ def replay(recording: Recording, *, jit: bool) -> dict[str, torch.Tensor | None]
         # A complex gradient of torch's is the conjugate of what JAX pulls back.
         return seen, jax.tree.map(_conjugate, back(list(map(_conjugate, cotangents)))[0])
 
-    run = jax.jit(run) if jit else run
-    seen, gradients = run(weights, others, drawn, cotangents)
-    found: dict[str, torch.Tensor | None] = {
-        label: tensor(value) for (label, _), value in zip(recording.observed, seen, strict=True)
-    }
-    for label, place in recording.weights if recording.starts else ():
-        found[f"{label}.grad"] = tensor(_read({place.memory: gradients[place.memory]}, place))
-    return found
+    made = jax.jit(run) if jit else run
+
+    def values() -> dict[str, torch.Tensor | None]:
+        seen, gradients = made(weights, others, drawn, cotangents)
+        labels = (label for label, _ in recording.observed)
+        found: dict[str, torch.Tensor | None] = dict(zip(labels, map(tensor, seen), strict=True))
+        for label, place in recording.weights if recording.starts else ():
+            gradient = _read({place.memory: gradients[place.memory]}, place)
+            found[f"{label}.grad"] = tensor(gradient)
+        return found
+
+    return values
 
 
 def _conjugate(x: Array) -> Array:
     return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
-
-
-def _trained(recording: Recording, index: int) -> bool:
-    return bool(recording.starts) and recording.memories[index].weight
 
 
 def _program(recording: Recording) -> Callable[..., Any]:
@@ -93,12 +99,21 @@ def _take(recording: Recording, step: Step, held: dict[int, Any], turn: Any) -> 
         results = list(made) if isinstance(made, (tuple, list)) else [made]
     for place, value in zip(step.writes, results, strict=False):
         if step.casts:
-            value = _over(place, value, recording.memories[place.memory].dtype)
+            memory = recording.memories[place.memory]
+            value = _over(place, value, memory.dtype)
+            if step.quiet and memory.trains and memory.dtype.is_floating_point:
+                value = _unseen(_read(held, place), value)
         if tuple(value.shape) != place.shape:
             raise LoweringError(
                 f"aten::{step.op} is lowered to {list(value.shape)}, not {list(place.shape)}"
             )
         _write(recording, held, place, value)
+
+
+# What autograd does not see: the new value, with the derivative of the old one.
+_unseen = derived(
+    lambda old, new: new, lambda r, *_: jnp.ones_like(r), lambda r, *_: jnp.zeros_like(r)
+)
 
 
 def _over(place: Place, value: Array, dtype: torch.dtype) -> Array:
@@ -114,7 +129,9 @@ _NOTHING = frozenset(
 
 
 def _meant(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v for n, v in kwargs.items() if n not in _NOTHING and not (n == "dtype" and v is None)}
+    return {
+        n: v for n, v in kwargs.items() if n not in _NOTHING and not (n == "dtype" and v is None)
+    }
 
 
 def _given(tree: Any, read: Callable[[Read], Array]) -> Any:

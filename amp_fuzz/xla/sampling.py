@@ -39,7 +39,7 @@ def _nearest(n: int, *, exact: bool) -> Any:
 def _linear(n: int) -> Any:
     def lowered(x: Array, size: Sequence[int], align: bool, *scales: Any) -> Array:
         own = opmath(x)
-        dtype = np.float64 if own.dtype == "float64" else np.float32
+        dtype: Any = np.float64 if own.dtype == "float64" else np.float32
         for d in range(n):
             have, out, axis = x.shape[2 + d], size[d], 2 + d
             scale = _scale(have, out, scales[d] if scales else None, align, dtype)
@@ -61,7 +61,7 @@ _A = -0.75
 
 def _cubic(x: Array, size: Sequence[int], align: bool, *scales: Any) -> Array:
     own = opmath(x)
-    dtype = np.float64 if own.dtype == "float64" else np.float32
+    dtype: Any = np.float64 if own.dtype == "float64" else np.float32
     for d in range(2):
         have, out, axis = x.shape[2 + d], size[d], 2 + d
         scale = _scale(have, out, scales[d] if scales else None, align, dtype)
@@ -69,8 +69,9 @@ def _cubic(x: Array, size: Sequence[int], align: bool, *scales: Any) -> Array:
         at = at * scale if align else scale * (at + dtype(0.5)) - dtype(0.5)
         low = np.floor(at).astype(np.int64)
         t = at - low
-        far, near = (lambda v: ((_A * v - 5 * _A) * v + 8 * _A) * v - 4 * _A), (
-            lambda v: ((_A + 2) * v - (_A + 3)) * v * v + 1
+        far, near = (
+            (lambda v: ((_A * v - 5 * _A) * v + 8 * _A) * v - 4 * _A),
+            (lambda v: ((_A + 2) * v - (_A + 3)) * v * v + 1),
         )
         factors = (far(t + 1), near(t), near(1 - t), far(2 - t))
         made = 0
@@ -120,9 +121,7 @@ def _clipped(at: Array, size: int) -> Array:
 
 
 def _grid_sampler(n: int) -> Any:
-    def lowered(
-        x: Array, grid: Array, interpolation: int, padding: int, align: bool
-    ) -> Array:
+    def lowered(x: Array, grid: Array, interpolation: int, padding: int, align: bool) -> Array:
         own, at = opmath(x), opmath(grid)
         sizes = x.shape[2:]
         where = [
@@ -169,8 +168,9 @@ def _gathered(x: Array, corners: Any, sizes: Sequence[int]) -> Array:
         for row in corners:
             picked.append(row[number % len(row)])
             number //= len(row)
-        inside = True
-        index, factor = [], 1.0
+        inside: Any = True
+        index: list[Array] = []
+        factor: Any = 1.0
         for (at, part), size in zip(picked, sizes, strict=True):
             at = lax.stop_gradient(at)
             inside = inside & (at >= 0) & (at <= size - 1)
@@ -269,12 +269,8 @@ def _bucketize(
 
 
 @lower("isin")
-def _isin(
-    elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False
-) -> Array:
-    found = jnp.any(
-        jnp.asarray(elements)[..., None] == jnp.asarray(tests).reshape(-1), axis=-1
-    )
+def _isin(elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Array:
+    found = jnp.any(jnp.asarray(elements)[..., None] == jnp.asarray(tests).reshape(-1), axis=-1)
     return ~found if invert else found
 
 
@@ -296,8 +292,8 @@ def _logits(
     pos_weight: Array | None = None,
     reduction: int = 1,
 ) -> Array:
-    dtype = promote(x, target)
-    own, t = (cast(o, wide(dtype)) for o in (x, target))
+    dtype = target.dtype.name  # the kernel works in what it made of the target
+    own, t = (cast(o, wide(promote(x, target))) for o in (x, target))
     low = jnp.minimum(own, 0) - jnp.log1p(jnp.exp(-jnp.abs(own)))
     factor = 1 if pos_weight is None else (opmath(pos_weight) - 1) * t + 1
     terms = (1 - t) * own - factor * low
