@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.jaxed import JaxBackend, record
+from amp_fuzz.backends.jaxed import JaxBackend, backends, record
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.judge import Judge, quiet
@@ -25,7 +24,8 @@ from amp_fuzz.xla.ops import NOT_LOWERED
 from tests.faults.lowerings import FAULTS
 from tests.helpers import BF16, F16, call, case, drawn, under, x
 
-JAX = backends()["jax"]
+BACKENDS = {b.name: b for b in backends() if isinstance(b, JaxBackend)}
+JAX = BACKENDS["jax"]
 READY = JAX.availability().status == "ready"
 needs_jax = pytest.mark.skipif(not READY, reason="needs JAX: pip install 'amp-fuzz[jax]'")
 
@@ -45,17 +45,14 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[JaxBacken
 
 @pytest.fixture(scope="module")
 def jitted() -> Iterator[JaxBackend]:
-    found = backends()["jax[jit]"]
-    assert isinstance(found, JaxBackend)
-    yield found
-    found.process.close()
+    yield BACKENDS["jax[jit]"]
+    BACKENDS["jax[jit]"].process.close()
 
 
 # -- what is recorded: needs no JAX -------------------------------------------------------------
 
 
 def recorded(one: Case) -> list[str]:
-    assert isinstance(JAX, JaxBackend)
     seen, recorder = record(JAX.fit(one), JAX.reference())
     assert (seen.raised, recorder.failed) == (None, None)
     return [step.op for step in recorder.recording.steps]
@@ -74,7 +71,7 @@ def test_the_policies_are_those_of_the_device() -> None:
     one = case([x("x0", 2, dtype="bfloat16")], call("exp", "x0"), backward="none")
     dtypes = {}
     for name in ("jax", "jax[cpu]"):
-        value = backends()[name].reference().run(one).values["v0"]
+        value = BACKENDS[name].reference().run(one).values["v0"]
         assert value is not None
         dtypes[name] = value.dtype
     assert dtypes == {"jax": torch.float32, "jax[cpu]": torch.bfloat16}
@@ -120,8 +117,8 @@ def test_it_says_how_to_get_jax() -> None:
         "    if name == 'jax': raise m.PackageNotFoundError(name)\n"
         "    return plain(name)\n"
         "m.version = version\n"
-        "from amp_fuzz.backends import backends\n"
-        "print(backends()['jax'].availability())\n"
+        "from amp_fuzz.backends.jaxed import backends\n"
+        "print(backends()[0].availability())\n"
         "print([n for n in sys.modules if n.partition('.')[0] in ('jax', 'jaxlib')])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -271,7 +268,7 @@ def test_a_write_under_no_grad_keeps_the_derivative(faulty: tuple[JaxBackend, Pa
 
 
 @needs_jax
-def test_excess_precision_is_told_by_its_bits() -> None:
+def test_excess_precision_is_told_by_its_bits(jitted: JaxBackend) -> None:
     """Nearer to the exact value, so that the shadow has nothing against it."""
     one = case(
         [x("x0", 8, 8, dtype="bfloat16"), x("x1", 8, 8, dtype="bfloat16"), x("x2", 8, 8)],
@@ -282,11 +279,11 @@ def test_excess_precision_is_told_by_its_bits() -> None:
         contexts=(),
     )
     seen = {}
-    for name in ("jax[jit]", "jax[jit+excess]"):
-        backend = backends()[name]
+    for name, backend in (("jit", jitted), ("excess", BACKENDS["jax[jit+excess]"])):
         with quiet():
             assert Judge(backend).judge(one).outcome == "agreed"
         seen[name] = backend.run([one])[0].values["v2"]
+    BACKENDS["jax[jit+excess]"].process.close()
     first, second = seen.values()
     assert first is not None
     assert second is not None
