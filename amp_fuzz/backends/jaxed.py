@@ -37,7 +37,7 @@ from amp_fuzz.xla.recording import Recorder
 __all__ = ["JaxBackend", "Program", "backends"]
 
 _DEFAULT = "cuda"
-_KEPT = 100  # cases after which what was compiled is given back: a few MiB each
+_KEPT = 50  # cases after which what was compiled is given back: a few MiB each
 
 
 @dataclass(frozen=True, slots=True)

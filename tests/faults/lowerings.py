@@ -91,23 +91,6 @@ def _detached(lowering: Callable[..., Any]) -> Callable[..., Any]:
     return detached
 
 
-def _unfollowed() -> AbstractContextManager[None]:
-    """Let gradients go back through what ``no_grad`` and ``detach`` stop."""
-
-    @contextmanager
-    def block() -> Iterator[None]:
-        from amp_fuzz.xla import replay
-
-        plain = replay.lax.stop_gradient
-        replay.lax.stop_gradient = lambda x: x
-        try:
-            yield
-        finally:
-            replay.lax.stop_gradient = plain
-
-    return block()
-
-
 FAULTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "narrow-softmax": (
         "softmax of float32 computes in bfloat16 inside",
@@ -129,7 +112,6 @@ FAULTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "missing-cast": ("no cast is made", lambda: _changed({"_to_copy": _uncast})),
     "element": ("the first element of cat is doubled", lambda: _changed({"cat": _element})),
-    "through-no-grad": ("gradients go back through no_grad", _unfollowed),
 }
 """By name: what is wrong, in one line, and a context in which it is."""
 
