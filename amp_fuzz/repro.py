@@ -21,6 +21,7 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.fake import FakeAutocast
 from amp_fuzz.backends.guards import _REGISTRY, _TYPES
+from amp_fuzz.backends.jaxed import JaxBackend
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.backends.torchstate import torch_state
@@ -42,10 +43,26 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     is run once, for what it expects. `prefix` is source to put before the program, such as a fault
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
+    if isinstance(backend, JaxBackend):
+        return on_jax(Script(case, backend, finding))
     parts = pieces(case, backend, finding)
     setup = [*parts.setup, parts.configuration]
     code = joined([*setup, prefix, *parts.helpers, *parts.body])
     return f"{parts.head}\n{imports(code)}{parts.modules}\n\n{code}\n"
+
+
+def on_jax(script: Script) -> str:
+    """Return a script for JAX: what lowers a program is amp-fuzz itself, so that it is imported."""
+    return (
+        f"{script.head()}\n# needs: pip install 'amp-fuzz[jax]'\nimport sys\n\n"
+        "from amp_fuzz.backends import backends\nfrom amp_fuzz.case import loads\n"
+        "from amp_fuzz.judge import Judge, quiet\n\n"
+        f"case = loads({script.case.json().decode()!r})\n"
+        f"print(case)\nwith quiet():\n{PAD}verdict = Judge(backends()"
+        f'["{script.backend.name}"]).judge(case)\n'
+        "print(verdict.divergence or verdict.outcome)\n"
+        "sys.exit(verdict.divergence is not None)\n"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,10 @@ class Pieces:
 def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
     """Return the pieces of a repro, as `repro` takes them. Raises `ReproError`."""
     script = Script(case, backend, finding)
+    if isinstance(backend, JaxBackend):
+        raise ReproError(
+            f"a program on {backend.name} is lowered by amp-fuzz itself: use --format=script"
+        )
     body = _KINDS[finding.kind](script)
     if not backend.values:
         body = [part.replace(_VALUES, "") for part in body]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.reference.autocast import active_quirks, reset, state
 from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
@@ -20,9 +20,13 @@ __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRuntime:
-    """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach."""
+    """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
+
+    reorders: what it is compared with may add in another order; see `Shadow`.
+    """
 
     runtime: Runtime
+    reorders: bool = field(default=False, kw_only=True)
 
     def follows(self) -> bool:
         """Return whether shadows can follow a run."""
@@ -47,7 +51,8 @@ class ReferenceRuntime:
         self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
     ) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, and return a band for each value that is observed."""
-        mode = Shadow(samples, seed, reach)
+        flushes = "xla-subnormals" in active_quirks()
+        mode = Shadow(samples, seed, reach, flushes=flushes, reorders=self.reorders)
         bands: dict[str, Band] = {}
 
         def note(label: str, tensor: torch.Tensor) -> None:

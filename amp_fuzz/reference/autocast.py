@@ -260,6 +260,8 @@ QUIRKS = (
     "trace-grad-modes",
     "trace-weight-cache",
     "transform-before-autocast",
+    "xla-masked-products",
+    "xla-subnormals",
 )
 _quirks: frozenset[str] = frozenset()
 
@@ -325,6 +327,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         the trace.
     transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the
         op that was called, but about those that the transform makes of it, at each level again.
+    xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
+        is: a program that XLA compiles selects (`amp_fuzz.reference.lowered`).
+    xla-subnormals: shadows take subnormal numbers for 0 at any op, half of the time: XLA's kernels
+        for the CPU do, and its moves do not.
     """
     global _quirks
     names = frozenset(names)

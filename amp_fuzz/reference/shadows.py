@@ -121,6 +121,10 @@ class Shadow(TorchDispatchMode):
     Args:
         samples: how many perturbed copies.
         seed: of the perturbations; the nominal computation does not see it.
+        flushes: the copies take numbers below the smallest normal one of the precision that is
+            computed with, of an op's inputs and of its results, for 0: all, or some.
+        reorders: an implementation may add in another order, so that a ``bounded`` copy also ends
+            where the sum of the absolute values leaves the range.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -130,9 +134,18 @@ class Shadow(TorchDispatchMode):
     gradients included. Works on strided tensors of the CPU.
     """
 
-    def __init__(self, samples: int = 8, seed: int = 0, reach: Reach = "nominal") -> None:
+    def __init__(
+        self,
+        samples: int = 8,
+        seed: int = 0,
+        reach: Reach = "nominal",
+        *,
+        flushes: bool = False,
+        reorders: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.reach = samples, reach
+        self.flushes, self.reorders = flushes, reorders
         self._generator = torch.Generator().manual_seed(seed)
         self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
@@ -201,16 +214,20 @@ class Shadow(TorchDispatchMode):
         """Run an op on every copy and keep what comes out."""
         results = _tensors(out)
         known = all(memory.known for memory, _ in before)
+        known = known and not (self.flushes and call.factors and any(map(_far, call.tensors)))
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and _equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
         inputs = [
-            copies if quiet else self._perturbed(copies, t)
+            self._flushed(copies if quiet else self._perturbed(copies, t), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         state = torch.get_rng_state() if call.draws else None
+        beyond: list[torch.Tensor | None] = []
         try:
             made = self._run(call, inputs)
+            if self.reorders and call.adds:
+                beyond = self._beyond(call, inputs)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -220,10 +237,13 @@ class Shadow(TorchDispatchMode):
         written = call.written(results)
         if len(made) != len(written):  # a kernel may give gradients that nobody asked for
             made = []
-        for t, copies in zip(written, made or [None] * len(written), strict=True):
+        none = [None] * len(written)
+        for t, copies, end in zip(written, made or none, beyond or none, strict=True):
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
-            elif self._store(t, copies, known=known, left=left, quiet=quiet):
+            elif self._store(
+                t, copies, known=known, left=left, quiet=quiet, terms=call.terms(t), ends=end
+            ):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
@@ -240,6 +260,15 @@ class Shadow(TorchDispatchMode):
             torch.stack(copies) if len({c.shape for c in copies}) == 1 else None
             for copies in zip(*made, strict=True)
         ]
+
+    def _beyond(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Return for each result where a sum of some of its terms may leave the range, if any."""
+        whole = call.on([c[0].abs() if c.is_floating_point() else c[0] for c in inputs])
+        dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
+        wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
+        limit = torch.finfo(torch.float64 if wide else torch.float32).max
+        found = [~(size.abs() <= limit) if size.is_floating_point() else None for size in whole]
+        return [b if b is not None and b.any() else None for b in found]
 
     def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
         """Return the op's result in float64 on the nominal values, to compare with the nominal."""
@@ -258,6 +287,30 @@ class Shadow(TorchDispatchMode):
         u = UNIT_ROUNDOFF[compute or torch.float32]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
+    def _flushed(self, copies: torch.Tensor, nominal: torch.Tensor, terms: int = 0) -> torch.Tensor:
+        """Return copies with 0 for subnormal numbers.
+
+        Every second copy has 0 for all of them, the others for half, the clean one for none.
+        terms: of how many an element is the sum: inside a kernel each may have been taken for 0.
+        """
+        if not self.flushes or nominal.dtype not in UNIT_ROUNDOFF:
+            return copies
+        if copies.is_complex():
+            parts = torch.view_as_real(copies), torch.view_as_real(nominal)
+            return torch.view_as_complex(self._flushed(*parts, terms))
+        limits = torch.finfo(torch.float64 if nominal.dtype is torch.float64 else torch.float32)
+        size = copies.abs()
+        coin = torch.rand(copies.shape, generator=self._generator) < 0.5
+        coin[1::2] = True
+        found = torch.where(coin & (size < limits.tiny), copies * 0, copies)
+        if terms:
+            lost = limits.tiny * terms
+            some = copies + lost * self._noise(copies)
+            some[1::2] = copies[1::2].sign() * (size[1::2] - lost).clamp(min=0)
+            found = torch.where((size == 0) | ~torch.isfinite(size), found, some)
+        found[0] = copies[0]
+        return found
+
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
         noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
@@ -271,8 +324,13 @@ class Shadow(TorchDispatchMode):
         known: bool,
         left: tuple[str, ...],
         quiet: bool = False,
+        terms: int = 0,
+        ends: torch.Tensor | None = None,
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
+
+        ends: where some order of adding leaves the range: a ``bounded`` copy is not what it was
+        there, but not a number, or infinite if it was none.
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
@@ -296,6 +354,7 @@ class Shadow(TorchDispatchMode):
                 size = copies[1:].abs()
                 step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
+            copies = self._flushed(copies, nominal, terms)
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():
@@ -305,6 +364,10 @@ class Shadow(TorchDispatchMode):
             if self.reach == "bounded":
                 # A kernel may add two products, each beyond the range where their sum is not.
                 copies = _ended(copies, limits.max / 4)
+                if ends is not None:
+                    unlike = torch.where(torch.isnan(copies), torch.inf, torch.nan)
+                    copies = torch.where(ends, unlike, copies)
+            leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
         return leaves
 
@@ -354,6 +417,8 @@ class _Call:
         self.pointwise = pointwise or self.moves
         self.elementwise = pointwise and not self.moves and not writes and bool(self.tensors)
         self.targets = self._targets(schema) if writes else []
+        self.factors = func.__name__.startswith(_FACTORING)
+        self.adds = func.__name__.partition(".")[0] in _ADDING
         self.follows = all(_plain(t) for t in self.tensors)
 
     def views(self, results: Sequence[torch.Tensor]) -> bool:
@@ -364,6 +429,12 @@ class _Call:
         # composite ops here whole, `to` and `reshape` among them.
         own = {t.untyped_storage()._cdata for t in self.tensors if not t._is_zerotensor()}
         return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
+
+    def terms(self, result: torch.Tensor) -> int:
+        """Return of how many elements one of a result is made, at most: none that is only moved."""
+        if self.moves:
+            return 0
+        return max([4, *(t.numel() // max(result.numel(), 1) for t in self.tensors)])
 
     def _targets(self, schema: Any) -> list[int]:
         """Return the numbers, among the tensors, of those that the op writes.
@@ -433,6 +504,29 @@ _COPIES = frozenset(
         ("min", "default"),
     )
 )
+
+# Ops whose results are sums of many terms, in the order that a kernel likes.
+_ADDING = frozenset(
+    [
+        *("_addmm_activation", "addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"),
+        *("baddbmm_", "bmm", "convolution", "cumsum", "dot", "mean", "mm", "mv", "nansum"),
+        *("sum", "vdot"),
+    ]
+)
+
+# Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or
+# their reciprocals, they choose others.
+_FACTORING = ("_linalg_", "linalg_", "lu_", "cholesky", "triangular_solve", "_cholesky")
+
+
+def _far(tensor: torch.Tensor) -> bool:
+    """Return whether a number, or its reciprocal, is below the smallest normal one."""
+    if tensor.dtype not in UNIT_ROUNDOFF:
+        return False
+    tiny = torch.finfo(_REAL.get(tensor.dtype, tensor.dtype)).tiny
+    size = tensor.detach().abs()
+    return bool((((size < tiny) & (size > 0)) | (size > 1 / (4 * tiny))).any())
+
 
 # What was in the memory before: not a result, and what it holds is no overflow.
 _UNINITIALISED = frozenset(

@@ -407,7 +407,7 @@ def entry(name: str) -> Known:
     return next(k for k in shipped() if k.id == name)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_an_entry_explains_its_bug(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped())
     assert verdict.outcome == "known"
@@ -539,7 +539,7 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
         page, heading = DOCS / f"{known.id}.md", rf"(?m)^## ([\w-]+, )*{known.id}(, [\w-]+)*: "
         told = page.exists() or any(
             re.search(heading, (DOCS / f"{name}.md").read_text())
-            for name in ("compile", "torchax", "torchscript-autodiff")
+            for name in ("compile", "jax", "torchax", "torchscript-autodiff")
         )
         assert told, f"write docs/findings/{known.id}.md, or a section of another page"
         assert known.what
@@ -549,8 +549,8 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
 
 def test_each_shipped_entry_has_an_example_here() -> None:
     # An entry without a quirk is about a result that changes from run to run, or an error's text.
-    # Those of torchax are in tests/backends/test_torchax.py.
-    entries = [k for k in shipped() if not k.id.startswith("torchax-")]
+    # Those of torchax and of XLA are in tests/backends/test_torchax.py and test_jax.py.
+    entries = [k for k in shipped() if not k.id.startswith(("torchax-", "xla-"))]
     assert {k.id for k in entries if k.quirk} == set(EXAMPLES)
     # Those of compilers are in tests/backends/test_compiled_known.py.
     others = [k for k in entries if not (k.quirk or k.observed or k.id.startswith("compile-"))]

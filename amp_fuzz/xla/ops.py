@@ -1,0 +1,73 @@
+"""Which ops of the catalogue have no lowering, and why. Everything else has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["NOT_LOWERED"]
+
+_REASONS: Mapping[str, tuple[str, ...]] = {
+    "which of several equal elements is taken is not promised": (
+        "kthvalue",
+        "median",
+        "median.dim",
+        "mode",
+        "nanmedian",
+        "nanmedian.dim",
+        "topk",
+    ),
+    "the sign or phase of each vector is free": (
+        "linalg.eig",
+        "linalg.eigh",
+        "linalg.svd",
+        "svd",
+    ),
+    "JAX has no such function, or one with another meaning": (
+        "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa",
+        "ctc_loss",
+        "ctc_loss.lists",
+        "embedding_bag",
+        "embedding_bag.weights",
+        "fake_quantize_per_tensor_affine",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+        "geqrf",
+        "istft",
+        "linalg.eigvals",
+        "linalg.householder_product",
+        "linalg.ldl_factor",
+        "linalg.lstsq",
+        "linalg.lu_solve",
+        "linalg.pinv",
+        "linalg.pinv.hermitian",
+        "lu_solve",
+        "lu_unpack",
+        "max_unpool1d",
+        "max_unpool2d",
+        "max_unpool3d",
+        "orgqr",
+        "ormqr",
+        "pinverse",
+        "scatter_reduce",
+    ),
+    "one kernel of the CPU is the whole layer": (
+        "_native_multi_head_attention",
+        "linear_cross_entropy.chunked",
+        "lstm",
+        "mkldnn_rnn_layer",
+    ),
+    "the CPU has no kernel of it, so that the reference cannot run it": (
+        "_scaled_dot_product_flash_attention",
+        "_thnn_fused_gru_cell",
+        "_thnn_fused_lstm_cell",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+    ),
+}
+
+NOT_LOWERED: Mapping[str, str] = MappingProxyType(
+    {name: why for why, names in _REASONS.items() for name in names}
+)
+"""By name in the catalogue, the reason."""

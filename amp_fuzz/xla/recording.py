@@ -1,0 +1,379 @@
+"""Record what a case does under the reference as a straight line of ATen calls.
+
+The reference stands above the dispatch mode that records, so what is recorded has its casts written
+out, and composite ops are taken apart as autocast sees them. Tensors are followed by their memory:
+a view is a geometry over it, an in-place op and one with ``out=`` write it. What is random or was
+never initialised is taken from the run that was recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from amp_fuzz.reference import dispatch
+
+__all__ = ["Memory", "Place", "Read", "Recorder", "Recording", "Step", "functional"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: which memory, and its geometry there, in elements.
+
+    conjugated, negated: the tensor is that of what the memory holds.
+    """
+
+    memory: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    conjugated: bool = False
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A tensor as an argument. stops: no gradient goes back through it."""
+
+    place: Place
+    stops: bool
+
+
+@dataclass(slots=True)
+class Memory:
+    """A storage seen as one dtype: so many elements, and what they were when it was first met.
+
+    initial: flat; None where a step of the recording writes all of it first. weight: it is that of
+    an input that collects a gradient. trains: gradients may come back to it.
+    """
+
+    dtype: torch.dtype
+    count: int
+    initial: torch.Tensor | None
+    weight: bool = False
+    trains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of an op that computes something new.
+
+    op: an overload that writes nothing, ``add.Tensor`` for ``add_.Tensor``. args, kwargs: as the
+    dispatcher passed them, with `Read` for tensors. writes: where its results go; a result is
+    cast and broadcast to the place's own dtype and shape if `casts` says that it is written over a
+    tensor that was there. drawn: the results themselves, where they are random. quiet: grad mode
+    was off, so that what is written over keeps the derivative that it had.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    writes: tuple[Place, ...]
+    casts: bool = False
+    drawn: tuple[torch.Tensor, ...] | None = None
+    quiet: bool = False
+
+
+@dataclass(slots=True)
+class Recording:
+    """A program as it ran. observed, starts: in the order in which they were asked for.
+
+    starts: from which a backward pass starts, each with its cotangent. weights: by label.
+    """
+
+    memories: list[Memory] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    observed: list[tuple[str, Place]] = field(default_factory=list)
+    starts: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
+    weights: list[tuple[str, Place]] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Record every op of a block until `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.on = True
+        self.failed: Exception | None = None
+        self._memories: dict[tuple[int, torch.dtype], int] = {}
+        self._kept: list[torch.UntypedStorage] = []
+        self._twins: set[int] = set()
+
+    # -- what is asked of it ----------------------------------------------------------------------
+
+    def weight(self, label: str, tensor: torch.Tensor) -> None:
+        """Say that an input collects a gradient."""
+        with _disable_current_modes():
+            place = self.place(tensor)
+        memory = self.recording.memories[place.memory]
+        memory.weight = memory.trains = True
+        self.recording.weights.append((label, place))
+
+    def observe(self, label: str, tensor: torch.Tensor) -> None:
+        """Note a tensor that is looked at."""
+        if self.on:
+            with _disable_current_modes():
+                self.recording.observed.append((label, self.place(tensor)))
+
+    def start(self, tensor: torch.Tensor, cotangent: torch.Tensor) -> None:
+        """Note a tensor from which the backward pass starts."""
+        with _disable_current_modes():
+            self.recording.starts.append((self.place(tensor), cotangent.detach().clone()))
+
+    def stop(self) -> None:
+        """Record no more: what follows is the backward pass."""
+        self.on = False
+
+    # -- recording --------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an op and note it."""
+        kwargs = kwargs or {}
+        plain = self.on and torch.Tag.inplace_view not in func.tags
+        if not plain or any(t.device.type != "cpu" for t in _tensors((args, kwargs))):
+            with dispatch.kept():
+                return func(*args, **kwargs)
+        if func.__name__.partition(".")[0] in _MASKED:
+            args = (args[0], [*_places(args[1])], *args[2:])
+        # As they are before the op: it may write or resize them.
+        given, named = _map(args, self._read), _map(kwargs, self._read)
+        with dispatch.kept():
+            out = func(*args, **kwargs)
+        try:
+            self._note(func, args, kwargs, given, named, out)
+        except Exception as error:  # ours, not the case's
+            self.failed, self.on = error, False
+        return out
+
+    def _note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: tuple[Any, ...],
+        named: dict[str, Any],
+        out: Any,
+    ) -> None:
+        arguments, results = list(_tensors((args, kwargs))), list(_tensors(out))
+        form = functional(func)
+        written = list(_tensors(form.written(args, kwargs)))
+        known = {t.untyped_storage()._cdata for t in arguments}
+        if not written:
+            results = [
+                t
+                for t in results
+                if t.untyped_storage()._cdata not in known
+                or (t.untyped_storage()._cdata, t.dtype) not in self._memories
+            ]
+        if form.uninitialised or not (written or results):
+            return  # views, questions, memory that nobody has written
+        if any(t.device.type != "cpu" for t in results):
+            return
+        targets = written or results
+        for target in written:
+            if self._index(target) in self._twins:
+                raise NotImplementedError(f"{form.name} writes memory of two dtypes")
+        same = [t for t in results if any(t is w for w in written)]
+        more = [t for t in results if not any(t is w for w in same)] if written else []
+        drawn = None
+        if form.random and not _keeps_all(args):
+            drawn = tuple(t.detach().clone() for t in (*targets, *more))
+        places = tuple(self.place(t, fresh=not written) for t in targets)
+        places += tuple(self.place(t, fresh=True) for t in more)
+        reads = [r for r in _reads((given, named)) if not r.stops]
+        if any(self.recording.memories[r.place.memory].trains for r in reads):
+            if drawn is not None:
+                raise NotImplementedError(f"{form.name} draws, and has a gradient")
+            for place in places:
+                self.recording.memories[place.memory].trains = True
+        names = {k: v for k, v in named.items() if k not in form.outs}
+        quiet = not torch.is_grad_enabled()
+        step = Step(form.name, given, names, places, bool(written), drawn, quiet)
+        self.recording.steps.append(step)
+
+    def _read(self, tensor: torch.Tensor) -> Read:
+        return Read(self.place(tensor), not tensor.requires_grad)
+
+    def place(self, tensor: torch.Tensor, *, fresh: bool = False) -> Place:
+        """Return where a tensor lies; memory that is met for the first time is a constant.
+
+        fresh: a step writes it, all of it as far as can be seen.
+        """
+        index = self._index(tensor, fresh=fresh)
+        return Place(
+            index,
+            tuple(tensor.shape),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    def _index(self, tensor: torch.Tensor, *, fresh: bool = False) -> int:
+        if tensor._is_zerotensor():
+            tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor.dtype)
+        count = storage.nbytes() // tensor.element_size()
+        memories = self.recording.memories
+        found = self._memories.get(key)
+        if found is not None and memories[found].count == count:
+            return found
+        others = [i for (data, _), i in self._memories.items() if data == storage._cdata]
+        initial = None
+        if not fresh or tensor.numel() != count:
+            plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
+            initial = plain.detach().clone()
+        memories.append(Memory(tensor.dtype, count, initial))
+        self._kept.append(storage)  # an id of storage that is gone may come again
+        index = len(memories) - 1
+        self._memories[key] = index
+        if others and found is None:
+            self._twins.update((index, *others))
+        return index
+
+
+# Masks among their indices choose how many elements there are: they count as what they choose.
+_MASKED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
+
+
+def _places(indices: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            yield index
+        else:
+            yield from index.nonzero(as_tuple=True) if index.dim() else [index]
+
+
+# -- ops and their schemas ----------------------------------------------------------------------
+
+_UNINITIALISED = frozenset(
+    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an overload writes: the overload without writing, and which arguments are written.
+
+    outs: keyword arguments that are written and not read.
+    """
+
+    name: str
+    positions: tuple[int, ...]
+    keywords: tuple[str, ...]
+    outs: tuple[str, ...]
+    random: bool
+    uninitialised: bool
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the arguments that are written, in the order of the schema."""
+        found = [args[i] for i in self.positions if i < len(args)]
+        return found + [kwargs[name] for name in self.keywords if name in kwargs]
+
+
+@lru_cache(maxsize=4096)
+def functional(func: Any) -> Form:
+    """Return the form of an overload: ``add`` for ``add_.Tensor`` and ``add.out``."""
+    schema = func._schema
+    writes = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    names = [a.name for a in schema.arguments]
+    keywords = tuple(n for n, w in zip(names, writes, strict=True) if w)
+    outs = tuple(
+        a.name for a, w in zip(schema.arguments, writes, strict=True) if w and a.kwarg_only
+    )
+    base, _, overload = func.__name__.partition(".")
+    name = f"{base}.{overload}"
+    if any(writes):
+        name = _without_writing(func, base, overload, outs)
+    return Form(
+        name,
+        tuple(i for i, w in enumerate(writes) if w),
+        keywords,
+        outs,
+        torch.Tag.nondeterministic_seeded in func.tags,
+        base in _UNINITIALISED,
+    )
+
+
+def _without_writing(func: Any, base: str, overload: str, outs: tuple[str, ...]) -> str:
+    """Return the name of the overload that takes the same arguments and writes none."""
+    if not outs:
+        plain = base[:-1] if base.endswith("_") else base
+        return f"{plain}.{overload}"
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if a.name not in outs]
+    packet = getattr(torch.ops.aten, base)
+    for other in packet.overloads():
+        found = getattr(packet, other)
+        if [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
+            return f"{base}.{other}"
+    return f"{base}.{overload}"
+
+
+def _keeps_all(args: Sequence[Any]) -> bool:
+    """Return whether a random op is told to leave everything as it is: dropout with p=0."""
+    return any(isinstance(a, float) and a == 0.0 for a in args)
+
+
+# -- trees of arguments -------------------------------------------------------------------------
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from _tensors(part)
+
+
+def _reads(tree: Any) -> Iterator[Read]:
+    if isinstance(tree, Read):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from _reads(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from _reads(part)
+
+
+def _map(tree: Any, read: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return read(tree)
+    if isinstance(tree, tuple):
+        return tuple(_map(part, read) for part in tree)
+    if isinstance(tree, list):
+        return [_map(part, read) for part in tree]
+    if isinstance(tree, dict):
+        return {name: _map(part, read) for name, part in tree.items()}
+    return tree
+
+
+def dense(place: Place, count: int) -> tuple[int, ...] | None:
+    """Return the order of dimensions in which a place is all of its memory, or None."""
+    if place.offset or math.prod(place.shape) != count:
+        return None
+    order = sorted(range(len(place.shape)), key=lambda d: (-place.strides[d], place.shape[d] == 1))
+    step = 1
+    for d in reversed(order):
+        if place.shape[d] != 1:
+            if place.strides[d] != step:
+                return None
+            step *= place.shape[d]
+    return tuple(order)

@@ -1,0 +1,121 @@
+"""Seed faults in the lowerings of the JAX backend, and ask whether they are found.
+
+Writes ``benchmarks/jax_faults.json``: for each fault the number of cases until it was found, as
+what, and the case that showed it, minimised. Cases are drawn as in a run that is aimed: each has a
+call of the op with the fault, and up to five others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from amp_fuzz.backends.jaxed import JaxBackend  # noqa: E402
+from amp_fuzz.case import Case  # noqa: E402
+from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
+from amp_fuzz.harness import Observation  # noqa: E402
+from amp_fuzz.judge import Judge, quiet  # noqa: E402
+from amp_fuzz.known import shipped  # noqa: E402
+from amp_fuzz.shrink import Shrunk, Target, asker, shrink  # noqa: E402
+from tests.faults.lowerings import FAULTS, Faulty  # noqa: E402
+
+JSON = ROOT / "benchmarks" / "jax_faults.json"
+OPS = {
+    "narrow-softmax": ("softmax", "log_softmax"),
+    "narrow-sum": ("sum", "sum.dim"),
+    "dropped-bias": ("addmm", "linear"),
+    "gain": ("mm", "matmul"),
+    "gradient-sign": ("tanh",),
+    "lost-gradient": ("mul",),
+    "missing-cast": ("mm",),
+    "element": ("cat",),
+}
+
+
+class Here:
+    """JAX in this process, in place of a process apart."""
+
+    def __init__(self, file: Path) -> None:
+        self.sides = Faulty(str(file), "cuda", False, False)
+
+    def run(self, case: Case, *, reference: bool = False) -> Observation:
+        return self.sides.expect(case) if reference else self.sides.observe(case)
+
+
+def main() -> int:
+    """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=500, help="for each fault (default 500)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument("--shrink", type=float, default=30, help="seconds for each (default 30)")
+    parser.add_argument("--only", metavar="NAME", help="only this fault; prints, no file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "fault"
+        file.write_text("")
+        backend = JaxBackend(process=Here(file))  # type: ignore[arg-type]
+        for name in [options.only] if options.only else FAULTS:
+            rows.append(hunt(name, backend, file, options))
+            print({k: v for k, v in rows[-1].items() if k != "case"}, flush=True)
+            found = {"jax": version("jax"), "seed": options.seed, "cases": options.cases}
+            if not options.only:
+                JSON.write_text(json.dumps({**found, "faults": rows}, indent=1) + "\n")
+    return int(not all(row["found"] for row in rows))
+
+
+def hunt(name: str, backend: JaxBackend, file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what came of a hunt for one fault."""
+    judge = Judge(backend, shipped())
+    start = time.process_time()
+    task = Task("jax", "faults", OPS[name], options.cases, options.seed)
+    with quiet():
+        for number, case in enumerate(draw(task, Settings(backends=("jax",), max_statements=6)), 1):
+            file.write_text(name)
+            verdict = judge.judge(case)
+            if verdict.outcome != "diverged":
+                continue
+            file.write_text("")
+            if judge.judge(case).outcome == "diverged":
+                continue
+            assert verdict.divergence is not None
+            seconds = time.process_time() - start
+            file.write_text(name)
+            small = smaller(judge, case, options.shrink)
+            return {
+                "name": name,
+                "what": FAULTS[name][0],
+                "found": True,
+                "cases": number,
+                "seconds": round(seconds, 1),
+                "kind": verdict.divergence.kind,
+                "case": json.loads(small.json()),
+            }
+    return {"name": name, "what": FAULTS[name][0], "found": False, "cases": options.cases}
+
+
+def smaller(judge: Judge, case: Case, seconds: float) -> Case:
+    """Return the case, minimised."""
+    verdict = judge.judge(case)
+    target = Target.of(verdict, ("kind", "op"))
+    reference = judge.backend.reference()
+    for event in shrink(case, target, asker(judge, target), reference, seconds=seconds):
+        if isinstance(event, Shrunk):
+            return event.case
+    return case
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""JAX: recordings, lowerings, the process that they run in, and what is found there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.jaxed import JaxBackend, backends, record
+from amp_fuzz.case import Case, loads
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.program import InferenceMode, NoGrad
+from amp_fuzz.reference import quirks
+from amp_fuzz.xla.ops import NOT_LOWERED
+from tests.faults.lowerings import FAULTS
+from tests.helpers import BF16, F16, call, case, drawn, under, x
+
+BACKENDS = {b.name: b for b in backends() if isinstance(b, JaxBackend)}
+JAX = BACKENDS["jax"]
+READY = JAX.availability().status == "ready"
+needs_jax = pytest.mark.skipif(not READY, reason="needs JAX: pip install 'amp-fuzz[jax]'")
+
+ROWS = json.loads((Path(__file__).parents[2] / "benchmarks" / "jax_faults.json").read_text())
+CASES = {row["name"]: loads(json.dumps(row["case"])) for row in ROWS["faults"] if row["found"]}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[JaxBackend, Path]]:
+    """Return JAX op by op, and the file that says which fault it has."""
+    file = tmp_path_factory.mktemp("jax") / "fault"
+    file.write_text("")
+    process = Apart("tests.faults.lowerings:Faulty", str(file), "cuda", False, False)
+    yield JaxBackend(process=process), file
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def jitted() -> Iterator[JaxBackend]:
+    yield BACKENDS["jax[jit]"]
+    BACKENDS["jax[jit]"].process.close()
+
+
+# -- what is recorded: needs no JAX -------------------------------------------------------------
+
+
+def recorded(one: Case) -> list[str]:
+    seen, recorder = record(JAX.fit(one), JAX.reference())
+    assert (seen.raised, recorder.failed) == (None, None)
+    return [step.op for step in recorder.recording.steps]
+
+
+def test_casts_are_written_out_once_for_a_weight() -> None:
+    """The reference's cache keeps the cast: the gradient of its uses is summed in 16 bits."""
+    one = case(
+        [x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), call("mm", "w1", "x0", to="v1")
+    )
+    steps = [op for op in recorded(one) if op in ("_to_copy.default", "mm.default")]
+    assert Counter(steps) == {"_to_copy.default": 3, "mm.default": 2}
+
+
+def test_the_policies_are_those_of_the_device() -> None:
+    one = case([x("x0", 2, dtype="bfloat16")], call("exp", "x0"), backward="none")
+    dtypes = {}
+    for name in ("jax", "jax[cpu]"):
+        value = BACKENDS[name].reference().run(one).values["v0"]
+        assert value is not None
+        dtypes[name] = value.dtype
+    assert dtypes == {"jax": torch.float32, "jax[cpu]": torch.bfloat16}
+
+
+def test_what_is_random_is_taken_from_the_reference() -> None:
+    one = case([x("x0", 8)], call("dropout", "x0", p=0.5, training=True), backward="none")
+    _, recorder = record(one, JAX.reference())
+    (drawn_,) = [s for s in recorder.recording.steps if s.drawn is not None]
+    assert drawn_.op.startswith("bernoulli")
+
+
+def test_the_plan_is_what_jax_can_be_asked_for() -> None:
+    one = case(
+        [x("x0", 2, 2), x("w1", 2, 2)],
+        under(InferenceMode(), call("mm", "x0", "w1")),
+        backward="inside",
+        contexts=(BF16,),
+        steps=2,
+        loop="inside",
+    )
+    fitted = JAX.fit(one)
+    assert (fitted.plan.backward, fitted.plan.steps) == ("outside", 1)
+    assert fitted.program.body == (under(NoGrad(), call("mm", "x0", "w1")),)
+
+
+def test_what_is_not_lowered_is_said_and_not_drawn() -> None:
+    assert set(NOT_LOWERED) < set(CATALOGUE)
+    assert all(len(why) > 10 for why in NOT_LOWERED.values())
+    assert not JAX.supports("topk", "function")
+    assert JAX.supports("mm", "function")
+
+
+def test_it_says_how_to_get_jax() -> None:
+    if READY:
+        detail = JAX.availability().detail
+        assert f"{len(CATALOGUE) - len(NOT_LOWERED)} of {len(CATALOGUE)} ops lowered" in detail
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "import importlib.metadata as m\n"
+        "plain = m.version\n"
+        "def version(name):\n"
+        "    if name == 'jax': raise m.PackageNotFoundError(name)\n"
+        "    return plain(name)\n"
+        "m.version = version\n"
+        "from amp_fuzz.backends.jaxed import backends\n"
+        "print(backends()[0].availability())\n"
+        "print([n for n in sys.modules if n.partition('.')[0] in ('jax', 'jaxlib')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "Availability(status='missing', detail=\"pip install 'amp-fuzz[jax]'\")",
+        "['jax']",
+    ]
+
+
+# -- honest -------------------------------------------------------------------------------------
+
+# One of each file of lowerings, and where torch's conventions are not JAX's.
+SAMPLE = ("add", "mm", "addmm", "conv2d", "layer_norm", "softmax", "sum.dim", "index_select")
+SAMPLE += ("max_pool2d", "clamp", "interpolate", "linalg.inv", "huber_loss", "where", "cat")
+
+
+@needs_jax
+def test_lowerings_do_as_torch_does(faulty: tuple[JaxBackend, Path]) -> None:
+    """Shapes, dtypes and values, forward and backward, as a run judges them."""
+    assert conformance(faulty[0], [op for op in SAMPLE if op in CATALOGUE]) > 12
+
+
+@needs_jax
+@pytest.mark.slow
+def test_all_lowerings_do_as_torch_does(faulty: tuple[JaxBackend, Path]) -> None:
+    usable = (op for op in CATALOGUE.values() if op.devices is None or "cuda" in op.devices)
+    assert conformance(faulty[0], [op.name for op in usable if op.name not in NOT_LOWERED]) > 450
+
+
+def conformance(backend: JaxBackend, ops: list[str]) -> int:
+    """Judge a draw of each op; return how many agree."""
+    judge, agreed = Judge(backend, shipped()), 0
+    with quiet():
+        for name in ops:
+            for one in drawn(1, "cuda", ops=[name], seed=f"jax/{name}", statements=1):
+                verdict = judge.judge(one)
+                assert verdict.outcome != "diverged", f"{name}: {verdict.divergence}\n{one}"
+                agreed += verdict.outcome == "agreed"
+    return agreed
+
+
+@needs_jax
+def test_a_compiled_program_agrees(jitted: JaxBackend) -> None:
+    one = case(
+        [x("x0", 4, 3), x("w1", 3, 5), x("w2", 5)],
+        call("mm", "x0", "w1"),
+        under(F16, call("add", "v0", "w2", to="v1")),
+        under(NoGrad(), call("softmax", "v1", -1, to="v2")),
+        contexts=(BF16,),
+    )
+    with quiet():
+        verdict = Judge(jitted, shipped()).judge(one)
+    assert (verdict.outcome, verdict.platform) == ("agreed", "cpu")
+
+
+@needs_jax
+def test_gradients_are_torch_s_where_jax_has_another_convention(
+    faulty: tuple[JaxBackend, Path],
+) -> None:
+    """At a bound of a clamp JAX shares a gradient, and the norm of zeros has NaN."""
+    one = case(
+        [x("w0", 4, domain="integers"), x("w1", 3, domain="zeros")],
+        call("clamp", "w0", -1.0, 1.0),
+        call("linalg.vector_norm", "w1", to="v1"),
+        call("relu", "w1", to="v2"),
+        contexts=(),
+    )
+    with quiet():
+        assert Judge(faulty[0]).judge(one).outcome == "agreed"
+
+
+# -- faults -------------------------------------------------------------------------------------
+
+
+def test_there_is_a_case_for_each_fault() -> None:
+    assert len(FAULTS) > 6
+    assert set(CASES) == set(FAULTS)
+
+
+@needs_jax
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(faulty: tuple[JaxBackend, Path], name: str) -> None:
+    backend, file = faulty
+    judge = Judge(backend, shipped())
+    with quiet():
+        file.write_text(name)
+        assert judge.judge(CASES[name]).outcome == "diverged"
+        file.write_text("")
+        assert judge.judge(CASES[name]).outcome in ("agreed", "known")
+
+
+@needs_jax
+def test_what_cannot_be_lowered_is_told(faulty: tuple[JaxBackend, Path]) -> None:
+    """Never silently: an op that a program reaches and that is not in the table."""
+    one = case([x("x0", 4)], call("topk", "x0", 2, to="v0 v1"), backward="none")
+    seen = faulty[0].run([one])[0]
+    assert seen.raised is not None
+    assert (seen.raised.kind, seen.raised.message) == (
+        "LoweringError",
+        "aten::topk.default has no lowering",
+    )
+
+
+# -- what XLA does, and the reference imitates ----------------------------------------------------
+
+
+@needs_jax
+def test_subnormal_numbers_are_known(faulty: tuple[JaxBackend, Path]) -> None:
+    one = case([x("x0", 8, domain="subnormal")], call("mul.scalar", "x0", 0.5), backward="none")
+    with quiet():
+        verdict = Judge(faulty[0], shipped()).judge(one)
+        assert (verdict.outcome, verdict.known) == ("known", "xla-subnormals")
+        assert Judge(faulty[0]).judge(one).outcome == "diverged"
+
+
+@needs_jax
+def test_a_masked_product_is_known_when_compiled(
+    jitted: JaxBackend, faulty: tuple[JaxBackend, Path]
+) -> None:
+    one = case(
+        [x("x0", 4, values="7f800000" * 4), x("x1", 4, dtype="bool", values="00" * 4)],
+        call("mul", "x0", "x1"),
+        backward="none",
+        contexts=(),
+    )
+    with quiet():
+        verdict = Judge(jitted, shipped()).judge(one)
+        assert (verdict.outcome, verdict.known) == ("known", "xla-masked-products")
+        assert Judge(faulty[0], shipped()).judge(one).outcome == "agreed"
+    with quirks(["xla-masked-products"]):
+        value = jitted.reference().run(one).values["v0"]
+    assert value is not None
+    assert not value.any()
+
+
+@needs_jax
+def test_a_write_under_no_grad_keeps_the_derivative(faulty: tuple[JaxBackend, Path]) -> None:
+    one = case(
+        [x("w0", 3), x("w1", 3)],
+        call("mul.scalar", "w0", 2.0),
+        under(NoGrad(), call("add", "v0", "w1", form="inplace", to="v1")),
+        call("add", "v0", "w0", to="v2"),
+        contexts=(),
+    )
+    with quiet():
+        assert Judge(faulty[0]).judge(one).outcome == "agreed"
+
+
+@needs_jax
+def test_excess_precision_is_told_by_its_bits(jitted: JaxBackend) -> None:
+    """Nearer to the exact value, so that the shadow has nothing against it."""
+    one = case(
+        [x("x0", 8, 8, dtype="bfloat16"), x("x1", 8, 8, dtype="bfloat16"), x("x2", 8, 8)],
+        call("mm", "x0", "x1"),
+        call("float", "v0", form="method", to="v1"),
+        call("add", "v1", "x2", to="v2"),
+        backward="none",
+        contexts=(),
+    )
+    seen = {}
+    for name, backend in (("jit", jitted), ("excess", BACKENDS["jax[jit+excess]"])):
+        with quiet():
+            assert Judge(backend).judge(one).outcome == "agreed"
+        seen[name] = backend.run([one])[0].values["v2"]
+    BACKENDS["jax[jit+excess]"].process.close()
+    first, second = seen.values()
+    assert first is not None
+    assert second is not None
+    assert 1e-4 < (first - second).abs().max() < 0.1
