@@ -52,7 +52,7 @@ def _roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
 
 @lower("rot90")
 def _rot90(x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
-    return jnp.rot90(x, k, tuple(dims))
+    return jnp.rot90(x, k, (dims[0], dims[1]))
 
 
 @lower("tril")

@@ -169,7 +169,7 @@ def _read(held: Mapping[int, Any], place: Place) -> Array:
     if order is not None:
         value = kept.reshape([place.shape[d] for d in order])
         if order != tuple(range(len(order))):
-            value = jnp.transpose(value, np.argsort(order))
+            value = jnp.transpose(value, np.argsort(order).tolist())
         return _turned(value, place, None)
     # Dimensions of stride 0 repeat elements: their gradients are summed.
     plain = [1 if s == 0 else n for n, s in zip(place.shape, place.strides, strict=True)]
