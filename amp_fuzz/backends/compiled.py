@@ -256,7 +256,7 @@ class CompileBackend(TorchBackend):
         """Return the reference on the same device, which can imitate what AOTAutograd does."""
         runtime = TorchBackend.reference(self).runtime
         if self.rung == "eager":
-            return ReferenceRuntime(runtime)
+            return _TracedReference(runtime)
         runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
         return _TracedReference(runtime) if self.told else _UntoldReference(runtime)
 

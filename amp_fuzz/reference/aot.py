@@ -67,6 +67,27 @@ def _ranks() -> Iterator[None]:
 
 
 @contextmanager
+def _fractions() -> Iterator[None]:
+    """Compute ``addcdiv(x, a, b, value=v)`` as ``x + (a / b) * v``, each step rounded.
+
+    Dynamo writes it so, and only where it is a function with a `value`.
+    """
+    honest: Callable[..., torch.Tensor] = torch.addcdiv
+
+    def addcdiv(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(args) != 3 or kwargs.keys() != {"value"}:
+            return honest(*args, **kwargs)
+        x, a, b = args
+        return torch.add(x, torch.mul(torch.div(a, b), kwargs["value"]))
+
+    torch.addcdiv = addcdiv
+    try:
+        yield
+    finally:
+        torch.addcdiv = honest
+
+
+@contextmanager
 def _functions() -> Iterator[dict[int, torch.Tensor]]:
     """Imitate what the functions do that forget an argument.
 
@@ -134,6 +155,7 @@ def _register(name: str) -> None:
 
 
 QUIRKS: dict[str, Callable[[], Any]] = {
+    "compile-addcdiv": _fractions,
     "compile-functions": _functions,
     "compile-kernels": _Kernels,
     "compile-matrix-rank": _ranks,

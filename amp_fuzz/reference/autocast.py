@@ -223,6 +223,7 @@ QUIRKS = (
     "any-query-misses-devices",
     "backward-thread-cache",
     "cache-ignores-dtype",
+    "compile-addcdiv",
     "compile-backward-autocast",
     "compile-cat-empty",
     "compile-erf",

@@ -85,6 +85,16 @@ EXAMPLES: Mapping[str, Example] = {
             under(Autocast(enabled=False), call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1")),
         ),
     ),
+    "compile-addcdiv": Example(
+        "compile[eager]",
+        case(
+            [x("x0", 2), x("x1", 2, dtype="bfloat16"), x("x2", 2, dtype="bfloat16")],
+            NEG,
+            call("addcdiv", "x0", "x1", "x2", value=-2),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-cat-empty": Example(
         "compile[aot_eager_decomp_partition]",
         case(
