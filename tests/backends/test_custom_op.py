@@ -226,7 +226,16 @@ def test_a_custom_op_may_not_write_its_inputs() -> None:
 IGNORED = "torch._library.custom_ops.CustomOpDef.register_autocast = lambda *args: None\n"
 
 
-@pytest.mark.parametrize("name", [*BACKENDS, "script[freeze]", "trace[check]"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("eager-cpu", "compile[aot_eager]", "script"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("trace", "export", "script[freeze]", "trace[check]")
+        ),
+    ],
+)
 def test_a_repro_shows_a_fault_and_only_that(name: str, tmp_path: Path) -> None:
     with _ignored():
         verdict = judged(name, REGISTERED)

@@ -404,7 +404,11 @@ def test_units_know_nothing_of_each_other() -> None:
     assert found[0].graph is not found[1].graph
 
 
-@pytest.mark.parametrize("backend", ALL, ids=lambda b: b.name)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(b, marks=[] if b in (SCRIPT, TRACE) else pytest.mark.slow) for b in ALL],
+    ids=lambda b: b.name,
+)
 def test_memory_does_not_grow(backend: ScriptBackend) -> None:
     plan = {"backward": "none"} if backend.freeze else {}
     uncached = (Autocast(dtype="bfloat16", cache_enabled=False),)

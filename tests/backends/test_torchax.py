@@ -179,9 +179,9 @@ def test_its_table_is_the_cpus() -> None:
     """As its source says; a difference from CUDA is none from its own list."""
     for version in ("2.12.0", "2.13.0"):
         own, cpu = (load_table(name, torch_version=version) for name in ("torchax", "cpu"))
-        assert {n: r.policy for n, r in own.rules.items()} == {
-            n: r.policy for n, r in cpu.rules.items()
-        }
+        # Custom ops, which other tests registered, have policies on the CPU.
+        listed = {n: r.policy for n, r in cpu.rules.items() if not n.startswith("amp_fuzz::")}
+        assert {n: r.policy for n, r in own.rules.items()} == listed
 
 
 TABLE = """

@@ -218,11 +218,10 @@ def test_a_wrong_gradient_is_found_in_its_submodule() -> None:
     [
         # In the graph of its backward pass: addmm has one, too.
         ("gpt", "graph-mm-gain", "layers.0.attn.qkv", "linear"),
-        pytest.param(
-            "gpt", "inductor-sigmoid-sign", "layers.0.mlp", "silu", marks=pytest.mark.slow
-        ),
+        ("gpt", "inductor-sigmoid-sign", "layers.0.mlp", "silu"),
     ],
 )
+@pytest.mark.slow
 def test_a_fault_of_a_compiler_is_found_in_its_submodule_and_stage(
     name: str, fault: str, module: str, op: str
 ) -> None:
