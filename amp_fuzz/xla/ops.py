@@ -23,7 +23,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "linalg.svd",
         "svd",
     ),
-    "it draws what its gradient depends on": ("rrelu",),
     "JAX has no such function, or one with another meaning": (
         "_upsample_bicubic2d_aa",
         "_upsample_bilinear2d_aa",

@@ -9,7 +9,7 @@ never initialised is taken from the run that was recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -168,8 +168,11 @@ class Recorder(TorchDispatchMode):
         out: Any,
     ) -> None:
         arguments, results = list(_tensors((args, kwargs))), list(_tensors(out))
-        form = functional(func)
+        form, random = functional(func), _draws(func, args, kwargs)
         written = list(_tensors(form.written(args, kwargs)))
+        if form.random and not random:  # rrelu writes its noise where it draws some
+            noise = _bound(func, args, kwargs).get("noise")
+            written = [t for t in written if t is not noise]
         known = {t.untyped_storage()._cdata for t in arguments}
         if not written:
             results = [
@@ -189,7 +192,7 @@ class Recorder(TorchDispatchMode):
         same = [t for t in results if any(t is w for w in written)]
         more = [t for t in results if not any(t is w for w in same)] if written else []
         drawn = None
-        if form.random and not _keeps_all(args):
+        if random:
             drawn = tuple(t.detach().clone() for t in (*targets, *more))
         places = tuple(self.place(t, fresh=not written) for t in targets)
         places += tuple(self.place(t, fresh=True) for t in more)
@@ -323,9 +326,21 @@ def _without_writing(func: Any, base: str, overload: str, outs: tuple[str, ...])
     return f"{base}.{overload}"
 
 
-def _keeps_all(args: Sequence[Any]) -> bool:
-    """Return whether a random op is told to leave everything as it is: dropout with p=0."""
-    return any(isinstance(a, float) and a == 0.0 for a in args)
+def _bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, those that are not given too."""
+    arguments = func._schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return {**defaults, **{a.name: v for a, v in zip(arguments, args, strict=False)}, **kwargs}
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call draws: not with a probability of 0, nor where nothing is trained."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = _bound(func, args, kwargs)
+    if any(given.get(name) is False for name in ("training", "train")):
+        return False
+    return given.get("p", given.get("dropout_p")) != 0
 
 
 # -- trees of arguments -------------------------------------------------------------------------

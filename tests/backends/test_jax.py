@@ -174,6 +174,26 @@ def test_a_compiled_program_agrees(jitted: JaxBackend) -> None:
     assert (verdict.outcome, verdict.platform) == ("agreed", "cpu")
 
 
+HEADS = x("w0", 1, 2, 3, 4)
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        case([x("w0", 4)], call("rrelu", "w0")),
+        case([HEADS], call("scaled_dot_product_attention", "w0", "w0", "w0")),
+        case([x("w0", 4)], call("dropout", "w0", p=0.0, training=True)),
+        case([x("w0", 4)], call("dropout", "w0", p=0.5, training=True)),
+    ],
+    ids=["rrelu", "attention", "no-dropout", "dropout"],
+)
+def test_what_may_draw_has_a_gradient(faulty: tuple[JaxBackend, Path], one: Case) -> None:
+    """The kernels of the first two draw only where something is trained, or dropped."""
+    with quiet():
+        assert Judge(faulty[0]).judge(one).outcome == "agreed"
+
+
 @needs_jax
 def test_gradients_are_torch_s_where_jax_has_another_convention(
     faulty: tuple[JaxBackend, Path],
