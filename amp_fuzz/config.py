@@ -283,6 +283,18 @@ class Options:
     plugins: tuple[str, ...] = _option(
         "list", (), "MODULE,...", "Modules to import first: those that register ops of yours."
     )
+    device: str | None = _option(
+        "word",
+        None,
+        "NAME",
+        "A device that you have installed, for the backends eager-NAME and eager-NAME[shadow].",
+    )
+    policies: str | None = _option(
+        "word",
+        None,
+        "TABLE",
+        "What autocast promises on it: cuda, cpu, xpu, ..., or a TOML file; cuda unless given.",
+    )
     fail_fast: bool = _option("flag", False, "yes|no", "Stop at the first new divergence.")
     require: tuple[str, ...] = _option(
         "list", (), "NAME,...", "Backends that must be ready, or exit with code 4."

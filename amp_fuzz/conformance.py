@@ -5,6 +5,7 @@ Cells are plain data, and nothing here imports torch.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from amp_fuzz.devices import device_words
 from amp_fuzz.program import FLOAT_DTYPES
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.store import StoreError, write_whole
@@ -172,7 +174,7 @@ def summary(cells: Sequence[Cell], tables: Path | None = None) -> str:
     differing = [c for c in cells if c.status == "differs"]
     for cell in differing[:_SHOWN]:
         lines.append(f"differs: {describe(cell)}")
-        lines.append(f"         amp-fuzz repro {cell.case_id}")
+        lines.append(f"         {shlex.join(['amp-fuzz', 'repro', cell.case_id, *device_words()])}")
     if len(differing) > _SHOWN:
         lines.append(f"and {len(differing) - _SHOWN:,} more, all in the tables")
     if tables is None:

@@ -51,7 +51,8 @@ class Observation:
     in the order of observation. leaked: what of the state is not what it was before; see `changes`.
     kernels: the autocast kernels reached, where the implementation can tell. graphs: how many
     graphs a compiler made of it; None where none are made. platform: what it ran on, where an
-    implementation chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX.
+    implementation chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX. elided: the labels of
+    values that come out otherwise since a compiler may keep more precision than the program says.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Observation:
     seconds: float = 0.0
     graphs: int | None = None
     platform: str = ""
+    elided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from amp_fuzz.backends import Backend, BackendError, backends
 from amp_fuzz.blame import Named, guilty_op, tainted
 from amp_fuzz.case import Case, bare, single
@@ -32,9 +34,10 @@ from amp_fuzz.oracle import (
     differ,
     within,
 )
-from amp_fuzz.program import Statement, statements
+from amp_fuzz.program import Statement, returning_all, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
+from amp_fuzz.reference.xla import noting
 from amp_fuzz.without import WITHOUT
 
 __all__ = ["Judge", "Verdict", "refuses", "unsupported"]
@@ -157,6 +160,8 @@ class Judge:
         unjudged: set[str] = set()
         found = self._compare(case, expected, observed, unjudged)
         found = found or within(case, observed, values=backend.values)
+        left_out = None if found else self._elided(case, expected, observed)
+        found = found or left_out
         clock.lap("oracle")
         # The relations of an inexact backend would cost a compilation each, and differ by rounding.
         if found is None and backend.values and backend.exact:
@@ -175,6 +180,10 @@ class Judge:
             verdict.outcome = "raised" if observed.raised else "agreed"
             verdict.uncompiled = observed.graphs == 0 and verdict.outcome == "agreed"
             return verdict
+        if left_out is not None:  # the imitation agreed; without it too, as far as rounding goes
+            verdict.divergence, verdict.known = found, self._named("xla-excess-precision")
+            verdict.outcome = "known" if verdict.known else "diverged"
+            return verdict
         # Explained first: a known bug costs one run of the imitating reference. Where memory was
         # not initialised that may agree by chance: then torch disagrees with itself.
         verdict.divergence, verdict.known = found, self.explain(case, found, expected, observed)
@@ -192,9 +201,42 @@ class Judge:
             if found.kind == "nondeterminism":
                 verdict.known = self._listed(case, found)
             verdict.known = verdict.known or self._cleared(case, found)
+            verdict.known = verdict.known or self._returned(case, found, expected, observed)
         verdict.outcome = "known" if verdict.known else "diverged"
         clock.lap("confirm")
         return verdict
+
+    def _elided(
+        self, case: Case, expected: Observation, observed: Observation
+    ) -> Divergence | None:
+        """Return where a rounding that the program asks for was left out, if that is what it is.
+
+        Nearer to the exact value, it is within what rounding explains. It is one if the reference
+        that leaves roundings out agrees with the backend on the whole case, and differs there, by
+        more than the rounding of what is left, from the reference that makes them.
+        """
+        if not observed.elided:
+            return None
+        with quirks(["xla-excess-precision"]):
+            with noting() as names:
+                wide = self.backend.reference().run(case)
+            if not names or self._compare(case, wide, observed) is not None:
+                return None
+            made = self._compare(case, wide, dataclasses.replace(expected, elided=()))
+        if made is None or made.where not in observed.elided:
+            return None
+        ops = ", ".join(names)
+        return Divergence(
+            made.kind,
+            made.where,
+            f"{made.observed.partition(':')[0]}, with the rounding after {ops}",
+            f"{made.expected}: the rounding after {ops} is left out (excess precision)",
+        )
+
+    def _named(self, quirk: str) -> str:
+        """Return the id of the entry that knows of a quirk of the backend, or ""."""
+        entries = (k for k in self.known if k.quirk == quirk and k.on(self.backend.name))
+        return next((k.id for k in entries), "")
 
     def _left_behind(
         self, case: Case, found: Divergence, expected: Observation, observed: Observation
@@ -315,14 +357,19 @@ class Judge:
         return False
 
     def _remaining(
-        self, case: Case, expected: Observation, observed: Observation
+        self,
+        case: Case,
+        expected: Observation,
+        observed: Observation,
+        skipped: set[str] | None = None,
     ) -> tuple[Divergence | None, list[str]]:
         """Return the first divergence that no entry lists, and the ids of those that are.
 
-        A listed divergence takes along what its value has a part in, and nothing else.
+        A listed divergence takes along what its value has a part in, and nothing else. skipped: the
+        names that are explained already, to which it adds.
         """
         ids: dict[str, None] = {}
-        skipped: set[str] = set()
+        skipped = set() if skipped is None else skipped
         while True:
             found = self._compare(case, expected, observed, skip=Named(skipped))
             listed = self._listed(case, found) if found else ""
@@ -431,6 +478,25 @@ class Judge:
                 found.kind, ops, found.where, **texts
             ):
                 yield entry
+
+    def _returned(
+        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+    ) -> str:
+        """Return the ids that explain a case where it returns every value that it makes, or "".
+
+        An entry names the op at which a bug shows. Where that op's value is not returned, what is
+        computed from it shows the bug, at other ops. Nothing else may differ, in either program.
+        """
+        whole = msgspec.structs.replace(case, program=returning_all(case.program))
+        if whole == case or found.kind in ("raise", "state", "relation", "nondeterminism"):
+            return ""
+        skipped: set[str] = set()
+        sides = self.backend.reference().run(whole), self._run(whole)
+        rest, ids = self._remaining(whole, *sides, skipped)
+        if rest is not None or not ids:
+            return ""
+        rest, more = self._remaining(case, expected, observed, skipped)
+        return "" if rest is not None else "+".join(dict.fromkeys([*ids, *more]))
 
     def _agrees_without(self, library: str, case: Case, found: Divergence) -> Sequence[str] | None:
         """Return the entries that explain what is left without a library; None: not all of it."""

@@ -64,6 +64,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "counted-constants",
         "elided-casts",
         "inference-traces",
+        "separate-roundings",
     ] = ""
     stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""
     bare: Literal["", "agrees", "diverges"] = ""

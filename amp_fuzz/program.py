@@ -8,7 +8,7 @@ anything that it contains. This module imports neither torch nor Hypothesis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -38,6 +38,7 @@ __all__ = [
     "returning_all",
     "returning_last",
     "statements",
+    "substituted",
     "uses",
 ]
 
@@ -234,6 +235,23 @@ def uses(statement: Statement) -> Iterator[str]:
         yield from refs(arg)
     for _, arg in statement.kwargs:
         yield from refs(arg)
+
+
+def substituted(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """Return a statement that reads other values in the place of some."""
+
+    def change(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(names.get(arg.name, arg.name))
+        if isinstance(arg, Items):
+            return Items(tuple(change(a) for a in arg.items))
+        return arg
+
+    return msgspec.structs.replace(
+        statement,
+        args=tuple(change(a) for a in statement.args),
+        kwargs=tuple((k, change(a)) for k, a in statement.kwargs),
+    )
 
 
 def downstream(program: Program, name: str) -> frozenset[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from amp_fuzz.checking import CheckResult, check
 from amp_fuzz.config import ConfigError, resolve
+from amp_fuzz.devices import with_device
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.pytest_session import given_options, start_folder
 
@@ -50,10 +51,11 @@ def amp_check(request: pytest.FixtureRequest) -> AmpCheck:
         resolved = resolve(given_options(config), start=folder, prefix=_PREFIX)
         options = resolved.options
         load_plugins(options.plugins, resolved.sources["plugins"], folder)
+        options = with_device(resolved, folder)
     except ConfigError as error:
         raise pytest.UsageError(f"amp-fuzz: {error}") from error
     defaults: dict[str, Any] = {"store": config.invocation_params.dir / options.store}
-    if resolved.sources["backends"] != "default":
+    if options.device or resolved.sources["backends"] != "default":
         defaults["backends"] = options.backends
     if resolved.sources["known"] != "default":
         defaults["known"] = options.known

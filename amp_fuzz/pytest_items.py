@@ -27,6 +27,7 @@ import torch
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.devices import device_words
 from amp_fuzz.engine import (
     Event,
     Finding,
@@ -392,13 +393,14 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
         *([f"  stage     {record.stage}"] if record.stage else []),
         *(f"  {line}" for line in case),
         f"amp-fuzz replay {record.id}{store_option}",
-        f"amp-fuzz repro {record.id}{store_option}",
+        f"amp-fuzz repro {record.id}{store_option} > repro.py",
     ]
 
 
 def store_option(folder: str) -> str:
-    """Return what a command needs besides an id, to find a store that was named by an option."""
-    return f" --store={shlex.quote(folder)}" if folder else ""
+    """Return what a command needs besides an id: the store, if named by an option, and a device."""
+    words = [*device_words(), *([f"--store={folder}"] if folder else [])]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _clip(text: str, width: int = 160) -> str:

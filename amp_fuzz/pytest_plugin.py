@@ -32,6 +32,14 @@ OPTIONS = {
     "report": ("FOLDER", "Where the HTML and Markdown report goes."),
     "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
     "plugins": ("MODULE,...", "Modules to import first: those that register ops of yours."),
+    "device": (
+        "NAME",
+        "A device that you have installed, for the backends eager-NAME and eager-NAME[shadow].",
+    ),
+    "policies": (
+        "TABLE",
+        "What autocast promises on it: cuda, cpu, xpu, ..., or a TOML file; cuda unless given.",
+    ),
     "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
     "corpus": ("FOLDER", "Case files that every run judges first: a regression suite."),
     "max-statements": ("N", "The most statements of a program."),

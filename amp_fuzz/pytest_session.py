@@ -32,6 +32,7 @@ from amp_fuzz.backends import BackendError, backends, matching
 from amp_fuzz.baseline import BaselineError
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
+from amp_fuzz.devices import with_device
 from amp_fuzz.known import KnownError
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.program import ProgramError
@@ -75,6 +76,7 @@ def _session(config: pytest.Config) -> FuzzSession:
     resolved = resolve(given_options(config), start=start_folder(config), prefix=_PREFIX)
     options = resolved.options
     load_plugins(options.plugins, resolved.sources["plugins"], start_folder(config))
+    options = with_device(resolved, start_folder(config))
     folder = config.invocation_params.dir / options.store
     sent: dict[str, Any] | None = None
     if hasattr(config, "workerinput"):

@@ -25,6 +25,7 @@ from amp_fuzz.backends.jaxed import JaxBackend
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.backends.torchstate import torch_state
+from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Raised
 from amp_fuzz.oracle import RELATIONS
@@ -158,6 +159,8 @@ def _setup(backend: Backend, body: str) -> list[str]:
         text = _INSTALLED.format(policies=device, threads=torch.get_num_threads())
         return ["from amp_fuzz import privateuse1", text]
     text = f'device = "{device}"'
+    if isinstance(backend, VendorBackend):
+        return [*(f"import {module}  # registers the device" for module in backend.modules()), text]
     if device == "cpu":
         # How many threads share a sum decides its last bits.
         text += f"\ntorch.set_num_threads({torch.get_num_threads()})"

@@ -50,18 +50,19 @@ def _without_counted_constants() -> Iterator[None]:
 
 
 @contextmanager
-def _without_elided_casts() -> Iterator[None]:
+def _compiled_with(name: str, value: Any) -> Iterator[None]:
+    """Set an option of Inductor in whichever thread compiles: its configuration is per thread."""
     import torch._inductor.compile_fx
 
     module: Any = torch._inductor.compile_fx
     honest = module.compile_fx
 
-    def without(*args: Any, config_patches: Any = None, **options: Any) -> Any:
-        if not torch._inductor.config.emulate_precision_casts:  # it calls itself, patched
-            config_patches = {**(config_patches or {}), "emulate_precision_casts": True}
+    def patched(*args: Any, config_patches: Any = None, **options: Any) -> Any:
+        if getattr(torch._inductor.config, name) != value:  # it calls itself, patched
+            config_patches = {**(config_patches or {}), name: value}
         return honest(*args, config_patches=config_patches, **options)
 
-    module.compile_fx = without
+    module.compile_fx = patched
     try:
         yield
     finally:
@@ -89,7 +90,8 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
     "counted-constants": _without_counted_constants,
-    "elided-casts": _without_elided_casts,
+    "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
     "inference-traces": _without_inference_traces,
+    "separate-roundings": lambda: _compiled_with("cpp.enable_floating_point_contract_flag", "fast"),
 }
 """How to run torch without what a known entry blames."""

@@ -64,7 +64,7 @@ def main() -> int:
     for group in result["groups"]:
         print(f"{group['cases']:6} {group['title']}: {', '.join(group['faults']) or '?'}")
     print(f"{len(result['groups'])} groups of {len(TEN)} faults; {result['seconds']} s")
-    for name in ("merged", "split", "missed"):
+    for name in ("merged", "split", "missed", "unanswered"):
         print(f"{name}: {result[name] or 'none'}")
     return int(any(result[name] for name in ("merged", "split", "missed")))
 
@@ -81,7 +81,13 @@ def cases(seed: int) -> Iterator[Case]:
 def measured(store: Store, number: int, seed: int, workers: int) -> Row:
     """Run the engine on so many cases, and say what came of each fault."""
     settings = Settings(
-        ("faulty-cpu",), cases=number, seed=seed, known=shipped(), workers=workers, relations="none"
+        ("faulty-cpu",),
+        cases=number,
+        seed=seed,
+        known=shipped(),
+        workers=workers,
+        relations="none",
+        timeout=1800,  # of the clock on the wall: of a machine that does much else, too
     )
     store.begin(RunRecord("groups", seed, "", (), {}, ""))
     drawn = list(islice(cases(seed), number))
@@ -109,8 +115,13 @@ def counted(store: Store, supervisor: Supervisor) -> Row:
     records = list(store.records("groups"))
     judged = [r for r in records if isinstance(r, CaseRecord)]
     found: dict[str, DivergenceRecord] = {}
+    unanswered: dict[str, str] = {}
     for record in records:
-        if isinstance(record, DivergenceRecord) and not record.known:
+        if not isinstance(record, DivergenceRecord) or record.known:
+            continue
+        if record.kind in ("crash", "timeout"):  # no fault is one
+            unanswered[record.case.id] = record.observed
+        else:
             found.setdefault("+".join([record.fingerprint, *record.as_if]), record)
     groups = [
         {
@@ -131,6 +142,7 @@ def counted(store: Store, supervisor: Supervisor) -> Row:
         "looks": len(supervisor.groups.looks),
         "seconds": round(_seconds()),
         "merged": [g["title"] for g in groups if len(g["faults"]) != 1],
+        "unanswered": unanswered,
         "split": sorted({name for name in names if names.count(name) > 1}),
         "missed": [name for name in TEN if name not in names],
         "groups": groups,

@@ -1,16 +1,23 @@
 """What compiling several programs at once would save: one compilation of them against one each.
 
     python -m benchmarks.packing [--backends=...] [--sizes=4,8] [--programs=48] [--output=FILE]
+    python -m benchmarks.packing --candidates=exp,sum,softmax [--sizes=2,4] [--output=FILE]
 
 Drawn programs that run, with the same plan and seed (drawn cases seldom share a plan: 81 of 100 are
 distinct), are renamed apart and joined into one. CPU seconds with those of g++, one core, warm; the
 ratio is that of one by one to together, so that more than 1 is a gain.
+
+``--candidates`` asks the same of what the minimiser tries: a case of eight statements with one
+wrong kernel of the backend is minimised, once for each op, and the candidates that were compiled
+are compiled again, alone and in packs of those that follow each other under one plan. A pack ends
+with the candidate that is taken, since what comes after it is made of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -23,9 +30,11 @@ import torch
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import quiet
+from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.program import Items, Node, Program, Ref, Region, statements
+from amp_fuzz.shrink import Answer, Memory, Target, asker, shrink
 from benchmarks.compilers import spent
+from tests.helpers import WrongKernel, drawn
 
 PLANS = {"with backward": Plan(), "forward only": Plan(backward="none")}
 
@@ -37,23 +46,34 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=48)
     parser.add_argument("--statements", type=int, default=8)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--candidates", metavar="OPS", default="", help="of searches, by op")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.candidates and os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") != "1":
+        # What a search has compiled, Inductor would not compile again.
+        parser.error("set TORCHINDUCTOR_FORCE_DISABLE_CACHES=1: caches would answer")
     sizes = [int(size) for size in args.sizes.split(",")]
-    result = {
-        "backends": {
+    names = args.backends.split(",")
+    result: dict[str, Any] = {}
+    if args.candidates:
+        ops = args.candidates.split(",")
+        result["candidates"] = {name: searched(backends()[name], ops, sizes) for name in names}
+    else:
+        result["backends"] = {
             name: {
                 plan: measure(backends()[name], PLANS[plan], sizes, args.programs, args.statements)
                 for plan in PLANS
             }
-            for name in args.backends.split(",")
-        },
+            for name in names
+        }
+    result |= {
         "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
         "machine": f"{platform.machine()}, {platform.system()}, one thread",
     }
     print(json.dumps(result, indent=2))
     if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+        old = json.loads(args.output.read_text()) if args.output.exists() else {}
+        args.output.write_text(json.dumps(old | result, indent=2) + "\n")
 
 
 def measure(
@@ -83,6 +103,53 @@ def measure(
             together = sum(spent(lambda c=c: backend.run([c])) for c in cases)
             result[f"ratio, {size} together"] = round(one_by_one / together, 2)
     return result
+
+
+def searched(backend: Backend, ops: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the seconds a candidate alone, and by size the ratio to that of packs of them."""
+    runs = [run for op in ops for run in _runs(WrongKernel(backend, op), op)]
+    with quiet():
+        costs = {c.id: spent(lambda c=c: backend.run([c])) for run in runs for c in run}
+        alone = sum(costs[c.id] for run in runs for c in run)
+        result: dict[str, Any] = {
+            "searches": len(ops),
+            "candidates": sum(map(len, runs)),
+            "in runs of": [len(run) for run in runs],
+            "seconds a candidate, one by one": round(alone / sum(map(len, runs)), 3),
+        }
+        for size in sizes:
+            packs = [run[i : i + size] for run in runs for i in range(0, len(run), size)]
+            single = sum(costs[pack[0].id] for pack in packs if len(pack) == 1)
+            cases = [joined(pack) for pack in packs if len(pack) > 1]
+            together = single + sum(spent(lambda c=c: backend.run([c])) for c in cases)
+            result[f"packs of {size} at most"] = len(packs)
+            result[f"ratio, {size} at most"] = round(alone / together, 2)
+    return result
+
+
+def _runs(backend: Backend, op: str) -> list[list[Case]]:
+    """Return what a search compiled: lists of candidates of one plan and seed, in their order."""
+    judge = Judge(backend)
+    with quiet():
+        cases = drawn(200, ops=["mm", "relu", "add", "cat", op], focus=[op], seed=op)
+        large = (c for c in cases if len(list(statements(c.program.body))) >= 8)
+        verdict = next(v for v in map(judge.judge, large) if v.outcome == "diverged")
+        target = Target.of(verdict)
+        runs: list[list[Case]] = [[]]
+
+        def said(case: Case, answer: Answer) -> None:
+            if answer.said not in ("agreed", "diverged"):  # it was not compiled
+                return
+            last = runs[-1][-1] if runs[-1] else case
+            if (last.plan, last.seed) != (case.plan, case.seed):
+                runs.append([])
+            runs[-1].append(case)
+            if target.reply(answer) == "same":
+                runs.append([])
+
+        ask, memory = asker(judge, target), Memory(said=said)
+        list(shrink(verdict.case, target, ask, backend.reference(), seconds=120, memory=memory))
+    return [run for run in runs if run]
 
 
 def joined(cases: Sequence[Case]) -> Case:

@@ -2,11 +2,12 @@
 
     python benchmarks/torch_minifier.py [--cases=N] [--limit=SECONDS] [--report]
 
-The cases are those as drawn, for faults in Inductor's lowerings. Each is written as a script that
-imports only torch and runs with ``TORCHDYNAMO_REPRO_LEVEL=4`` (look at accuracy) and
-``TORCHDYNAMO_REPRO_AFTER`` ``aot``, then ``dynamo``. The fault is seeded by a ``sitecustomize`` on
-``PYTHONPATH``, since the minifier compiles in processes of its own. What the script writes for the
-minifier is run, and what that leaves is run once more with the fault and once without. Writes
+The cases are those as drawn, for faults in Inductor's lowerings, then in AOTAutograd's graphs. Each
+is written as a script that imports only torch and runs with ``TORCHDYNAMO_REPRO_LEVEL=4`` (look at
+accuracy) and ``TORCHDYNAMO_REPRO_AFTER`` ``aot``, then ``dynamo``. The fault is seeded by a
+``sitecustomize`` on ``PYTHONPATH``, since the minifier compiles in processes of its own. What the
+script writes for the minifier is run, and what that leaves is run once more with the fault and once
+without. Writes
 ``benchmarks/torch_minifier.json`` after each, and a part of ``docs/minimize.md``. Seconds are CPU
 seconds, those of children included.
 """
@@ -76,11 +77,11 @@ def main() -> int:
     warnings.simplefilter("ignore")
     ours = json.loads(JSON.read_text())
     rows: Row = json.loads(THEIRS.read_text()) if THEIRS.exists() else {}
-    found = [
-        (name, row)
-        for name, row in ours["compiled"].items()
-        if row["found"] and row["before"]["stage"] == "compile[inductor]"
-    ]
+    # Those of Inductor's own stage first: all of them are faults of what Inductor computes.
+    found = sorted(
+        ((name, row) for name, row in ours["compiled"].items() if row["found"]),
+        key=lambda pair: pair[1]["before"]["stage"] != "compile[inductor]",
+    )
     for name, row in found[: 0 if options.report else options.cases]:
         if rows.get(name, {}).get("case") == row["case"]:
             continue

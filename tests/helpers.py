@@ -135,11 +135,15 @@ def drawn(
     return islice(iter(draw, None), count)
 
 
-def minimal(strategy: Any, condition: Callable[[Any], bool] = lambda _: True) -> Any:
-    """Return what an example that meets a condition shrinks to."""
+def minimal(
+    strategy: Any, condition: Callable[[Any], bool] = lambda _: True, *, seed: int | None = None
+) -> Any:
+    """Return what an example that meets a condition shrinks to. seed: where Hypothesis begins."""
     # Without the phase that explains: it tries variations last, and `find` returns what came last.
     phases = [Phase.generate, Phase.shrink]
-    return find(strategy, condition, settings=settings(STEADY, max_examples=5000, phases=phases))
+    chosen = settings(STEADY, max_examples=5000, phases=phases, derandomize=seed is None)
+    start = None if seed is None else random.Random(seed)
+    return find(strategy, condition, settings=chosen, random=start)
 
 
 def one_line(error: BaseException) -> bool:

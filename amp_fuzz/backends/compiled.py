@@ -322,19 +322,25 @@ def _backward_context(plan: Plan, device: str) -> Any:
     context will surround it.
     """
     if plan.backward == "inside":
-        return "same_as_forward"
+        if plan.thread != "inside":
+            return "same_as_forward"
+        return [_keywords(c, device) for c in plan.contexts]  # the forward is in a thread, bare
     if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
-        context = plan.backward_context
-        kwargs: dict[str, Any] = {
-            "device_type": context.device or device,
-            "enabled": context.enabled,
-        }
-        if context.dtype is not None:
-            kwargs["dtype"] = getattr(torch, context.dtype)
-        if context.cache_enabled is not None:
-            kwargs["cache_enabled"] = context.cache_enabled
-        return [kwargs]
+        return [_keywords(plan.backward_context, device)]
     return "off"
+
+
+def _keywords(context: Autocast, device: str) -> dict[str, Any]:
+    """Return what ``torch.autocast`` is called with."""
+    keywords: dict[str, Any] = {
+        "device_type": context.device or device,
+        "enabled": context.enabled,
+    }
+    if context.dtype is not None:
+        keywords["dtype"] = getattr(torch, context.dtype)
+    if context.cache_enabled is not None:
+        keywords["cache_enabled"] = context.cache_enabled
+    return keywords
 
 
 def _compiler() -> str | None:

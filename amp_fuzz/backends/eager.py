@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from amp_fuzz.backends import vendor
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.torchbackend import TorchBackend
 
@@ -38,5 +39,9 @@ def _is_available(device: str) -> bool:
 
 
 def backends() -> list[Backend]:
-    """Return one backend for each device type that has a policy table and real kernels."""
-    return [EagerBackend(device) for device in ("cpu", "cuda", "xpu", "mps")]
+    """Return one backend for each device type that has a policy table and real kernels.
+
+    With them stands the user's own device, if the options name one.
+    """
+    own = [EagerBackend(device) for device in ("cpu", "cuda", "xpu", "mps")]
+    return [*own, *vendor.named()]

@@ -84,6 +84,7 @@ class JaxBackend(TorchBackend):
             steps=1,
             loop="outside",
             first_pass="none",
+            calls=1,  # two of them in one program are fused each in its own way
             checkpoint="none",
             thread="none",
             interrupted=False,
@@ -140,7 +141,8 @@ class Program:
 
         from amp_fuzz.xla import replay
 
-        self.device, self.jit, self.replay = device, jit, replay.replay
+        self.device, self.jit, self.excess = device, jit, excess
+        self.prepared = replay.prepared
         self.platform = jax.default_backend()
         self.cases = 0
 
@@ -151,7 +153,10 @@ class Program:
         try:
             if recorder.failed is not None:
                 raise recorder.failed
-            made = self.replay(recorder.recording, jit=self.jit)
+            made = self.prepared(recorder.recording, jit=self.jit)()
+            if self.excess:
+                strict = self.prepared(recorder.recording, jit=self.jit, strict=True)()
+                seen.elided = _changed(made, strict)
         except Exception as error:  # of ours or of XLA: the reference ran
             raised = Raised(type(error).__name__, str(error), 0, "")
             return Observation(raised=raised, platform=self.platform)
@@ -170,6 +175,20 @@ class Program:
     def expect(self, case: Case) -> Observation:
         """Run a case under the reference."""
         return _reference(self.device).run(case)
+
+
+def _changed(
+    made: Mapping[str, torch.Tensor | None], strict: Mapping[str, torch.Tensor | None]
+) -> tuple[str, ...]:
+    """Return the labels of values that differ in a bit."""
+
+    def same(label: str) -> bool:
+        a, b = made[label], strict[label]
+        if a is None or b is None:
+            return a is b
+        return bool(torch.equal(harness.bits(a), harness.bits(b)))
+
+    return tuple(label for label in made if not same(label))
 
 
 def record(case: Case, reference: ReferenceRuntime) -> tuple[Observation, Recorder]:

@@ -27,7 +27,8 @@ class Kernels:
 @lru_cache(maxsize=16)
 def kernels(device: str) -> Kernels:
     """Return the kernels listed for a device type, overload names without ``aten::``."""
-    key = f"Autocast{device.upper()}"
+    outside = device == torch._C._get_privateuse1_backend_name()
+    key = "AutocastPrivateUse1" if outside else f"Autocast{device.upper()}"
     listed = sorted(
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()

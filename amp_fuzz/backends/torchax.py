@@ -16,7 +16,8 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -34,7 +35,21 @@ from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
-from amp_fuzz.program import Autocast, Checkpoint, Node, Region, returning_all
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    Node,
+    Program,
+    Ref,
+    Region,
+    Statement,
+    refs,
+    returning_all,
+    statements,
+    substituted,
+    uses,
+)
+from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.tables import PolicyTable, load_table
 
@@ -160,7 +175,8 @@ class TorchaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        return ReferenceRuntime(replace(runtime, autocast=_documented, driver=_stale))
+        runtime = replace(runtime, autocast=_documented, driver=_imitating)
+        return _Reference(runtime, reorders=True)
 
 
 _SETUP = """\
@@ -218,19 +234,138 @@ def _documented(
     )
 
 
-def _stale(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the program as what is jitted once has it, if that is to be imitated."""
+class _Reference(ReferenceRuntime):
+    """The reference, which takes writes for what torchax makes of them, if that is asked for."""
+
+    __slots__ = ()
+
+    def meant(self, case: Case) -> Case:
+        """Return the case as torchax has it, where that is another program."""
+        program = case.program
+        if "torchax-type-as" in active_quirks():
+            program = msgspec.structs.replace(program, body=_typed_in_place(program))
+        if "torchax-out" in active_quirks():
+            program = msgspec.structs.replace(program, body=_writing_out(program))
+        return msgspec.structs.replace(case, program=program)
+
+
+def _typed_in_place(program: Program) -> tuple[Node, ...]:
+    """Return a body in which ``y = x.type_as(z)`` leaves x another name of y.
+
+    Until then x goes by another name; after it comes ``x = y.type_as(y)``, which is y itself.
+    """
+    given = {spec.name for spec in program.inputs}
+    body = program.body
+    free = 1 + max(int(name[1:]) for s in statements(body) for name in s.outputs if name != "_")
+    calls = [s for s in statements(body) if s.op == "type_as" and s.form == "method"]
+    for number, call in enumerate(calls):
+        old, new = next(uses(call)), call.outputs[0]
+        if old in given:
+            body = _around(body, call, {}, {old: new})
+        else:
+            again = Statement("type_as", "method", (Ref(new), Ref(new)), (), (old,))
+            body = _around(body, call, {old: f"v{free + number}"}, {}, again)
+    return body
+
+
+# torchax/ops/jaten.py, _out_variant_to_functional.
+_REPLACES_OUT = (
+    *("add", "sub", "mul", "div", "relu", "sqrt", "clamp", "clamp_min", "sigmoid", "tanh", "ceil"),
+    *("logical_not", "scatter_add", "bitwise_not", "floor_divide", "masked_scatter"),
+)
+# Made by torch's decompositions, which write to a copy.
+_KEEPS_OUT = (
+    *("copysign", "cumprod", "digamma", "kron", "lgamma", "linalg.matrix_rank", "linalg.qr"),
+    *("polar", "qr", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+    *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+)
+
+
+def _writing_out(program: Program) -> tuple[Node, ...]:
+    """Return a body in which ``y = op(x, out=z)`` makes z another name of y, or y of z.
+
+    The one where torchax takes the new array for z, the other where it leaves z as it is.
+    """
+    body = program.body
+    for call in [s for s in statements(body) if s.form == "out"]:
+        name, kwargs = _family(call.op), dict(call.kwargs)
+        out = kwargs.pop("out", None)
+        written = list(refs(out))
+        if name in _REPLACES_OUT and len(written) == 1:
+            plain = Statement(call.op, "function", call.args, tuple(kwargs.items()), call.outputs)
+            body = _around(body, call, {}, {written[0]: call.outputs[0]}, instead=plain)
+        elif name in _KEEPS_OUT and len(written) == len(call.outputs) in (1, 2):
+            kept = [
+                Statement("type_as", "method", (Ref(old), Ref(old)), (), (new,))
+                for old, new in zip(written, call.outputs, strict=True)
+            ]
+            body = _around(body, call, {}, {}, *kept[1:], instead=kept[0])
+    return body
+
+
+def _family(op: str) -> str:
+    """Return ``linalg.matrix_rank`` for ``linalg.matrix_rank.tol_tensor``."""
+    kept = (name for name in _KEEPS_OUT if op == name or op.startswith(f"{name}."))
+    return next(kept, op.partition(".")[0])
+
+
+def _around(
+    body: tuple[Node, ...],
+    call: Statement,
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    more: Statement | None = None,
+    *,
+    instead: Statement | None = None,
+) -> tuple[Node, ...]:
+    """Return a body with other names before and after a call, and one more, or another, there."""
+    names = before
+
+    def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+        nonlocal names
+        for node in nodes:
+            if isinstance(node, Region):
+                yield Region(node.context, tuple(walk(node.body)))
+                continue
+            found = node.outputs == call.outputs
+            node = instead if found and instead is not None else node
+            outputs = tuple(names.get(n, n) if names is before else n for n in node.outputs)
+            yield msgspec.structs.replace(substituted(node, names), outputs=outputs)
+            if found and names is before:
+                names = after
+                if more is not None:
+                    yield more
+
+    return tuple(walk(body))
+
+
+@contextmanager
+def _functions() -> Iterator[None]:
+    """Call torch's Python functions again from what they hand on, if that is to be imitated."""
+    if "compile-functions" not in active_quirks():
+        yield
+        return
+    with aot.QUIRKS["compile-functions"]():
+        yield
+
+
+def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the program with what is wrong on torchax, if that is to be imitated.
+
+    What is jitted once runs under the autocast of its first call.
+    """
     program = names["program"]
-    if "torchax-stale-jit" not in active_quirks():
-        return {"program": program}
     first: list[Snapshot] = []
 
-    def stale(*inputs: torch.Tensor) -> Any:
-        first.append(snapshot("cpu"))
-        with first[0].restored():
-            return program(*inputs)
+    def imitating(*inputs: torch.Tensor) -> Any:
+        with reference.imitating(), _functions():
+            if "torchax-stale-jit" not in active_quirks():
+                return program(*inputs)
+            first.append(snapshot("cpu"))
+            with first[0].restored():
+                return program(*inputs)
 
-    return {"program": stale}
+    return {"program": imitating if active_quirks() else program}
 
 
 class Torchax:

@@ -20,7 +20,18 @@ __all__ = ["audit"]
 
 
 @click.command(short_help="Check every op in every mix of floating dtypes.")
-@options("backends", "ops", "workers", "known", "require", "store", "report", "plugins")
+@options(
+    "backends",
+    "ops",
+    "workers",
+    "known",
+    "require",
+    "store",
+    "report",
+    "plugins",
+    "device",
+    "policies",
+)
 def audit(**given: Any) -> int:
     """Call every op with every mix of floating dtypes on every backend, and compare.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib.metadata
 import shlex
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
+from amp_fuzz.devices import device_words, with_device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,6 +151,7 @@ def resolve_options(given: Mapping[str, Any]) -> Resolved:
 
         source = resolved.sources["plugins"]
         load_plugins(resolved.options.plugins, source)
+        resolved = dataclasses.replace(resolved, options=with_device(resolved))
     folder = resolved.options.report
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"report: {folder} is a file: give a folder")
@@ -216,6 +219,11 @@ def plural(count: int, noun: str) -> str:
 
 
 def command_line(*words: str, store: Path | None = None) -> str:
-    """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual."""
+    """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual.
+
+    So is a device of the user's, to commands that judge cases again.
+    """
     more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
+    if words[0] in ("explain", "minimize", "replay", "repro"):
+        more = [*device_words(), *more]
     return shlex.join(["amp-fuzz", *words, *more])

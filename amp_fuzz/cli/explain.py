@@ -25,7 +25,7 @@ _WIDTH = 96
 @click.command(short_help="Say where a case first diverges, and what makes the difference.")
 @click.argument("case", metavar="ID|FILE")
 @click.option("--backend", metavar="NAME", help="In place of the one that found it.")
-@options("store", "known", "timeout", "plugins")
+@options("store", "known", "timeout", "plugins", "device", "policies")
 def explain(case: str, backend: str | None, **given: Any) -> int:
     """Say where a case first diverges, by how much, and which casts make the difference.
 

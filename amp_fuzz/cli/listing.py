@@ -30,7 +30,7 @@ _WHAT = ("findings", "runs", "ops", "backends", "known")
 
 @click.command("list", short_help="List runs, findings, ops, backends, known findings.")
 @click.argument("what", default="", metavar=f"[{'|'.join(_WHAT)}]")
-@options("ops", "known", "store", "plugins")
+@options("ops", "known", "store", "plugins", "device", "policies")
 def listing(what: str, **given: Any) -> int:
     """List what the store holds: runs and findings; or ops, backends, known findings."""
     if what not in ("", *_WHAT):

@@ -74,7 +74,7 @@ def _parts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]
     help="Ask this command, given the path of a case file: exit code 0 is bad, 1 good, 125 skip.",
 )
 @click.option("--again", is_flag=True, help="Forget what an earlier call has tried.")
-@options("store", "known", "timeout", "plugins")
+@options("store", "known", "timeout", "plugins", "device", "policies")
 def minimize(
     case: str,
     backend: str | None,

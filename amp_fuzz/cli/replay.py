@@ -70,7 +70,7 @@ class _Answer:
 @click.command(short_help="Judge cases again, by id or file.")
 @click.argument("cases", nargs=-1, required=True, metavar="ID|PATH...")
 @click.option("--backend", metavar="NAME", help="In place of the one that found it.")
-@options("store", "known", "timeout", "plugins")
+@options("store", "known", "timeout", "plugins", "device", "policies")
 def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 

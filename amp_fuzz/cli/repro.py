@@ -37,7 +37,7 @@ Form = Literal["script", "pytest", "issue"]
     help="A script, a test for a suite, or the Markdown of an issue.  [default: script]",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
-@options("store", "known", "timeout", "plugins")
+@options("store", "known", "timeout", "plugins", "device", "policies")
 def repro(case: str, backend: str | None, form: Form, output: str | None, **given: Any) -> int:
     """Print a finding in a form that needs no amp-fuzz.
 

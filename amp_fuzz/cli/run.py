@@ -50,6 +50,8 @@ _AGAIN = (
     "seconds",
     "known",
     "plugins",
+    "device",
+    "policies",
     "baseline",
     "corpus",
 )
@@ -68,6 +70,8 @@ _AGAIN = (
     "max-statements",
     "known",
     "plugins",
+    "device",
+    "policies",
     "baseline",
     "corpus",
     "fail-fast",

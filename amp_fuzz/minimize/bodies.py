@@ -8,7 +8,7 @@ import msgspec
 
 from amp_fuzz.case import Case
 from amp_fuzz.minimize.capture import Taken, Values
-from amp_fuzz.minimize.edit import count, mapped, pruned, substituted, without
+from amp_fuzz.minimize.edit import count, mapped, pruned, without
 from amp_fuzz.minimize.plans import contexts
 from amp_fuzz.program import (
     Autocast,
@@ -18,6 +18,7 @@ from amp_fuzz.program import (
     Region,
     Statement,
     statements,
+    substituted,
     uses,
 )
 

@@ -9,16 +9,14 @@ import msgspec
 from amp_fuzz.minimize.capture import Taken, Values
 from amp_fuzz.program import (
     FLOAT_DTYPES,
-    Arg,
-    Items,
     Node,
     Program,
-    Ref,
     Region,
     Statement,
     TensorSpec,
     refs,
     statements,
+    substituted,
     uses,
 )
 
@@ -29,7 +27,6 @@ __all__ = [
     "renamed",
     "replace_input",
     "replace_statement",
-    "substituted",
     "without",
 ]
 
@@ -108,23 +105,6 @@ def _filtered(
         elif next(numbers) not in gone:
             kept.append(substituted(node, names))
     return tuple(kept)
-
-
-def substituted(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """Return a statement that reads other values in the place of some."""
-
-    def change(arg: Arg) -> Arg:
-        if isinstance(arg, Ref):
-            return Ref(names.get(arg.name, arg.name))
-        if isinstance(arg, Items):
-            return Items(tuple(change(a) for a in arg.items))
-        return arg
-
-    return msgspec.structs.replace(
-        statement,
-        args=tuple(change(a) for a in statement.args),
-        kwargs=tuple((k, change(a)) for k, a in statement.kwargs),
-    )
 
 
 def pruned(program: Program) -> Program:

@@ -9,10 +9,10 @@ time, so that a search that was cut short can go it again from the answers that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.catalogue import check
 from amp_fuzz.minimize import arguments, bodies, data, edit, plans, shapes
 from amp_fuzz.minimize.capture import Values
+from amp_fuzz.minimize.nearest import nearest
 from amp_fuzz.program import ProgramError
 
 __all__ = ["Ended", "Event", "Reply", "Smaller", "Tried", "search"]
@@ -93,7 +94,8 @@ def search(
                 changed |= isinstance(event, Smaller)
                 yield event
     reason: Literal["done", "time"] = "time" if state.late else "done"
-    yield Ended(state.best, state.nearest(), state.number, clock() - state.start, reason)
+    near = nearest(state.best, state.agreeing.values(), literal=literal)
+    yield Ended(state.best, near, state.number, clock() - state.start, reason)
 
 
 def _passes(state: _Search, literal: bool) -> list[tuple[str, Pass]]:
@@ -175,15 +177,6 @@ class _Search:
                     yield Smaller(candidate, name, self.number, self.clock() - self.start)
                     break
 
-    def nearest(self) -> Case | None:
-        """Return the candidate that agrees and differs least from the best; the first of equals."""
-        flat = _flat(self.best)
-        return min(
-            self.agreeing.values(),
-            key=lambda case: len(flat.items() ^ _flat(case).items()),
-            default=None,
-        )
-
 
 def _valid(case: Case) -> bool:
     try:
@@ -192,25 +185,3 @@ def _valid(case: Case) -> bool:
     except ProgramError:
         return False
     return True
-
-
-def _flat(case: Case) -> Mapping[str, str]:
-    """Return what a case says, each by its place."""
-    found: dict[str, str] = {}
-
-    def walk(value: Any, place: str) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                walk(inner, f"{place}.{key}")
-        elif isinstance(value, (list, tuple)):
-            found[f"{place}#"] = str(len(value))
-            for i, inner in enumerate(value):
-                walk(inner, f"{place}[{i}]")
-        elif place.endswith(".values"):  # one element that differs is not as far as all of them
-            for i in range(0, len(value), 4):
-                found[f"{place}[{i}]"] = value[i : i + 4]
-        else:
-            found[place] = repr(value)
-
-    walk(msgspec.to_builtins(case), "$")
-    return found

@@ -8,7 +8,7 @@ over it is measured again with many more samples before it is called a divergenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,7 +37,7 @@ class Rounding:
     run: Shadowed
     unjudged: set[str] = field(default_factory=set)
     _bands: dict[int, Mapping[str, Band]] = field(default_factory=dict)
-    _ends: list[Mapping[str, Band]] = field(default_factory=list)
+    _ends: dict[int, Sequence[Mapping[str, Band]]] = field(default_factory=dict)
 
     def __call__(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
         """Return a divergence of two tensors of one dtype and shape that differ in a bit."""
@@ -48,7 +48,7 @@ class Rounding:
         if self._elsewhere(label, band, want):
             self.unjudged.add(label)
             return None
-        sure = ~self._ambiguous(label, band) if band.left else None
+        sure = self._sure(label, band, SCREEN)
         if nonfinite_differs(want, got):
             found_ = self._nonfinite(label, band, want, got, sure)
             if found_ is not None:
@@ -73,24 +73,29 @@ class Rounding:
         confirmed = self._band(label, CONFIRM)
         if confirmed is None or not confirmed.known:
             return None
+        if sure is not None:
+            sure = self._sure(label, confirmed, CONFIRM)
         found = distance(confirmed, got, sure)
         return found if _over(found) else None
 
-    def _ambiguous(self, label: str, band: Band) -> torch.Tensor:
-        """Return which elements depend on what left the range of its dtype, complex as pairs.
+    def _sure(self, label: str, band: Band, samples: int) -> torch.Tensor | None:
+        """Return which elements depend on nothing that left the range of its dtype; None: all.
 
-        The copies are computed twice, without any range and with a range that ends early. Where all
-        are equal, no precision that an implementation keeps in between makes a difference.
+        Complex ones as pairs. The copies are computed twice, without any range and with a range
+        that ends early. Where all are equal, no precision that an implementation keeps in between
+        makes a difference.
         """
+        if not band.left:
+            return None
         reaches: tuple[Reach, ...] = ("unbounded", "bounded")
-        if not self._ends:
-            self._ends += [self.run(SCREEN, SCREEN, reach)[1] for reach in reaches]
-        first, second = (bands.get(label) for bands in self._ends)
+        if samples not in self._ends:
+            self._ends[samples] = [self.run(samples, samples, reach)[1] for reach in reaches]
+        first, second = (bands.get(label) for bands in self._ends[samples])
         if first is None or second is None or not (first.known and second.known):
-            return torch.ones_like(real(band.clean), dtype=torch.bool)
+            return torch.zeros_like(real(band.clean), dtype=torch.bool)
         a, b = (torch.cat([band.clean[None], band.samples]) for band in (first, second))
         a, b = real(a), real(b)
-        return ((a != b) & ~(torch.isnan(a) & torch.isnan(b))).any(0)
+        return ((a == b) | (torch.isnan(a) & torch.isnan(b))).all(0)
 
     def _elsewhere(self, label: str, band: Band, want: torch.Tensor) -> bool:
         """Return whether the shadows follow another computation than the reference's own.
@@ -123,17 +128,26 @@ class Rounding:
         sure: torch.Tensor | None,
     ) -> Divergence | None:
         """Return how NaN and infinities differ, if the samples do not differ in that way too."""
-        clean, samples = real(band.clean), real(band.samples)
-        unsure = ~torch.isfinite(samples).all(0) & torch.isfinite(clean)
-        unsure |= torch.isfinite(samples).any(0) & ~torch.isfinite(clean)
-        # The reference itself may be finite by chance.
-        unsure |= torch.isfinite(real(want)) != torch.isfinite(clean)
-        if sure is not None:
-            unsure |= ~sure
-        if not bool((_unlike_at(want, got) & ~unsure).any()):
+        unlike = _unlike_at(want, got)
+        if not bool((unlike & _certain(band, want, sure)).any()):
+            return None
+        confirmed = self._band(label, CONFIRM)
+        if confirmed is None or not confirmed.known:
+            return None
+        sure = self._sure(label, confirmed, CONFIRM)
+        if not bool((unlike & _certain(confirmed, want, sure)).any()):
             return None
         kind = "grad-nonfinite" if label.endswith(".grad") else "nonfinite"
         return Divergence(kind, label, *_unlike(want, got, band))  # type: ignore[arg-type]
+
+
+def _certain(band: Band, want: torch.Tensor, sure: torch.Tensor | None) -> torch.Tensor:
+    """Return where all samples say alike whether an element is finite, complex as pairs."""
+    limit = torch.finfo(band.nominal.dtype).max  # samples are in float64
+    clean, samples = (real(t).abs() <= limit for t in (band.clean, band.samples))
+    # The reference itself may be finite by chance.
+    certain = (samples == clean).all(0) & (torch.isfinite(real(want)) == clean)
+    return certain if sure is None else certain & sure
 
 
 def _unlike_at(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.utils.checkpoint
 
-from amp_fuzz.reference import dispatch, flips, tables
+from amp_fuzz.reference import dispatch, flips, tables, torchax
 from amp_fuzz.reference.casts import (
     cacheable,
     device_of,
@@ -44,7 +44,6 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
 )
-from amp_fuzz.reference.torchax import OPAQUE, SPLIT
 
 __all__ = [
     "QUIRKS",
@@ -58,6 +57,7 @@ __all__ = [
     "custom_fwd",
     "declare_op",
     "grad",
+    "imitating",
     "log_kernels",
     "quirks",
     "snapshot",
@@ -106,10 +106,16 @@ class _State:
         self.nesting = 0
         self.answers = True
         self.keeps_casts = True
+        self.imitates = 0
         self.log: list[KernelCall] | None = None
 
     def dtype(self, device: str) -> torch.dtype:
         return self.dtypes.get(device) or _dtype(_table(device).default_dtype)
+
+    def on(self) -> bool:
+        """Return whether a call has to come here: it may be cast, or what is wrong imitated."""
+        imitates = self.imitates or (self.nesting and torchax.names(_quirks))
+        return bool(imitates) or any(self.enabled.values())
 
 
 _KEY = "amp_fuzz.reference.autocast"
@@ -224,9 +230,11 @@ QUIRKS = (
     "backward-thread-cache",
     "cache-ignores-dtype",
     "compile-addcdiv",
+    "compile-atanh",
     "compile-backward-autocast",
     "compile-cat-empty",
     "compile-erf",
+    "compile-expm1",
     "compile-fractional-pool",
     "compile-functions",
     "compile-group-norm",
@@ -250,10 +258,17 @@ QUIRKS = (
     "promote-skips-optional",
     "query-asks-cuda",
     "torchax-composites",
+    "torchax-dtype-argument",
     "torchax-float64",
+    "torchax-lowerings",
+    "torchax-norms",
+    "torchax-out",
+    "torchax-promotion",
+    "torchax-scalars",
     "torchax-stale-jit",
     "torchax-sums",
     "torchax-torch-autocast",
+    "torchax-type-as",
     "torchscript-autodiff",
     "torchscript-fallback",
     "torchscript-formulas",
@@ -261,6 +276,8 @@ QUIRKS = (
     "trace-grad-modes",
     "trace-weight-cache",
     "transform-before-autocast",
+    "xla-excess-precision",
+    "xla-gamma",
     "xla-masked-products",
     "xla-subnormals",
 )
@@ -283,9 +300,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
-    compile-erf, compile-fractional-pool, compile-group-norm, compile-hardsigmoid,
-        compile-max-pool-indices, compile-remainder, compile-weight-norm: one op is computed as a
-        decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
+    compile-atanh, compile-erf, compile-expm1, compile-fractional-pool, compile-group-norm,
+        compile-hardsigmoid, compile-max-pool-indices, compile-remainder, compile-weight-norm: an op
+        is computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-functions: a Python function of torch that modes may override is called again from what
         it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
         `torch.chain_matmul` not its ``out=``.
@@ -311,10 +328,23 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         which ask so take their fast path under the autocast of any other device.
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
+    torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
+        tensor of no dimension (`amp_fuzz.reference.torchax`).
     torchax-float64: float64 tensors are cast like any others.
+    torchax-lowerings: slice_scatter of a negative dimension writes everywhere, embedding_bag has no
+        weights, cholesky_inverse is that of ``x @ x.mH``, eigh of the mean of both triangles; the
+        largest of a dimension gives its gradient to all that are equal.
+    torchax-norms: layer, group and batch norms, vector and weight norms, and logaddexp are computed
+        step by step in the dtype of their input, and statistics have gradients.
+    torchax-out: what is given as ``out=`` to some ops becomes what they return, with its dtype and
+        shape; other ops do not write it (the backend's part).
+    torchax-promotion: a tensor of no dimension takes part in type promotion as any other, and
+        kernels that refuse inputs of two dtypes promote them.
+    torchax-scalars: a Python number is rounded to the 16-bit dtype of the tensor it meets.
     torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
     torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
     torchax-torch-autocast: a context casts nothing.
+    torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
     torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
@@ -328,6 +358,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         the trace.
     transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the
         op that was called, but about those that the transform makes of it, at each level again.
+    xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
+        rounded (`amp_fuzz.reference.xla`).
+    xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which cancels near 1 and 2
+        (`amp_fuzz.reference.xla`).
     xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
         is: a program that XLA compiles selects (`amp_fuzz.reference.lowered`).
     xla-subnormals: shadows take subnormal numbers for 0 at any op, half of the time: XLA's kernels
@@ -342,6 +376,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _quirks = before
+        if not torchax.names(before):
+            _take_back()
 
 
 def active_quirks() -> frozenset[str]:
@@ -430,13 +466,33 @@ _keys: tuple[str, ...] = (dispatch.OWN,)
 
 def _register(names: Iterable[str]) -> None:
     for name, key in itertools.product(names, _keys):
-        if (name, key) not in _registered:
+        if (name, key) not in _registered and (name, key) not in _passing:
             overload = dispatch.overload_of(name)
             if overload is None and "::" in name:
                 continue  # an op of the user's, which may still come
             _registered.add((name, key))
             if overload is not None:  # this torch is older or newer than the rule
                 dispatch.register(name, _kernel(name, overload, key), key)
+
+
+# Ops without a policy of which something wrong is imitated. Their kernels go with the quirk: some
+# of these ops are called with numbers in the place of tensors, which no kernel can hand on.
+_passing: set[tuple[str, str]] = set()
+
+
+def _lend(names: Iterable[str]) -> None:
+    for name, key in itertools.product(names, _keys):
+        overload = dispatch.overload_of(name)
+        known = (name, key) in _registered or (name, key) in _passing
+        if overload is not None and not known:
+            _passing.add((name, key))
+            dispatch.register(name, _kernel(name, overload, key), key, lent=True)
+
+
+def _take_back() -> None:
+    if _passing:
+        _passing.clear()
+        dispatch.take_back()
 
 
 def _falls_back(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -458,11 +514,11 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():
                 return overload(*args, **kwargs)
-        called = overload
-        if "torchax-sums" in _quirks:
-            called = SPLIT.get(name, overload)
+        called = torchax.made(name, _quirks) or overload
         if "torchax-composites" in _quirks:
-            if name in OPAQUE:
+            if (apart := torchax.TAKEN_APART.get(name)) is not None:
+                return apart(*args, **kwargs)
+            if name in torchax.OPAQUE:
                 with dispatch.exclude():
                     return called(*args, **kwargs)
             if dispatch.is_composite(overload):
@@ -472,7 +528,7 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if found is None and whole:  # what its batching rule calls is no call of the program
             with dispatch.exclude():
                 return overload(*args, **kwargs)
-        if found is None and called is not overload:
+        if found is None and (called is not overload or torchax.numbers(name, args)):
             with dispatch.exclude():
                 return called(*args, **kwargs)
         if found is None:
@@ -768,10 +824,7 @@ class autocast:
     def __enter__(self) -> autocast:
         s, d = _here(), self.device
         _register(self.table.rules)
-        if "torchax-composites" in _quirks:
-            _register(OPAQUE)
-        if "torchax-sums" in _quirks:
-            _register(SPLIT)
+        _lend(torchax.names(_quirks))
         self._saved.states.append(
             (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
         )
@@ -779,7 +832,7 @@ class autocast:
         s.cache_enabled = self.cache_enabled
         s.nesting += 1
         _queries.enter()
-        dispatch.switch(any(s.enabled.values()))
+        dispatch.switch(s.on())
         return self
 
     def __exit__(
@@ -797,7 +850,7 @@ class autocast:
         s.enabled[d] = enabled
         _restore(s.dtypes, d, dtype)
         _restore(s.tables, d, table)
-        dispatch.switch(any(s.enabled.values()))
+        dispatch.switch(s.on())
 
     def __call__(self, function: F) -> F:
         @functools.wraps(function)
@@ -857,6 +910,20 @@ def snapshot(*devices: str) -> Snapshot:
 def enabled_devices() -> list[str]:
     """Return the device types whose autocast is on in this thread, accelerators first."""
     return sorted((d for d, on in _here().enabled.items() if on), key=lambda d: d == "cpu")
+
+
+@contextmanager
+def imitating() -> Iterator[None]:
+    """Imitate for a block what is wrong with single ops, with autocast or without: `quirks`."""
+    _lend(torchax.names(_quirks))
+    state = _here()
+    state.imitates += 1
+    dispatch.switch(state.on())
+    try:
+        yield
+    finally:
+        state.imitates -= 1
+        dispatch.switch(state.on())
 
 
 @contextmanager

@@ -41,12 +41,13 @@ _AFTER = {
 # Libraries keep their registrations alive; dropping them would unregister.
 _fallback: torch.library.Library | None = None
 _libraries: dict[str, torch.library.Library] = {}
+_lent: dict[str, torch.library.Library] = {}
 
 
-def register(name: str, kernel: Callable[..., Any], key: str = OWN) -> None:
+def register(name: str, kernel: Callable[..., Any], key: str = OWN, *, lent: bool = False) -> None:
     """Put a Python kernel for an op on one of the keys; it gets the key set first.
 
-    ``addmm`` is ``aten::addmm``.
+    ``addmm`` is ``aten::addmm``. lent: only until `take_back`.
     """
     global _fallback
     if _fallback is None:
@@ -54,9 +55,15 @@ def register(name: str, kernel: Callable[..., Any], key: str = OWN) -> None:
         _fallback.fallback(torch.library.fallthrough_kernel, OWN)
     namespace, _, own = name.rpartition("::")
     namespace = namespace or "aten"
-    if namespace not in _libraries:
-        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
-    _libraries[namespace].impl(own, kernel, key, with_keyset=True)
+    libraries = _lent if lent else _libraries
+    if namespace not in libraries:
+        libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    libraries[namespace].impl(own, kernel, key, with_keyset=True)
+
+
+def take_back() -> None:
+    """Take the kernels that were lent off their ops: a library that nobody holds goes."""
+    _lent.clear()
 
 
 def overload_of(name: str) -> Any | None:

@@ -8,16 +8,16 @@ explained if it is what that comes to; another wrong value of the same op is not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.reference import dispatch
+from amp_fuzz.reference import dispatch, xla
 from amp_fuzz.reference.autocast import active_quirks
-from amp_fuzz.reference.shadows import forget
+from amp_fuzz.reference.shadows import either, forget
 
 __all__ = ["QUIRKS", "lowered"]
 
@@ -30,7 +30,15 @@ _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 def lowered() -> AbstractContextManager[Any]:
     """Return a context for a whole run, backward passes too, that imitates the active quirks."""
     active = {op: how for op, how in _LOWERINGS.items() if how.quirk in active_quirks()}
+    if "xla-excess-precision" in active_quirks():
+        return _both(_Lowered(active), xla.Excess())
     return _Lowered(active) if active else nullcontext()
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[Any]:
+    with first, second:
+        yield
 
 
 class _Lowering(NamedTuple):
@@ -70,17 +78,47 @@ def _erf(x: torch.Tensor) -> torch.Tensor | None:
     total = torch.zeros_like(t)
     for factor in _ERF:
         total = (total + factor) * t
-    return torch.copysign(1.0 - total * torch.exp(-wide * wide), wide).to(x.dtype)
+    made = torch.copysign(1.0 - total * torch.exp(-wide * wide), wide)
+    return either(made, torch.erf(wide)).to(x.dtype)
 
 
-def _erf_(x: torch.Tensor) -> torch.Tensor | None:
-    made = _erf(x)
-    return None if made is None else x.copy_(made)
+def _atanh(x: torch.Tensor) -> torch.Tensor | None:
+    """Return atanh as a logarithm, which cancels near 0."""
+    if not x.is_floating_point():
+        return None
+    wide = _wide(x)
+    made = 0.5 * torch.log((1.0 + wide) / (1.0 - wide))
+    return either(made, torch.atanh(wide)).to(x.dtype)
 
 
-def _erf_out(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor | None:
-    made = _erf(x)
-    return None if made is None else out.resize_(made.shape).copy_(made)
+def _expm1(x: torch.Tensor) -> torch.Tensor | None:
+    return _less_one(_wide(x)).to(x.dtype) if x.is_floating_point() else None
+
+
+def _elu(
+    x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> torch.Tensor:
+    wide = _wide(x)
+    below = (alpha * scale) * _less_one(wide * input_scale)
+    return torch.where(wide > 0, scale * wide, below).to(x.dtype)
+
+
+def _celu(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    wide = _wide(x)
+    return torch.where(wide > 0, wide, alpha * _less_one(wide / alpha)).to(x.dtype)
+
+
+def _less_one(x: torch.Tensor) -> torch.Tensor:
+    """Return ``exp(x) - 1`` with the exponential rounded, which cancels near 0.
+
+    What is left over when a loop goes by vectors is computed one by one, by the function itself.
+    """
+    return either(torch.exp(x) - 1.0, torch.expm1(x))
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Return x in the dtype that generated code computes in."""
+    return x.float() if x.dtype in _16_BIT else x
 
 
 def _fractional_pool(*args: Any) -> Any:
@@ -100,7 +138,7 @@ def _group_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalise as ``x * scale + (bias - mean * scale)``; the statistics have the dtype of x."""
-    wide = x.float() if x.dtype in _16_BIT else x
+    wide = _wide(x)
     grouped = wide.reshape(n, groups, channels // groups, inner)
     variance, mean = torch.var_mean(grouped, dim=(2, 3), correction=0, keepdim=True)
     rstd = torch.rsqrt(variance + eps)
@@ -234,11 +272,6 @@ def _masked(a: Any, b: Any) -> torch.Tensor | None:
     return None
 
 
-def _masked_(a: Any, b: Any) -> torch.Tensor | None:
-    made = _masked(a, b)
-    return None if made is None else a.copy_(made)
-
-
 def _max_pool(
     x: torch.Tensor,
     kernel: list[int],
@@ -288,16 +321,6 @@ def _remainder(a: Any, b: Any) -> torch.Tensor | None:
     a, b = (torch.as_tensor(value).to(wide) for value in (a, b))
     made: torch.Tensor = a - torch.div(a, b, rounding_mode="floor") * b
     return made.to(dtype)
-
-
-def _remainder_(a: torch.Tensor, b: Any) -> torch.Tensor | None:
-    made = _remainder(a, b)
-    return None if made is None else a.copy_(made)
-
-
-def _remainder_out(a: Any, b: Any, *, out: torch.Tensor) -> torch.Tensor | None:
-    made = _remainder(a, b)
-    return None if made is None else out.resize_(made.shape).copy_(made)
 
 
 def _weight_norm(
@@ -379,6 +402,16 @@ def _out_of(function: Callable[..., Any]) -> Callable[..., torch.Tensor | None]:
     return out_variant
 
 
+def _in_place(function: Callable[..., Any]) -> Callable[..., torch.Tensor | None]:
+    """Return what writes the result into its first argument."""
+
+    def in_place_variant(x: torch.Tensor, *args: Any) -> torch.Tensor | None:
+        made = function(x, *args)
+        return None if made is None else x.copy_(made)
+
+    return in_place_variant
+
+
 def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
     """Leave out tensors of the shape [0], and with them what they have a part in: the dtype."""
     some = [x for x in tensors if tuple(x.shape) != (0,)]
@@ -393,13 +426,27 @@ _COMPOSITE = frozenset(
         "max_pool2d",
         "max_pool3d",
         "multilabel_margin_loss",
+        "selu",
+        "selu_",
     )
 )
 _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.cat.default: _Lowering("compile-cat-empty", _cat),
-    _aten.erf.default: _Lowering("compile-erf", _erf),
-    _aten.erf_.default: _Lowering("compile-erf", _erf_),
-    _aten.erf.out: _Lowering("compile-erf", _erf_out),
+    **{
+        op: _Lowering(quirk, made)
+        for name, quirk, function in (
+            ("atanh", "compile-atanh", _atanh),
+            ("celu", "compile-expm1", _celu),
+            ("elu", "compile-expm1", _elu),
+            ("erf", "compile-erf", _erf),
+            ("expm1", "compile-expm1", _expm1),
+        )
+        for op, made in (
+            (getattr(_aten, name).default, function),
+            (getattr(_aten, f"{name}_").default, _in_place(function)),
+            (getattr(_aten, name).out, _out_of(function)),
+        )
+    },
     _aten.fractional_max_pool3d.default: _Lowering("compile-fractional-pool", _fractional_pool),
     _aten.native_group_norm.default: _Lowering("compile-group-norm", _group_norm),
     _aten.native_group_norm_backward.default: _Lowering("compile-group-norm", _group_norm_backward),
@@ -428,10 +475,10 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             ("remainder", "Tensor", _remainder),
             ("remainder", "Scalar", _remainder),
             ("remainder", "Scalar_Tensor", _remainder),
-            ("remainder_", "Tensor", _remainder_),
-            ("remainder_", "Scalar", _remainder_),
-            ("remainder", "Tensor_out", _remainder_out),
-            ("remainder", "Scalar_out", _remainder_out),
+            ("remainder_", "Tensor", _in_place(_remainder)),
+            ("remainder_", "Scalar", _in_place(_remainder)),
+            ("remainder", "Tensor_out", _out_of(_remainder)),
+            ("remainder", "Scalar_out", _out_of(_remainder)),
         )
     },
     _aten.multi_margin_loss.default: _Lowering("compile-zero-dim-loss", _multi_margin),
@@ -445,12 +492,13 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.multilabel_margin_loss_backward.default: _Lowering(
         "compile-zero-dim-loss", _multilabel_margin_backward
     ),
+    **{op: _Lowering("xla-gamma", function) for op, function in xla.FUNCTIONS.items()},
     _aten.mul.Tensor: _Lowering("xla-masked-products", _masked),
-    _aten.mul_.Tensor: _Lowering("xla-masked-products", _masked_),
+    _aten.mul_.Tensor: _Lowering("xla-masked-products", _in_place(_masked)),
     _aten._weight_norm_interface.default: _Lowering("compile-weight-norm", _weight_norm),
     _aten._weight_norm_interface_backward.default: _Lowering(
         "compile-weight-norm", _weight_norm_backward
     ),
 }
-QUIRKS = frozenset(how.quirk for how in _LOWERINGS.values())
+QUIRKS = frozenset(how.quirk for how in _LOWERINGS.values()) | {"xla-excess-precision"}
 """The quirks that are imitated here."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -35,6 +36,7 @@ __all__ = [
     "Shadow",
     "Shadowed",
     "distance",
+    "either",
     "forget",
     "shadow",
     "unit",
@@ -130,6 +132,9 @@ class Shadow(TorchDispatchMode):
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
             another precision in between comes to what is between the last two.
 
+    Of more than 16 copies, each fourth has 0 where the others have both signs, as after a sum whose
+    digits all cancel.
+
     Use it inside `reference.autocast` or around it, then ask `band` for any tensor of the block,
     gradients included. Works on strided tensors of the CPU.
     """
@@ -165,6 +170,15 @@ class Shadow(TorchDispatchMode):
         with torch.no_grad(), _off():
             self._raw(tensor)[0].known = False
 
+    def either(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Let elements of a tensor be those of another one of its shape, any of them or all."""
+        with torch.no_grad(), _off():
+            (memory, window), (theirs, copies) = self._raw(tensor), self._copies(other)
+            memory.known = memory.known and theirs.known
+            coin = torch.rand(window.shape, generator=self._generator) < 0.5
+            coin[0], coin[1::2] = False, True
+            window.copy_(torch.where(coin, _seen(copies, tensor).to(window.dtype), window))
+
     # -- following --------------------------------------------------------------------------------
 
     def __torch_dispatch__(
@@ -183,12 +197,17 @@ class Shadow(TorchDispatchMode):
         if not call.follows:
             return func(*args, **kwargs)
         # What is written in place must be known as it was before.
-        before = [self._copies(t) for t in call.tensors]
-        exact = self._rounds_nothing(call) if call.pointwise else None
+        before = [self._copies(t) for t in call.tensors] if call.targets else []
+        exact = self._rounds_nothing(call) if call.targets else None
         out = func(*args, **kwargs)
         results = _tensors(out)
         if call.views(results) or any(t._is_zerotensor() or t.is_meta for t in results):
             return out  # the same memory, or none
+        if not call.targets:
+            if self._counts(call, results):
+                return out
+            before = [self._copies(t) for t in call.tensors]
+            exact = self._rounds_nothing(call)
         if call.uninitialised:
             for t in call.written(results):
                 self._store(t, None, known=True, left=())
@@ -202,6 +221,16 @@ class Shadow(TorchDispatchMode):
             return out
         self._follow(call, before, out, exact=exact)
         return out
+
+    def _counts(self, call: _Call, results: Sequence[torch.Tensor]) -> bool:
+        """Return whether an op makes numbers without rounding of such that nothing has followed.
+
+        What is met for the first time is exact, so there is nothing to keep.
+        """
+        return all(t.dtype not in UNIT_ROUNDOFF for t in results) and all(
+            t.dtype not in UNIT_ROUNDOFF and t.untyped_storage()._cdata not in self._memories
+            for t in call.tensors
+        )
 
     def _follow(
         self,
@@ -271,7 +300,9 @@ class Shadow(TorchDispatchMode):
         return [b if b is not None and b.any() else None for b in found]
 
     def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
-        """Return the op's result in float64 on the nominal values, to compare with the nominal."""
+        """Return what a pointwise op makes of the nominal values in float64; None: nothing."""
+        if not call.pointwise or call.draws:
+            return None
         try:
             wide = [t.detach().to(_WIDE[t.dtype]) if t.dtype in _WIDE else t for t in call.tensors]
             found = call.on([w.clone() for w in wide])
@@ -310,6 +341,29 @@ class Shadow(TorchDispatchMode):
             found = torch.where((size == 0) | ~torch.isfinite(size), found, some)
         found[0] = copies[0]
         return found
+
+    def _cancelled(self, copies: torch.Tensor) -> torch.Tensor:
+        """Return many copies, each fourth with 0 where the others have both signs.
+
+        Where all digits cancel, an implementation may come to 0 exactly, which no noise does, and
+        what is computed from it is far from what any other number would give: a sigmoid is not flat
+        there. Half of these copies have 0 wherever they can, the others in half of the places; none
+        where one is infinite already, as the reciprocal of such a 0.
+        """
+        if len(copies) <= _MANY:
+            return copies
+        if copies.is_complex():
+            return torch.view_as_complex(self._cancelled(torch.view_as_real(copies)))
+        number = torch.arange(len(copies))
+        fourth = (number % 4 == 0) & (number > 0)
+        others = copies[~fourth]
+        both = (others.amin(0) < 0) & (others.amax(0) > 0) & torch.isfinite(copies).all(0)
+        if not both.any():
+            return copies
+        coin = torch.rand(copies.shape, generator=self._generator) < 0.5
+        coin[4::8] = True
+        here = fourth.reshape(-1, *[1] * both.dim())
+        return torch.where(both & coin & here, 0.0, copies)
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
@@ -354,7 +408,7 @@ class Shadow(TorchDispatchMode):
                 size = copies[1:].abs()
                 step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
-            copies = self._flushed(copies, nominal, terms)
+            copies = self._cancelled(self._flushed(copies, nominal, terms))
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():
@@ -400,25 +454,58 @@ class Shadow(TorchDispatchMode):
         return memory, _window(memory.copies, tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the schema and the name of an op say of it.
+
+    batched: it works element by element and writes nothing, so that all copies go in one call.
+    """
+
+    writes: bool
+    view: bool
+    draws: bool
+    uninitialised: bool
+    moves: bool
+    pointwise: bool
+    batched: bool
+    factors: bool
+    adds: bool
+
+
+@cache
+def _facts(func: Any) -> _Facts:
+    aliases = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
+    writes = any(alias.is_write for alias in aliases)
+    name, moves = func.__name__, func in _COPIES
+    pointwise = torch.Tag.pointwise in func.tags
+    return _Facts(
+        writes=writes,
+        view=not writes and bool(aliases),
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        uninitialised=name.partition(".")[0] in _UNINITIALISED,
+        moves=moves,
+        pointwise=pointwise or moves,
+        batched=pointwise and not moves and not writes,
+        factors=name.startswith(_FACTORING),
+        adds=name.partition(".")[0] in _ADDING,
+    )
+
+
 class _Call:
     """One call of an op: which arguments are tensors, and which of them it writes."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.tensors = _tensors((args, kwargs))
-        schema = func._schema
-        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-        self.view = not writes and any(a.alias_info is not None for a in schema.arguments)
-        self.draws = torch.Tag.nondeterministic_seeded in func.tags
-        self.random = torch.Tag.nondeterministic_seeded in func.tags and not _keeps_all(args)
-        self.uninitialised = func.__name__.partition(".")[0] in _UNINITIALISED
-        pointwise = torch.Tag.pointwise in func.tags
-        self.moves = func in _COPIES
-        self.pointwise = pointwise or self.moves
-        self.elementwise = pointwise and not self.moves and not writes and bool(self.tensors)
-        self.targets = self._targets(schema) if writes else []
-        self.factors = func.__name__.startswith(_FACTORING)
-        self.adds = func.__name__.partition(".")[0] in _ADDING
+        facts = _facts(func)
+        self.view, self.draws, self.uninitialised = facts.view, facts.draws, facts.uninitialised
+        self.moves, self.pointwise = facts.moves, facts.pointwise
+        self.factors, self.adds = facts.factors, facts.adds
+        self.random = facts.draws and not _keeps_all(args)
+        copies = func in (_aten.clone.default, _aten._to_copy.default)
+        copies = copies and kwargs.get("memory_format") in (None, torch.preserve_format)
+        self.elementwise = bool(self.tensors) and (facts.batched or copies)
+        self.targets = self._targets(func._schema) if facts.writes else []
         self.follows = all(_plain(t) for t in self.tensors)
 
     def views(self, results: Sequence[torch.Tensor]) -> bool:
@@ -517,6 +604,9 @@ _ADDING = frozenset(
 # Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or
 # their reciprocals, they choose others.
 _FACTORING = ("_linalg_", "linalg_", "lu_", "cholesky", "triangular_solve", "_cholesky")
+
+_MANY = 16
+"""Of more copies than these some cancel exactly where they can."""
 
 
 def _far(tensor: torch.Tensor) -> bool:
@@ -649,6 +739,14 @@ def forget(tensor: torch.Tensor) -> None:
     for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
         if isinstance(mode, Shadow):
             mode.forget(tensor)
+
+
+def either(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Tell the shadows around that elements may also be another tensor's; return the first."""
+    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, Shadow):
+            mode.either(tensor, other)
+    return tensor
 
 
 def unit(band: Band, *, own: bool = True) -> torch.Tensor:

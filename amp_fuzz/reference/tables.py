@@ -32,6 +32,7 @@ __all__ = [
     "PolicyTable",
     "PolicyTableError",
     "Rule",
+    "adopt",
     "all_overloads",
     "load_table",
     "load_table_file",
@@ -152,6 +153,8 @@ def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
     Raises `PolicyTableError` if there is no such table, if it is not well formed, or if none of its
     rules holds for that version.
     """
+    if device in _adopted:
+        return _adopted[device]
     if device not in (*DEVICES, *FRAMEWORKS):
         way_out = _did_you_mean(device, DEVICES) or f"known: {', '.join(DEVICES)}"
         raise PolicyTableError(
@@ -162,6 +165,15 @@ def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
     table = _read(text, f"policies/{name}", torch_version)
     declared = _declared.get(device, {})
     return replace(table, rules=MappingProxyType({**table.rules, **declared}))
+
+
+# Tables of devices of the user's, by name.
+_adopted: dict[str, PolicyTable] = {}
+
+
+def adopt(table: PolicyTable) -> None:
+    """Make `load_table` return a table of the user's for its device, from now on."""
+    _adopted[table.device] = table
 
 
 # device -> overload -> the rule of an op that is the user's own.

@@ -110,7 +110,7 @@ def write_casts_again(graph: Any, ambient: Ambient, names: Container[str]) -> No
         return
     writer = _Writer(graph, {}, blind=True)
     for node in list(_nodes(graph)):
-        if any(name_of(value) in names for value in node.outputs()):
+        if any(_name_of(value) in names for value in node.outputs()):
             writer.node(node, ambient)
 
 
@@ -156,10 +156,10 @@ def _grouped(check: Any) -> set[str]:
         for node in _nodes_in(use.user)
         if node.kind() == "prim::DifferentiableGraph"
     )
-    return {name_of(v) for graph in graphs for n in _nodes(graph) for v in n.outputs()} - {""}
+    return {_name_of(v) for graph in graphs for n in _nodes(graph) for v in n.outputs()} - {""}
 
 
-def name_of(value: Any) -> str:
+def _name_of(value: Any) -> str:
     """Return the name that a program gives a value, or "" if it has none."""
     name = str(value.debugName()).partition(".")[0]
     return "" if name.isdigit() else name

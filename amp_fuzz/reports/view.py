@@ -438,10 +438,16 @@ def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
 
 
 def _command(data: RunData, name: str, what: str) -> str:
-    """Return a command line of ours; the store is named if it is not where it is looked for."""
+    """Return a command line of ours; the store is named if it is not where it is looked for.
+
+    So is the device of the user's that the run was about: without it its backends are unknown.
+    """
     usual = data.store.resolve() == DEFAULT_STORE.resolve()
     store = "" if usual else f" --store={shlex.quote(str(data.store))}"
-    return f"amp-fuzz {name} {shlex.quote(what)}{store}"
+    given = (w.replace("--amp-fuzz-", "--", 1) for w in shlex.split(data.run.command))
+    device = [w for w in given if w.startswith(("--device=", "--policies=", "--plugins="))]
+    more = device if any(w.startswith("--device=") for w in device) else []
+    return shlex.join(["amp-fuzz", name, what, *more]) + store
 
 
 def _verdict(
@@ -466,7 +472,10 @@ def _verdict(
         what = plural(len(new), "new finding") if new else "New divergences"
         sentence = f"{what}: of {over}, {diverged:,} diverged in a way that is not known.{but}"
         sentence += f" {expired}." if expired else ""
-        return Verdict("new", sentence, new[0].replay if new else report)
+        if not new:
+            return Verdict("new", sentence, report)
+        issue = _command(data, "repro", new[0].record.id) + " --format=issue -o issue.md"
+        return Verdict("new", sentence, issue)
     if expired:
         sentence = f"{expired}. Nothing new: of {over}, {explained:,} diverged as is known.{but}"
         return Verdict("new", sentence, "amp-fuzz baseline check")

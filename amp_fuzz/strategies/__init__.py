@@ -15,12 +15,15 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.program import DOMAINS, DTYPES, LAYOUTS, TensorSpec
+from amp_fuzz.program import statements as calls
 from amp_fuzz.reference.tables import DEVICES
 from amp_fuzz.strategies import drawing
+from amp_fuzz.strategies.dropping import dropped
 from amp_fuzz.strategies.source import Bytes
 
 if TYPE_CHECKING:
@@ -84,7 +87,14 @@ def programs(
 
 @st.composite
 def _programs(draw: st.DrawFn, device: str, ops: tuple[Op, ...], statements: int) -> Program:
-    return drawing.draw_program(_source(draw), device, ops=ops, statements=statements)
+    source = _source(draw)
+    program = drawing.draw_program(source, device, ops=ops, statements=statements)
+    return _dropped(source, program, statements)
+
+
+def _dropped(source: Bytes, program: Program, statements: int) -> Program:
+    """Leave out what is drawn to be left out: seldom anything, but where an example shrinks."""
+    return dropped(program, source(statements), source(statements))
 
 
 def cases(
@@ -125,8 +135,9 @@ def _cases(
     form: str | None,
     statements: int,
 ) -> Case:
-    return drawing.draw_case(
-        _source(draw),
+    source = _source(draw)
+    case = drawing.draw_case(
+        source,
         device,
         trains=trains,
         ops=ops,
@@ -134,6 +145,11 @@ def _cases(
         form=form,
         statements=statements,
     )
+    program = _dropped(source, case.program, statements)
+    names = {op.name for op in focus}
+    if names and names.isdisjoint(s.op for s in calls(program.body)):
+        return case
+    return msgspec.structs.replace(case, program=program)
 
 
 def tensors(

@@ -105,6 +105,10 @@ def _group_norm(
     return cast(made.reshape(x.shape), x.dtype.name), mean, factor
 
 
+def _sums(x: Array) -> Array:
+    return cast(x, "float64") if x.dtype.name == "float32" and x.ndim > 2 else opmath(x)
+
+
 def _per_channel(x: Array | None, rank: int) -> Array | None:
     return None if x is None else opmath(x).reshape(1, -1, *[1] * (rank - 2))
 
@@ -127,8 +131,11 @@ def _batch_norm(
     over = tuple(d for d in range(x.ndim) if d != 1)
     count = math.prod(x.shape[d] for d in over)
     if training:
-        made, own_mean, factor = _normalised(x, over, eps)
+        # torch's kernel sums float32 in float64, so that no square leaves the range; that of [N, C]
+        # does not.
+        made, own_mean, factor = _normalised(_sums(x), over, eps)
         stats = opmath(x).dtype.name
+        made = cast(made, stats)
         saved = tuple(cast(s.reshape(-1), stats) for s in (own_mean, factor))
     else:
         shift: Any = _per_channel(mean, x.ndim)
@@ -142,7 +149,7 @@ def _batch_norm(
     made = cast(made, x.dtype.name)
     if not training or mean is None:
         return (made, *saved)
-    own = lax.stop_gradient(opmath(x))
+    own = lax.stop_gradient(_sums(x))
     found = jnp.mean(own, axis=over)
     spread_ = jnp.sum(jnp.square(own - jnp.mean(own, axis=over, keepdims=True)), axis=over)
     spread_ = spread_ / max(count - 1, 1)

@@ -590,7 +590,13 @@ def _glu(x: Array, dim: int = -1) -> Array:
 
 @lower("prelu", "_prelu_kernel")
 def _prelu(x: Array, weight: Array) -> Array:
-    return pointwise(lambda x, w: jnp.where(x > 0, x, w * x))(x, weight)
+    return pointwise(_leaking)(x, weight)
+
+
+def _leaking(x: Array, w: Array) -> Array:
+    # The product must not see what is not chosen: 0 times an infinity would be its gradient.
+    low, slope = (jnp.where(x > 0, 0, o) for o in (x, w))
+    return jnp.where(x > 0, x, slope * low)
 
 
 @lower("rrelu_with_noise", "rrelu")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from amp_fuzz.catalogue.promotion import is_float
-from amp_fuzz.xla.core import LOWERINGS, Array, cast, lower, opmath, spread
+from amp_fuzz.xla.core import LOWERINGS, Array, cast, lower, opmath, promote, spread
 
 __all__ = ["product"]
 
@@ -83,11 +83,15 @@ _accumulated = _unrounded(_plain)
 
 
 lower("addmm", "addmv", "baddbmm")(_biased(_accumulated))
-lower("addr")(
-    lambda x, a, b, *, beta=1, alpha=1: _biased(lambda a, b: opmath(a)[:, None] * opmath(b)[None])(
-        x, a, b, beta=beta, alpha=alpha
-    )
-)
+
+
+@lower("addr")
+def _addr(x: Array, a: Array, b: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+    # Unlike its relatives it promotes, and a tensor without dimensions has its say.
+    dtype = promote(*(jnp.reshape(o, -1) for o in (x, a, b)))
+    x, a, b = (cast(o, dtype) for o in (x, a, b))
+    outer = _biased(lambda a, b: opmath(a)[:, None] * opmath(b)[None])
+    return outer(x, a, b, beta=beta, alpha=alpha)
 
 
 @lower("addbmm")

@@ -94,8 +94,26 @@ def _amin(x: Array, dims: Any = (), keepdim: bool = False) -> Array:
     return jnp.min(x, axis=axes(x, dims), keepdims=keepdim)
 
 
-lower("max.default")(_amax)
-lower("min.default")(_amin)
+def _evenly(function: Any) -> Any:
+    """Return the extreme of all; equal ones share its gradient, and others are not multiplied."""
+
+    @jax.custom_jvp
+    def made(x: Array) -> Array:
+        return function(x)
+
+    @made.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        (x,), (dx,) = primals, tangents
+        out = function(x)
+        chosen = jnp.where(jnp.isnan(out), jnp.isnan(x), x == out)
+        shared = jnp.sum(jnp.where(chosen, opmath(dx), 0)) / jnp.sum(chosen)
+        return out, cast(shared, x.dtype.name)
+
+    return made
+
+
+lower("max.default")(_evenly(jnp.max))
+lower("min.default")(_evenly(jnp.min))
 lower("max.other")(lambda a, b: LOWERINGS["maximum"](a, b))
 lower("min.other")(lambda a, b: LOWERINGS["minimum"](a, b))
 

@@ -32,8 +32,13 @@ def replay(recording: Recording, *, jit: bool) -> dict[str, torch.Tensor | None]
     return prepared(recording, jit=jit)()
 
 
-def prepared(recording: Recording, *, jit: bool) -> Callable[[], dict[str, torch.Tensor | None]]:
-    """Return a function that runs a recording; compiled, it compiles at the first call."""
+def prepared(
+    recording: Recording, *, jit: bool, strict: bool = False
+) -> Callable[[], dict[str, torch.Tensor | None]]:
+    """Return a function that runs a recording; compiled, it compiles at the first call.
+
+    strict: no excess precision, whatever XLA's flags say.
+    """
     function = _program(recording)
     initial = {i: m.initial for i, m in enumerate(recording.memories) if m.initial is not None}
     trained = {i for i in initial if recording.starts and recording.memories[i].weight}
@@ -47,18 +52,19 @@ def prepared(recording: Recording, *, jit: bool) -> Callable[[], dict[str, torch
             return function(weights, others, drawn)[1], {}
         _, back, seen = jax.vjp(lambda w: function(w, others, drawn), weights, has_aux=True)
         # A complex gradient of torch's is the conjugate of what JAX pulls back.
-        return seen, jax.tree.map(_conjugate, back(list(map(_conjugate, cotangents)))[0])
+        pulled = jax.tree.map(_conjugate, back(list(map(_conjugate, cotangents)))[0])
+        # Read here: outside, each reshape would be a compilation of its own.
+        gradients = {w: _read({at.memory: pulled[at.memory]}, at) for w, at in recording.weights}
+        return seen, gradients
 
-    made = jax.jit(run) if jit else run
+    options = {"xla_allow_excess_precision": False} if strict else None
+    made = jax.jit(run, compiler_options=options) if jit else run
 
     def values() -> dict[str, torch.Tensor | None]:
         seen, gradients = made(weights, others, drawn, cotangents)
         labels = (label for label, _ in recording.observed)
         found: dict[str, torch.Tensor | None] = dict(zip(labels, map(tensor, seen), strict=True))
-        for label, place in recording.weights if recording.starts else ():
-            gradient = _read({place.memory: gradients[place.memory]}, place)
-            found[f"{label}.grad"] = tensor(gradient)
-        return found
+        return found | {f"{label}.grad": tensor(g) for label, g in gradients.items()}
 
     return values
 
@@ -226,7 +232,8 @@ def array(tensor: torch.Tensor) -> Array:
     """Return a torch tensor as a JAX array, bit for bit."""
     bits, dtype = _SAME_BITS.get(tensor.dtype, (tensor.dtype, None))
     plain = tensor.resolve_conj().resolve_neg().contiguous().view(bits).numpy()
-    return jnp.asarray(plain if dtype is None else plain.view(dtype))
+    # Not `jnp.asarray`: it compiles a copy for each shape that is new.
+    return jax.device_put(plain if dtype is None else plain.view(dtype))
 
 
 def tensor(array: Array) -> torch.Tensor:

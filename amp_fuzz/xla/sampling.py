@@ -305,10 +305,10 @@ def _logits(
 
 
 @lower("log_softmax.int")
-def _log_softmax(x: Array, dim: int, *, dtype: str | None = None) -> Array:
+def _log_softmax(x: Array, dim: int, dtype: str | None = None) -> Array:
     return LOWERINGS["_log_softmax"](cast(x, dtype), dim)
 
 
 @lower("softmax.int")
-def _softmax(x: Array, dim: int, *, dtype: str | None = None) -> Array:
+def _softmax(x: Array, dim: int, dtype: str | None = None) -> Array:
     return LOWERINGS["_softmax"](cast(x, dtype), dim)

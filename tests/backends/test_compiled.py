@@ -20,7 +20,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Kind
-from amp_fuzz.program import Autocast, InferenceMode
+from amp_fuzz.program import Autocast, DType, InferenceMode
 from amp_fuzz.reference import lowered, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
@@ -61,6 +61,23 @@ def test_a_case_that_is_left_to_eager_is_not_passed_in_silence() -> None:
     assert left.record("statistics").uncompiled
     compiled = judge(AOT, case(INPUTS, *BODY))
     assert (compiled.outcome, compiled.uncompiled) == ("agreed", False)
+
+
+def test_a_backward_pass_beside_a_bare_thread_is_traced_under_its_own_contexts() -> None:
+    """The forward sees no autocast in its thread; torch is told what surrounds the backward."""
+    example = case(
+        [x("w0", 4, 4), x("w1", 4, 4, dtype="float16")],
+        call("softmax", "w0", 0, dtype=DType("float16")),
+        call("mm", "v0", "w1", to="v1"),
+        backward="inside",
+        thread="inside",
+    )
+    verdict = judge(AOT, example)
+    assert verdict.outcome == "agreed", verdict.divergence
+    # Told that it is off there, it mixes the dtypes of both.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("amp_fuzz.backends.compiled._backward_context", lambda *_: "off")
+        assert judge(AOT, example).outcome == "diverged"
 
 
 @pytest.mark.parametrize("rung", LADDER)

@@ -24,6 +24,7 @@ AOT, DECOMPOSED, INDUCTOR = (
     "compile[inductor]",
 )
 NEG = call("neg", "x0", to="v9")
+I0 = 0.207339879295116  # the series in i0 cancels here
 INFERENCE = under(InferenceMode(), call("unsqueeze", "x0", -1, form="method"))
 
 
@@ -129,6 +130,17 @@ EXAMPLES: Mapping[str, Example] = {
             ),
             call("neg", "x3", to="v9"),
             contexts=(),
+        ),
+        "neg",
+        INDUCTOR,
+    ),
+    "compile-contraction": Example(
+        case(
+            [x("x0", 1, dtype="float64", values=bits_of([I0], "float64"))],
+            NEG,
+            call("i0", "x0"),
+            contexts=(),
+            backward="none",
         ),
         "neg",
         INDUCTOR,
@@ -425,6 +437,41 @@ def test_what_is_made_of_a_wrong_value_that_is_not_returned_is_explained() -> No
     example = Example(hidden, "", INDUCTOR, ("v1", "v2"))
     assert judged(example, shipped()).known == "compile-remainder"
     assert judged(example, shipped(), wrong="exp").outcome == "diverged"
+
+
+HIDDEN = case(
+    [x("x0", 2, 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16"), x("x2", 2)],
+    call(
+        "_native_batch_norm_legit_functional",
+        *("x0", None, None, "x1", "x1", False, 1.0, 1.0),
+        form="overload",
+        to="v0 v1 v2 v3 v4",
+    ),
+    call("abs", "v3", to="v5"),
+    call("exp", "x2", to="v6"),
+    contexts=(),
+    backward="none",
+)
+
+
+def test_what_a_listed_bug_has_a_part_in_is_explained_where_its_own_value_is_not_returned() -> None:
+    """The dtype of statistics is listed at the norm, and shows at what is computed from them."""
+    example = Example(HIDDEN, "", DECOMPOSED, ("v5", "v6"))
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.where) == ("dtype", "v5")
+    assert verdict.known == "compile-batch-norm-statistics"
+    assert judged(example, shipped(), wrong="exp").outcome == "diverged"
+    others = tuple(k for k in shipped() if k.id != "compile-batch-norm-statistics")
+    assert judged(example, others).outcome == "diverged"
+
+
+def test_a_listed_bug_elsewhere_in_the_program_explains_no_value_that_is_not_its_own() -> None:
+    """Returned or not: the norm has no part in the wrong value."""
+    example = Example(HIDDEN, "", DECOMPOSED, ("v0", "v6"))
+    assert judged(example, shipped()).outcome == "agreed"
+    verdict = judged(example, shipped(), wrong="exp")
+    assert (verdict.outcome, verdict.known) == ("diverged", "")
 
 
 def test_a_variance_that_float32_cannot_hold_is_explained() -> None:

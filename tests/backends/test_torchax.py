@@ -38,7 +38,6 @@ from amp_fuzz.program import (
 from amp_fuzz.reference import load_table, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.torchax import compat
-from tests.faults.torchax import FAULTS
 from tests.helpers import BF16, F16, call, case, under, x
 
 INSTALLED = torchax.installed()
@@ -133,6 +132,32 @@ def test_what_jax_does_not_know_is_taken_out() -> None:
     plan = fitted.plan
     assert (plan.backward, plan.second, plan.entry) == ("outside", "retain", "context")
     assert backends()["torchax"].fit(fitted) == fitted
+
+
+def test_writes_are_imitated_by_other_programs() -> None:
+    """A name that is another one of what was written reads and returns that."""
+    one = case(
+        [x("x0", 2, 2), x("b1", 2, 2), x("b2", 2, 2), x("b3", 2, 2)],
+        call("neg", "x0"),
+        call("type_as", "v0", "b1", form="method", to="v1"),
+        call("linalg.qr", "v1", form="out", out=["b1", "b2"], to="v2 v3"),
+        call("sigmoid", "v2", form="out", out="b3", to="v4"),
+        call("add", "v0", "b3", to="v5"),
+    )
+    reference = backends()["torchax"].reference()
+    assert reference.meant(one) == one
+    with quirks(["torchax-type-as", "torchax-out"]):
+        meant = reference.meant(one)
+    assert [line for line in str(meant).splitlines() if " = " in line] == [
+        "v6 = neg(x0)",
+        "v1 = type_as[method](v6, b1)",
+        "v0 = type_as[method](v1, v1)",
+        "v2 = type_as[method](b1, b1)",
+        "v3 = type_as[method](b2, b2)",
+        "v4 = sigmoid(v2)",
+        "v5 = add(v0, v4)",
+    ]
+    meant.program.check()
 
 
 def test_a_model_is_not_run_on_the_cpu_instead() -> None:
@@ -300,26 +325,101 @@ FINDINGS = {
     ),
     "torchax-promote": case([x("x0", 2), x("x1", 2)], call("cat", ["x0", "x1"])),
     "torchax-16-bit": case([x("x0", 4, dtype="bfloat16")], call("fft.fft", "x0")),
-    "torchax-runs-more": case(
+    "torchax-16-bit-kernels": case(
         [x("x0", 2, 2, dtype="bfloat16")], call("linalg.det", "x0"), backward="none"
+    ),
+    "torchax-unchecked": case(
+        [x("x0", 2, 2, domain="unit"), x("x1", 2, 2, domain="positive")],
+        call("binary_cross_entropy", "x0", "x1"),
+        contexts=(),
     ),
     "torchax-dtype-argument": case(
         [x("x0", 2, 2, dtype="bfloat16")], call("sum", "x0", dtype=DType("float32"))
     ),
+    "torchax-mean-dtype": case(
+        [x("x0", 2, 2, dtype="bfloat16")], call("mean", "x0", dtype=DType("float32"))
+    ),
     "torchax-promotion": case([x("x0", 4, dtype="bfloat16"), x("x1")], call("mul", "x0", "x1")),
+    "torchax-norms": case(
+        [x("x0", 2, 4, dtype="float16"), x("x1", 4, dtype="float32")],
+        call("layer_norm", "x0", [4], "x1", None),
+        backward="none",
+    ),
+    "torchax-type-as": case(
+        [x("x0", 2, 2), x("x1", 2, 2, dtype="float64")],
+        call("neg", "x0"),
+        call("type_as", "v0", "x1", form="method", to="v1"),
+        backward="none",
+    ),
+    "torchax-out": case(
+        [x("x0", 2, 2), x("b1", 2, 2, dtype="float64"), x("b2", 2, 2)],
+        call("sigmoid", "x0", form="out", out="b1"),
+        call("digamma", "x0", form="out", out="b2", to="v1"),
+        backward="none",
+    ),
     "torchax-lowerings": case([x("x0", 4), x("x1", 1)], call("slice_scatter", "x0", "x1", -1, 3)),
     "torchax-lowerings-dtype": case([x("x0", 2, dtype="bfloat16")], call("digamma", "x0")),
     "torchax-raises": case([x("x0", 2, 3)], call("logcumsumexp", "x0", -1)),
     "torchax-lacks": case(
         [x("w0", 3, 2), x("x1", 2)], call("linalg.householder_product", "w0", "x1")
     ),
-    "torchax-subnormals": case(
-        [x("w0", 2, domain="subnormal"), x("x1", 2)], call("mul", "w0", "x1")
+    "xla-subnormals": case([x("w0", 2, domain="subnormal"), x("x1", 2)], call("mul", "w0", "x1")),
+    "xla-tanh": case(
+        [x("x0", 1, dtype="int64", values=bits_of([8], "int64"))],
+        call("tanh", "x0"),
+        backward="none",
     ),
     "torchax-scalars": case(
         [x("x0", 2, dtype="float16")], call("div.scalar", "x0", 65536.0), contexts=()
     ),
 }
+
+HONEST = {
+    "torchax-16-bit": case([x("x0", 4)], call("fft.fft", "x0")),
+    "torchax-16-bit-kernels": case([x("x0", 2, 2)], call("linalg.det", "x0"), backward="none"),
+    "torchax-lowerings-dtype": case([x("x0", 2)], call("digamma", "x0")),
+    "torchax-promote": case([x("x0", 2), x("x1", 2)], call("cat", ["x0", "x1"]), contexts=()),
+    "torchax-scalars": case([x("x0", 2, dtype="float16")], call("div.scalar", "x0", 300.0)),
+    "torchax-unchecked": case(
+        [x("x0", 2, 2, domain="unit"), x("x1", 2, 2, domain="unit")],
+        call("binary_cross_entropy", "x0", "x1"),
+        contexts=(),
+    ),
+    "xla-tanh": case([x("x0", 2)], call("tanh", "x0"), backward="none"),
+}
+"""Calls of ops that an entry names, of which it must not explain that they are wrong otherwise."""
+
+OTHERWISE = {
+    "torchax-16-bit": "fft-too-large",
+    "torchax-16-bit-kernels": "det-too-large",
+    "torchax-dtype-argument": "sum-too-large",
+    "torchax-lowerings": "slice-scatter-too-large",
+    "torchax-lowerings-dtype": "digamma-too-large",
+    "torchax-norms": "layer-norm-too-large",
+    "torchax-out": "sigmoid-too-large",
+    "torchax-promote": "cat-too-large",
+    "torchax-promotion": "mul-too-large",
+    "torchax-scalars": "div-too-large",
+    "torchax-type-as": "type-as-float16",
+    "torchax-unchecked": "bce-too-large",
+    "xla-subnormals": "mul-too-large",
+    "xla-tanh": "tanh-too-large",
+}
+"""A fault of an op that an entry names. What an entry imitates has it beside the known one."""
+
+
+@needs_jax
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_an_entry_hides_no_other_fault_of_its_op(
+    faulty: tuple[TorchaxBackend, Path], name: str
+) -> None:
+    backend, file = faulty
+    file.write_text(OTHERWISE[name])
+    try:
+        outcome, why = judged(backend, HONEST.get(name, FINDINGS[name]))
+        assert outcome == "diverged", why
+    finally:
+        file.write_text("")
 
 
 @needs_jax
@@ -371,6 +471,83 @@ def test_the_reference_casts_nothing_under_the_quirk_of_torch_autocast() -> None
     assert dtypes == [torch.bfloat16, torch.float32]
 
 
+# -- torch's own autograd -------------------------------------------------------------------------
+
+AUTOGRAD = """
+import torch
+from amp_fuzz.torchax import compat
+
+torchax = compat.load()
+env = torchax.default_env()
+F = torch.nn.functional
+
+
+def on_jax(*shape):
+    return torch.linspace(-1, 1, 12).reshape(shape).to("jax").requires_grad_()
+
+
+def error(run):
+    try:
+        run()
+    except Exception as found:
+        return type(found).__name__
+    return "none"
+
+
+def gradient(inside):
+    a, b = on_jax(3, 4), on_jax(4, 3)
+    with torchax.amp.autocast("jax", torch.bfloat16):
+        loss = (a @ b).sum()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    return a.grad.cpu()
+
+
+def on_the_cpu():
+    a, b = (torch.linspace(-1, 1, 12).reshape(s).requires_grad_() for s in ((3, 4), (4, 3)))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = (a @ b).sum()
+    loss.backward()
+    return a.grad
+
+
+with env:
+    x = on_jax(3, 4)
+    cut = {
+        "linear": F.linear(x, on_jax(3, 4)),
+        "einsum": torch.einsum("ij->ji", x),
+        "to": x.to(torch.bfloat16),
+        "flatten": x.flatten(),
+        "index": x[0],
+        "mm": x @ on_jax(4, 3),
+    }
+    print("cut", *[name for name, value in cut.items() if not value.requires_grad])
+    print("layer_norm", error(lambda: F.layer_norm(x, [4]).sum().backward()))
+    print("inside", torch.equal(gradient(True), on_the_cpu()))
+    print("outside", torch.equal(gradient(False), on_the_cpu()))
+    with torchax.amp.autocast("jax", torch.bfloat16):
+        print("enabled", torch.is_autocast_enabled("jax"))
+    print("argument", error(lambda: torchax.amp.autocast("jax", enabled=False)))
+"""
+
+
+@needs_jax
+def test_gradients_of_torchs_own_autograd_are_what_the_page_says() -> None:
+    """They are no backend: graphs are cut, and a backward pass outside of the context differs."""
+    words = [sys.executable, "-W", "ignore", "-c", AUTOGRAD]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [
+        "cut linear einsum to flatten index",
+        "layer_norm TypeError",
+        "inside True",
+        "outside False",
+        "enabled False",
+        "argument TypeError",
+    ], done.stderr
+
+
 # -- faults ---------------------------------------------------------------------------------------
 
 FAULTY = {
@@ -385,7 +562,7 @@ FAULTY = {
 
 
 @needs_jax
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_is_found(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
     backend, file = faulty
     one, kind = FAULTY[name]

@@ -55,6 +55,23 @@ def _lowering(op: Any, change: Callable[[Any], Any]) -> Around:
     return around
 
 
+def _too_large(op: Any) -> Around:
+    """Return what makes the first result of an op 5 % too large."""
+
+    def larger(made: Any) -> Any:
+        return (made[0] * 1.05, *made[1:]) if isinstance(made, tuple) else made * 1.05
+
+    return _lowering(op, larger)
+
+
+def _typed_as_float16(torchax: Any) -> AbstractContextManager[Any]:
+    def type_as(self: Any, other: Any) -> Any:
+        self._elem = self._elem.astype("float16")
+        return self
+
+    return patched(torchax.tensor.Tensor, type_as=type_as)
+
+
 def _stays_on(torchax: Any) -> AbstractContextManager[Any]:
     """Leave the dtype of a context behind."""
 
@@ -86,6 +103,19 @@ FAULTS: Mapping[str, Around] = {
     "prod-in-lower-precision": _policy(_aten.prod.default, "LOWER_PRECISION_FP"),
     "exp-a-bit-too-large": _lowering(_aten.exp, lambda y: y * 1.05),
     "exp-in-float32": _lowering(_aten.exp, lambda y: y.astype("float32")),
+    "bce-too-large": _too_large(_aten.binary_cross_entropy),
+    "cat-too-large": _too_large(_aten.cat),
+    "det-too-large": _too_large(torch.linalg.det),
+    "digamma-too-large": _too_large(_aten.digamma),
+    "div-too-large": _too_large(_aten.div),
+    "fft-too-large": _too_large(_aten._fft_r2c),
+    "layer-norm-too-large": _too_large(_aten.native_layer_norm),
+    "mul-too-large": _too_large(_aten.mul.Tensor),
+    "sigmoid-too-large": _too_large(_aten.sigmoid),
+    "slice-scatter-too-large": _too_large(_aten.slice_scatter),
+    "sum-too-large": _too_large(_aten.sum),
+    "tanh-too-large": _too_large(_aten.tanh),
+    "type-as-float16": _typed_as_float16,
     "gradients-halved": _half_of_the_gradient,
     "context-stays-on": _stays_on,
 }

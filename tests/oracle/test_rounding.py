@@ -86,6 +86,25 @@ def test_new_infinities_are_a_divergence() -> None:
     assert kind(judged(spoil)) == "nonfinite"
 
 
+@pytest.mark.parametrize(("left", "expected"), [(0.3, ""), (0.5, "nonfinite")])
+def test_what_cancels_may_be_0_exactly_and_its_reciprocal_infinite(
+    left: float, expected: str
+) -> None:
+    """0.1 * 3 and the number behind 0.3 differ by a rounding that another order may not make."""
+    ours, theirs = torch.tensor([0.1]), nextafter(torch.tensor([left]))
+    values = [bits_of([float(t)], "float32") for t in (ours, theirs)]
+    example = case(
+        [x("x0", 1, values=values[0]), x("x1", 1, values=values[1])],
+        call("mul.scalar", "x0", 3.0),
+        call("sub", "v0", "x1", to="v1"),
+        call("reciprocal", "v1", to="v2"),
+        contexts=(),
+        backward="none",
+    )
+    spoilt = judged(lambda v: torch.full_like(v, float("inf")), example, "v2")
+    assert kind(spoilt) == expected
+
+
 def test_finite_values_are_measured_beside_infinities_in_doubt() -> None:
     """An overflow that some samples share is in doubt; what stands beside it is not."""
     top = torch.finfo(torch.float32).max

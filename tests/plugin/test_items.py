@@ -186,8 +186,8 @@ def test_a_finding_in_full(case: Case) -> None:
         "  expected  an answer",
         "  observed  the process died",
         *(f"  {line}" for line in str(case).splitlines()),
-        f"amp-fuzz replay {case.id} --store='my runs'",
-        f"amp-fuzz repro {case.id} --store='my runs'",
+        f"amp-fuzz replay {case.id} '--store=my runs'",
+        f"amp-fuzz repro {case.id} '--store=my runs' > repro.py",
     ]
 
 

@@ -146,7 +146,7 @@ def test_a_wrong_kernel_fails_with_what_to_do_next(project: pytest.Pytester) -> 
                 f"  case {record.id} *",
                 "  * = mm*",
                 f"amp-fuzz replay {record.id}",
-                f"amp-fuzz repro {record.id}",
+                f"amp-fuzz repro {record.id} > repro.py",
             ]
         )
     count = "1 new finding" if len(found) == 1 else f"{len(found)} new findings"
@@ -198,7 +198,7 @@ def test_a_case_that_kills_its_worker_is_found_in_the_store(project: pytest.Pyte
             "worker 'gw0' crashed while running 'amp-fuzz::eager-cpu::matmul'",
             "eager-cpu: crash",
             f"amp-fuzz replay {record.id}",
-            f"amp-fuzz repro {record.id}",
+            f"amp-fuzz repro {record.id} > repro.py",
             "The item's other cases are for another worker.",
             "worker 'gw2' crashed while running 'amp-fuzz::eager-cpu::matmul'",
             "The item's other cases did not run.",

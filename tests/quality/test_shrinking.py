@@ -1,7 +1,7 @@
 """How small things get: what Hypothesis finds is nearly what a person would have written.
 
-Nearly: about one program in ten keeps a statement or a region too many. The engine's own minimiser
-has tests in tests/unit/test_minimize.py.
+Nearly: an argument may be larger than it need be. The engine's own minimiser has tests in
+tests/unit/test_minimize.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import msgspec
 import pytest
 
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.program import Autocast, Checkpoint, NoGrad, Program, regions, statements, uses
+from amp_fuzz.program import (
+    FLOAT_DTYPES,
+    Autocast,
+    Checkpoint,
+    NoGrad,
+    Program,
+    regions,
+    statements,
+    uses,
+)
 from amp_fuzz.strategies import cases, plans, programs, tensors
 from tests.helpers import minimal
 
@@ -99,8 +108,9 @@ def test_a_region_of_a_kind_is_one_of_two_at_most(context: object) -> None:
 def test_a_cat_of_two_dtypes_is_one_call_of_two_inputs() -> None:
     def mixes(program: Program) -> bool:
         dtypes = {s.name: s.dtype for s in program.inputs}
-        return any(
-            s.op == "cat" and len({dtypes[n] for n in uses(s) if n in dtypes}) > 1
+        floats = {name for name, dtype in dtypes.items() if dtype in FLOAT_DTYPES}
+        return any(  # an integer is drawn as the second of three only
+            s.op == "cat" and len({dtypes[n] for n in uses(s) if n in floats}) > 1
             for s in statements(program.body)
         )
 
@@ -110,10 +120,12 @@ def test_a_cat_of_two_dtypes_is_one_call_of_two_inputs() -> None:
     assert elements(program) <= 24
 
 
-def test_a_chain_of_two_ops_is_two_calls() -> None:
-    """Of three at most: which Hypothesis begins with depends on the modules that are loaded.
+@pytest.mark.parametrize("seed", [None, 1, 3, 9, 10, 11])
+def test_a_chain_of_two_ops_is_two_calls(seed: int | None) -> None:
+    """Wherever Hypothesis begins.
 
-    Alone this test comes to two; among the others an `add` before them was left.
+    The number of a value means another when a statement goes: without choices of their own for what
+    goes, half of these keep a statement or a region more.
     """
 
     def chained(program: Program) -> bool:
@@ -124,9 +136,10 @@ def test_a_chain_of_two_ops_is_two_calls() -> None:
             for n in uses(s)
         )
 
-    program = smallest(chained)
-    assert len(ops(program)) <= 3
-    assert {"mm", "relu"} <= set(ops(program))
+    strategy = programs(ops=OPS, max_statements=3)
+    program = minimal(strategy, chained, seed=seed)
+    assert ops(program) == ["mm", "relu"]
+    assert list(regions(program.body)) == []
 
 
 def test_an_odd_layout_is_on_one_small_input() -> None:

@@ -1104,3 +1104,14 @@ def test_snapshot_restores_the_state_elsewhere() -> None:
         assert torch.mm(X, X).dtype is F16
         assert state() == inside
     assert torch.mm(X, X).dtype is F32
+
+
+def test_what_one_quirk_imitates_is_gone_with_it() -> None:
+    """Ops without a policy have no kernel of the reference; some could not be called through it."""
+    x = torch.ones(2)
+    with reference.quirks(["torchax-promotion", "torchax-composites"]), reference.imitating():
+        assert torch.ops.aten.remainder.Tensor(x, x).sum() == 0
+    with reference.autocast("cpu", dtype=torch.bfloat16), reference.log_kernels() as calls:
+        assert (2 % x).sum() == 0
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert [call.overload for call in calls] == ["mm"]

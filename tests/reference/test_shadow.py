@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from amp_fuzz import reference
-from amp_fuzz.reference.shadows import Band, Shadow, distance, shadow, unit
+from amp_fuzz.reference.shadows import Band, Shadow, distance, either, shadow, unit
 
 THRESHOLD = 4.0
 
@@ -389,6 +389,66 @@ def test_units_are_positive_and_of_the_bands_shape() -> None:
     assert unit(band).shape == y.shape
     assert (unit(band) > 0).all()
     assert (unit(band) >= unit(band, own=False)).all()
+
+
+# -- what another implementation may do -----------------------------------------------------------
+
+
+def test_subnormal_numbers_may_be_taken_for_0_and_others_may_not() -> None:
+    small, normal = torch.tensor([1e-40, 1e-38]), torch.tensor([1e-36])
+    for flushes in (False, True):
+        mode = Shadow(flushes=flushes)
+        with mode:
+            kept, gone = normal * 1.5, small * 1.5
+        assert off(mode.band(kept), kept * 0) > THRESHOLD
+        for zeros in (gone * 0, gone * torch.tensor([0.0, 1.0])):
+            assert (off(mode.band(gone), zeros) < THRESHOLD) == flushes
+        assert off(mode.band(gone), gone * 40) > THRESHOLD
+
+
+def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
+    """The samples hold what some order comes to, which is what the range rule looks at."""
+    high = torch.tensor([8e37, -8e37] * 5)
+    for terms, leaves in ((high, True), (high / 4, False)):
+        for reorders in (False, True):
+            mode = Shadow(reach="bounded", reorders=reorders)
+            with mode:
+                total = terms.sum()
+            assert bool(torch.isnan(mode.band(total).samples).any()) == (leaves and reorders)
+
+
+def test_elements_may_be_those_of_either_of_two() -> None:
+    one, other = torch.zeros(3), torch.tensor([1e-20, 2e-20, 3e-20])
+
+    def chosen() -> torch.Tensor:
+        return either(one * 1.0, other * 1.0)
+
+    found = shadow(chosen)
+    assert torch.equal(found.result, one)
+    band = found.band(found.result)
+    for value in (one, other, torch.tensor([0.0, 2e-20, 0.0]), torch.tensor([1e-20, 0.0, 3e-20])):
+        assert off(band, value) < THRESHOLD
+    for value in (other * 8, torch.tensor([0.0, 1e-10, 0.0]), torch.tensor([1e-18, 0.0, 0.0])):
+        assert off(band, value) > THRESHOLD
+
+
+def test_what_cancels_may_be_0_and_what_does_not_may_not() -> None:
+    """Where the sigmoid of noise of the size 1e12 has a gradient at all, it is where it is 0."""
+
+    def slope(w: torch.Tensor, left: float) -> torch.Tensor:
+        y = torch.sigmoid(w * 3.0 - 3e19 + left)
+        return torch.autograd.grad(y.sum(), w)[0] * 1e30
+
+    w = torch.full((4,), 1e19).requires_grad_()
+    for left, cancels in ((0.0, True), (1e19, False)):
+        for samples in (8, 64):
+            band = (found := shadow(slope, w, left, samples=samples)).band(found.result)
+            reached = band.samples.abs().amax() > 1e28
+            assert bool(reached) == (cancels and samples > 16)
+
+
+def test_either_of_two_needs_no_shadows() -> None:
+    assert torch.equal(either(X, X + 1), X)
 
 
 # -- faults of torch that shadows show -----------------------------------------------------------

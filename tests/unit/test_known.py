@@ -39,6 +39,14 @@ class Example(NamedTuple):
 
 
 NEG = call("neg", "x0", to="v9")
+
+
+def small(op: str) -> Case:
+    """Call an op on numbers near 0, without autocast; one is left over behind the vectors."""
+    inputs = [x("x0", 17), x("x1", 17, domain="subnormal")]
+    return case(inputs, NEG, call(op, "x1"), contexts=(), backward="none")
+
+
 AOT = "compile[aot_eager]"
 DECOMPOSED = "compile[aot_eager_decomp_partition]"
 INDUCTOR = "compile[inductor]"
@@ -105,16 +113,9 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
-    "compile-erf": Example(
-        INDUCTOR,
-        case(
-            [x("x0", 16), x("x1", 16, domain="subnormal")],
-            NEG,
-            call("erf", "x1"),
-            contexts=(),
-            backward="none",
-        ),
-    ),
+    "compile-erf": Example(INDUCTOR, small("erf")),
+    "compile-atanh": Example(INDUCTOR, small("atanh")),
+    "compile-expm1": Example(INDUCTOR, small("celu")),
     "compile-fractional-pool": Example(
         INDUCTOR,
         case(
@@ -629,19 +630,23 @@ def test_an_entry_may_say_what_both_sides_show() -> None:
 
 @dataclass(frozen=True)
 class Off(EagerBackend):
-    """Doubles values by label, with or without autocast or only with it; may raise instead."""
+    """Doubles values by label, with or without autocast or only with it; may raise instead.
+
+    bare: labels of more, without autocast.
+    """
 
     device: str = "cpu"
     labels: tuple[str, ...] = ()
     only_under_autocast: bool = False
     error: str = ""
+    bare: tuple[str, ...] = ()
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         seen = EagerBackend.run(self, cases)
         for example, observed in zip(cases, seen, strict=True):
             if self.only_under_autocast and not example.plan.contexts:
                 continue
-            for label in self.labels:
+            for label in self.labels if example.plan.contexts else self.labels + self.bare:
                 value = observed.values[label]
                 assert value is not None
                 observed.values[label] = value * 2 + 1
@@ -687,6 +692,19 @@ def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="agrees")
     assert Judge(always, (listed,), "none").judge(TWICE).outcome == "diverged"
     assert Judge(under_autocast, (listed,), "none").judge(TWICE).known == "neg-is-off"
+
+
+def test_what_diverges_without_autocast_may_stand_behind_something_else() -> None:
+    """Without autocast an op before it gets other numbers, and may differ for its own reason."""
+    example = case([x("x0", 2), x("x1", 2)], call("exp", "x0"), call("neg", "x1", to="v1"))
+    listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
+    later = Off(labels=("v1",), bare=("v0",))
+    assert Judge(later, (listed,), "none").judge(example).known == "neg-is-off"
+    other = Off(labels=("v1",), bare=("v0",), only_under_autocast=True)
+    assert Judge(other, (listed,), "none").judge(example).outcome == "diverged"
+    # What is computed from the first divergence says nothing: it would differ of itself.
+    example = case([x("x0", 2)], call("exp", "x0"), call("neg", "v0", to="v1"))
+    assert Judge(later, (listed,), "none").judge(example).outcome == "diverged"
 
 
 def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:

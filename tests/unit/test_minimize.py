@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+import msgspec
 import pytest
 
 from amp_fuzz.backends import backends
@@ -13,7 +14,10 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
 from amp_fuzz.minimize.arguments import arguments
-from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, regions, statements
+from amp_fuzz.minimize.nearest import distance, nearest
+from amp_fuzz.minimize.shapes import frozen_case
+from amp_fuzz.minimize.specs import cast, frozen, held_numbers, with_numbers
+from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
 from amp_fuzz.shrink import Answer, Shrunk, Target, asker, confirmed, shrink
 from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
 
@@ -271,6 +275,77 @@ def test_the_nearest_case_that_agrees_differs_in_what_matters() -> None:
     assert not wanted(ended.nearest)
     assert list(statements(ended.nearest.program.body)) == list(statements(small.program.body))
     assert (ended.nearest.plan, ended.nearest.seed) == (small.plan, small.seed)
+
+
+def test_the_nearest_case_that_agrees_is_a_neighbour_where_only_a_value_matters() -> None:
+    """Not what was tried long before: the case while its values were drawn and not yet held."""
+
+    def wanted(candidate: Case) -> bool:
+        held = [frozen(s, candidate.seed) for s in candidate.program.inputs]
+        return any(isinstance(v, float) and v > 3 for s in held for v in held_numbers(s))
+
+    drawn_large = case([x("x0", 3, domain="overflow")], call("exp", "x0"), seed=3)
+    small, events = search_while(drawn_large, wanted)
+    (spec,) = small.program.inputs
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert ended.nearest is not None
+    (other,) = ended.nearest.program.inputs
+    assert (held_numbers(spec), held_numbers(other)) == ([4.0], [2.0])
+    assert distance(small, ended.nearest)[:3] == (1, 1, 0)
+
+
+PAIR = case([x("x0", 1, 1), x("x1", 1, 1)], call("mm", "x0", "x1"))
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [
+        (case(PAIR.program.inputs, under(NoGrad(), call("mm", "x0", "x1"))), BIG),
+        (
+            msgspec.structs.replace(PAIR, plan=Plan(calls=2)),
+            msgspec.structs.replace(PAIR, plan=Plan(calls=2, second="retain")),
+        ),
+        (
+            case([x("x0", 1, 1)], call("mm", "x0", "x0")),
+            case([x("x0", 1, 1)], call("add", "x0", "x0")),
+        ),
+    ],
+    ids=["a region", "a plan", "an op"],
+)
+def test_what_says_less_that_is_different_is_nearer(near: Case, far: Case) -> None:
+    assert distance(PAIR, PAIR) == (0, 0, 0, 0.0)
+    assert distance(PAIR, near) < distance(PAIR, far)
+    assert nearest(PAIR, [far, near, far]) == near
+    assert nearest(PAIR, []) is None
+
+
+def test_names_and_what_values_are_drawn_from_are_no_distance() -> None:
+    held = next(frozen_case(PAIR))
+    first, second = (
+        msgspec.structs.replace(s, name=f"x{i}") for i, s in enumerate(held.program.inputs, 3)
+    )
+    renamed = case([first, second], call("mm", "x3", "x4", to="v5"))
+    assert distance(held, renamed) == (0, 0, 0, 0.0)
+    assert distance(PAIR, held) == (0, 0, 2, 0.0)
+    assert distance(PAIR, held, literal=False)[:2] == (0, 0)
+
+
+def test_a_dtype_is_nearer_than_another_value_and_a_value_nearer_than_a_large_tensor() -> None:
+    one = with_numbers(x("x0", 1), [1.0])
+    assert one is not None
+    least = case([one], call("exp", "x0"))
+
+    def holding(spec: TensorSpec) -> Case:
+        return case([spec], call("exp", "x0"))
+
+    half, far = holding(cast(one, "float16")), with_numbers(one, [300.0])
+    two = with_numbers(one, [2.0])
+    assert far is not None
+    assert two is not None
+    others = [holding(x("x0", 9)), holding(x("x0", 1)), holding(far), holding(two), half]
+    order = sorted(others, key=lambda other: distance(least, other))
+    assert order == [others[i] for i in (4, 3, 2, 1, 0)]
 
 
 def test_every_candidate_is_well_formed() -> None:

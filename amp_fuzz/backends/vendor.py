@@ -1,0 +1,151 @@
+"""A device that the user has installed: an out-of-tree device module, judged like any of torch's.
+
+It is named by the options ``device`` and ``policies`` (`amp_fuzz.devices`). Two backends come of
+it. ``eager-NAME`` compares with the reference on the device's own tensors and kernels, dtype for
+dtype and bit for bit: its autocast. ``eager-NAME[shadow]`` compares with the reference on the CPU,
+by shadow arithmetic: its kernels too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from amp_fuzz import harness
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.case import Case
+from amp_fuzz.config import OPTIONS
+from amp_fuzz.devices import policies_of
+from amp_fuzz.harness import Observation
+from amp_fuzz.reference import as_device
+from amp_fuzz.reference.tables import PolicyTable, adopt
+
+__all__ = ["VendorBackend", "named"]
+
+
+@dataclass(frozen=True, slots=True)
+class VendorBackend(TorchBackend):
+    """``torch.autocast(device)`` on a device that is none of torch's own.
+
+    table: its policies. exact: whether the reference runs on the device itself.
+    """
+
+    device: str
+    table: PolicyTable
+
+    @property
+    def name(self) -> str:
+        """``eager-npu``, ``eager-npu[shadow]``."""
+        return f"eager-{self.device}" + ("" if self.exact else "[shadow]")
+
+    def availability(self) -> Availability:
+        """Say whether torch has the device here, and what it lacks."""
+        status, detail = _state(self.device)
+        if status == "ready":
+            against = "the CPU, by shadow arithmetic" if not self.exact else "its own kernels"
+            detail = f"{detail}, policies of {self.table.source}, against {against}"
+        return Availability(status, detail)
+
+    def modules(self) -> list[str]:
+        """Return the modules to import for the device: the plugins, or ``torch_NAME``."""
+        plugins = os.environ.get(OPTIONS["plugins"].variable, "")
+        found = [name for name in plugins.split(",") if name]
+        guess = f"torch_{self.device}"
+        return found or [guess] * (guess in sys.modules)
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases one by one; values come to the CPU."""
+        _state(self.device)
+        return [_fetched(harness.run(case, self.runtime())) for case in cases]
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference, on tensors of the device or on those of the CPU in their place."""
+        _state(self.device)
+        tensors = "" if self.exact else "cpu"
+        found = reference_runtime(
+            self.device, scope=lambda: as_device(self.device, self.table, tensors=tensors)
+        )
+        if self.exact:
+            return _Fetched(found.runtime)
+        runtime = replace(found.runtime, place=lambda tensor: tensor)
+        return ReferenceRuntime(runtime, reorders=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched(ReferenceRuntime):
+    """The reference on the device; values come to the CPU."""
+
+    def run(self, case: Case) -> Observation:
+        """Run one case."""
+        # Named, since a class with slots is another one than what `super` was compiled for.
+        return _fetched(ReferenceRuntime.run(self, case))
+
+
+def _fetched(seen: Observation) -> Observation:
+    """Return what was observed with its values on the CPU, where all of torch can compare them."""
+    values = {n: None if v is None else v.detach().cpu() for n, v in seen.values.items()}
+    return replace(seen, values=values)
+
+
+@lru_cache(maxsize=4)
+def _state(device: str) -> tuple[Any, str]:
+    """Return how a device is, and why; import ``torch_NAME`` if torch has not heard of it."""
+    trouble = f"no module torch_{device}"
+    if not _is_named(device):
+        try:
+            importlib.import_module(f"torch_{device}")
+        except ModuleNotFoundError as error:
+            if error.name != f"torch_{device}":
+                return "broken", f"torch_{device} cannot be imported: {error}"
+        except Exception as error:  # whatever a vendor's module raises
+            first = str(error).partition("\n")[0]
+            return "broken", f"torch_{device} cannot be imported: {type(error).__name__}: {first}"
+    if not _is_named(device):
+        return "missing", (
+            f"torch has no device {device!r}, and there is {trouble}: name the module that "
+            "registers it, --plugins=MODULE"
+        )
+    module = getattr(torch, device, None)
+    if module is None:
+        return "broken", (
+            f"there is no torch.{device}: register the device's module, "
+            f"torch._register_device_module({device!r}, module)"
+        )
+    if hasattr(module, "is_available") and not module.is_available():
+        return "missing", f"torch.{device}.is_available() is False: no such device is here"
+    if not hasattr(module, "get_amp_supported_dtype"):
+        return "broken", (
+            f"torch.{device} has no get_amp_supported_dtype(), without which "
+            f"torch.autocast({device!r}) raises"
+        )
+    return "ready", f"torch {torch.__version__}"
+
+
+def _is_named(device: str) -> bool:
+    try:
+        return torch.device(device).type == device
+    except RuntimeError:
+        return False
+
+
+def named() -> list[Backend]:
+    """Return the backends of the device that the options name, or nothing."""
+    device = os.environ.get(OPTIONS["device"].variable, "")
+    if not device:
+        return []
+    table = policies_of(device, os.environ.get(OPTIONS["policies"].variable, ""))
+    # A PrivateUse1 device cannot choose its default; another says in C++ what it is.
+    if _state(device)[0] == "ready":
+        default = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        table = replace(table, default_dtype=default)
+    adopt(table)
+    return [VendorBackend(device=device, table=table, exact=exact) for exact in (True, False)]

@@ -1,0 +1,94 @@
+"""A device that the user has installed, by name: which policies it follows, and who is told.
+
+Processes that are started from here inherit both through the options' environment variables, as
+they do plugins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved
+
+if TYPE_CHECKING:
+    from amp_fuzz.reference.tables import PolicyTable
+
+__all__ = ["device_words", "policies_of", "with_device"]
+
+DEFAULT = "cuda"
+_OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends without being named
+_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+
+
+def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
+    """Return the options with the backends of the device that they name, if they name one.
+
+    Tells this process of it, and those started from here. folder: what a file of policies is
+    relative to, by default the current one; a file that a configuration names is relative to that.
+    Raises `ConfigError`, one line.
+    """
+    options, sources = resolved.options, resolved.sources
+    if not options.device:
+        if options.policies:
+            raise ConfigError(f"{sources['policies']}: policies of which device? add device=NAME")
+        return options
+    if options.device in _OWN:
+        raise ConfigError(
+            f"{sources['device']}: {options.device!r} is one of torch's own devices: choose "
+            f"--backends=eager-{options.device}"
+        )
+    if not _NAME.fullmatch(options.device):
+        raise ConfigError(
+            f"{sources['device']}: {options.device!r} is no name of a device: write it as in "
+            f"torch.device('npu'), without a number"
+        )
+    policies = _found(options.policies or "", sources["policies"], folder)
+    try:
+        policies_of(options.device, policies)
+    except ValueError as error:
+        raise ConfigError(f"{sources['policies']}: {error}") from error
+    os.environ[OPTIONS["device"].variable] = options.device
+    os.environ[OPTIONS["policies"].variable] = policies
+    if sources["backends"] == "default":
+        own = f"eager-{options.device}"
+        options = dataclasses.replace(options, backends=(own, f"{own}[shadow]"))
+    return options
+
+
+def device_words() -> list[str]:
+    """Return the options that name the device again, for a command to copy; none without one."""
+    names = ("device", "policies", "plugins")
+    found = {name: os.environ.get(OPTIONS[name].variable, "") for name in names}
+    return [f"--{n}={value}" for n, value in found.items() if value] if found["device"] else []
+
+
+def _found(policies: str, source: str, folder: Path | None) -> str:
+    """Return the name of a table, or the whole path of a file with one."""
+    from amp_fuzz.reference.tables import DEVICES
+
+    if not policies or policies in DEVICES:
+        return policies
+    of_file = Path(source.rpartition(" in ")[2])
+    near = of_file.parent if of_file.suffix == ".toml" else folder or Path.cwd()
+    return os.fspath((near / Path(policies).expanduser()).absolute())
+
+
+def policies_of(device: str, policies: str) -> PolicyTable:
+    """Return the policies that a device is held to: a table of another device, or a file's.
+
+    "" is CUDA's. Raises `PolicyTableError`, a ValueError.
+    """
+    from amp_fuzz.reference.tables import DEVICES, PolicyTableError, load_table, load_table_file
+
+    name = policies or DEFAULT
+    if name in DEVICES:
+        return dataclasses.replace(load_table(name), device=device, source=name)
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        problem = f"no such table: use one of {', '.join(DEVICES)}, or the path of a TOML file"
+        raise PolicyTableError("", path.name, problem)
+    return dataclasses.replace(load_table_file(path), device=device, source=path.name)

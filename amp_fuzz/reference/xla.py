@@ -1,0 +1,214 @@
+"""Ops that XLA computes otherwise than torch's kernels: imitated for `quirks`, as `lowered` is.
+
+XLA has one approximation of each function for all of its devices. Where that is less exact than
+torch's, it is written again here, so that shadows follow its own cancellation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from amp_fuzz.reference import dispatch
+
+__all__ = ["FUNCTIONS", "Excess", "note", "noting"]
+
+# Lanczos, A Precision Approximation of the Gamma Function, SIAM Series B, 1964, with g = 7 and 9
+# terms: what XLA lowers lgamma and digamma to in every precision.
+_G = 7.0
+_BASE = 0.99999999999980993227684700473478
+_TERMS = (
+    676.520368121885098567009190444019,
+    -1259.13921672240287047156078755283,
+    771.3234287776530788486528258894,
+    -176.61502916214059906584551354,
+    12.507343278686904814458936853,
+    -0.13857109526572011689554707,
+    9.984369578019570859563e-6,
+    1.50563273514931155834e-7,
+)
+
+
+def _shifted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return where x is reflected, what the series is taken at, and t with its logarithm."""
+    reflects = x < 0.5
+    z = torch.where(reflects, -x, x - 1.0)
+    return reflects, z, z + (_G + 0.5), math.log(_G + 0.5) + torch.log1p(z / (_G + 0.5))
+
+
+def _lgamma(x: torch.Tensor) -> torch.Tensor | None:
+    """Return log |gamma(x)|, which near its zeros at 1 and 2 cancels."""
+    wide = _computed(x)
+    if wide is None:
+        return None
+    reflects, z, t, log_t = _shifted(wide)
+    total = torch.full_like(z, _BASE)
+    for i, term in enumerate(_TERMS):
+        total = total + term / (z + (i + 1.0))
+    made = 0.5 * math.log(2 * math.pi) + (z + 0.5 - t / log_t) * log_t + torch.log(total)
+    part = wide.abs() - wide.abs().floor()
+    part = torch.where(part > 0.5, 1.0 - part, part)
+    sine = torch.log(torch.sin(math.pi * part))
+    mirrored = torch.where(torch.isfinite(sine), math.log(math.pi) - sine - made, -sine)
+    found = torch.where(reflects, mirrored, made)
+    return torch.where(torch.isinf(wide), wide.abs(), found).to(_floating(x))
+
+
+def _digamma(x: torch.Tensor) -> torch.Tensor | None:
+    """Return the derivative of `_lgamma`; of other than positive numbers, what torch's is."""
+    wide = _computed(x)
+    if wide is None:
+        return None
+    reflects, z, t, log_t = _shifted(wide)
+    above, below = torch.zeros_like(z), torch.full_like(z, _BASE)
+    for i, term in enumerate(_TERMS):
+        above = above - term / (z + (i + 1.0)).square()
+        below = below + term / (z + (i + 1.0))
+    made = log_t + above / below - _G / t
+    mirrored = made - math.pi / torch.tan(math.pi * wide)
+    found = torch.where(reflects, mirrored, made)
+    return torch.where(wide > 0, found, torch.digamma(wide)).to(_floating(x))
+
+
+def _floating(x: torch.Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.float32
+
+
+def _computed(x: torch.Tensor) -> torch.Tensor | None:
+    """Return x in float32, where XLA computes 16 bits and integers; float64 as it is."""
+    return None if x.is_complex() else x if x.dtype is torch.float64 else x.float()
+
+
+def _inplace(function: Callable[..., Any]) -> Callable[..., Any]:
+    def written(x: torch.Tensor) -> torch.Tensor | None:
+        made = function(x)
+        return None if made is None else x.copy_(made)
+
+    return written
+
+
+def _out(function: Callable[..., Any]) -> Callable[..., Any]:
+    def written(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor | None:
+        made = function(x)
+        return None if made is None else out.resize_(made.shape).copy_(made)
+
+    return written
+
+
+_aten = torch.ops.aten
+FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    _aten.lgamma.default: _lgamma,
+    _aten.lgamma_.default: _inplace(_lgamma),
+    _aten.lgamma.out: _out(_lgamma),
+    _aten.digamma.default: _digamma,
+    _aten.digamma_.default: _inplace(_digamma),
+    _aten.digamma.out: _out(_digamma),
+}
+"""By overload, for the quirk ``xla-gamma``: None where the op is left as it is."""
+
+
+# -- excess precision ---------------------------------------------------------------------------
+
+_16_BIT = (torch.bfloat16, torch.float16)
+
+
+class Excess(TorchDispatchMode):
+    """Compute with 16-bit results as they were before they were rounded.
+
+    Beside each of them stands what the op comes to in float32, and what is computed from it takes
+    that: XLA leaves a rounding out whose result it would make wide again. A value that is looked at
+    is rounded all the same, and so are the inputs of the first op.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wide: dict[Any, tuple[torch.Tensor, torch.Tensor, str]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an op, and what it is in float32 beside it."""
+        kwargs = kwargs or {}
+        schema = func._schema
+        if schema.is_mutable:
+            for tensor in _flat((args, kwargs)):
+                self._forget(tensor)
+            return self._plain(func, args, kwargs)
+        views = any(r.alias_info is not None for r in schema.returns)
+        seen: list[str] = []
+        inputs = tree_map(lambda a: self._widened(a, seen, views=views), (args, kwargs))
+        if func is _aten._to_copy.default:
+            dtype = kwargs.get("dtype")
+            if not seen or dtype not in (None, torch.float32):
+                return self._plain(func, args, kwargs)
+            note(seen)
+            with dispatch.exclude():
+                return inputs[0][0].clone()
+        out = self._plain(func, args, kwargs)
+        made = [t for t in _flat(out) if t.is_floating_point()]
+        narrow = [t for t in made if t.dtype in _16_BIT]
+        if not made or (views and not seen) or not (seen or narrow) or kwargs.get("dtype"):
+            return out
+        try:
+            with dispatch.exclude():
+                wide = func(*inputs[0], **inputs[1])
+        except RuntimeError:  # no kernel that takes these
+            return out
+        note([] if views else seen)
+        pairs = list(zip(_flat(out), _flat(wide), strict=True))
+        name = seen[0] if views else func.overloadpacket.__name__
+        for own, other in pairs:
+            if own.dtype in _16_BIT and other.dtype is torch.float32:
+                self._wide[_key(own)] = (own, other, name)
+        return out if narrow else wide
+
+    def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with dispatch.kept():
+            return func(*args, **kwargs)
+
+    def _widened(self, value: Any, seen: list[str], *, views: bool) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype not in _16_BIT:
+            return value
+        if (found := self._wide.get(_key(value))) is not None:
+            seen.append(found[2])
+            return found[1]
+        with dispatch.exclude():
+            return value if views else value.float()
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        memory = tensor.untyped_storage()._cdata
+        self._wide = {key: kept for key, kept in self._wide.items() if key[0] != memory}
+
+
+def _key(tensor: torch.Tensor) -> Any:
+    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return (tensor.untyped_storage()._cdata, tensor.dtype, *place)
+
+
+def _flat(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+_noted: list[dict[str, None]] = []
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, None]]:
+    """Collect the names of ops whose rounding `Excess` leaves out in a block."""
+    _noted.append({})
+    try:
+        yield _noted[-1]
+    finally:
+        _noted.pop()
+
+
+def note(names: Iterable[str]) -> None:
+    """Say of ops that their rounding was left out."""
+    for names_ in _noted:
+        names_.update(dict.fromkeys(names))

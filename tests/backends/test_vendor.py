@@ -1,0 +1,214 @@
+"""A device that a user has installed: a package out of tree, judged through the command.
+
+The package is written here: the device in Python under another name, honest or with a fault that a
+vendor may well have. It is installed as a vendor's would be, by being importable.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import amp_fuzz
+from amp_fuzz import privateuse1
+from amp_fuzz.config import ConfigError, resolve
+from amp_fuzz.devices import policies_of, with_device
+
+PACKAGE = '''
+"""A device module: naming it, its tensors and its autocast are those of the template."""
+
+import os
+from dataclasses import replace
+
+from amp_fuzz import privateuse1
+
+FAULT = os.environ.get("MYDEV_FAULT", "")
+
+
+class Mine(privateuse1.Autocast):
+    def register(self):
+        if FAULT == "policy":
+            rules = {k: v for k, v in self.table.rules.items() if not k.startswith("softmax")}
+            self.table = replace(self.table, rules=rules)
+        super().register()
+
+    def fall_through(self):
+        if FAULT != "fallthrough":
+            super().fall_through()
+
+
+privateuse1.install("cuda", device="mydev", autocast=Mine)
+'''
+TABLE = """
+device = "mydev"
+dispatch_key = "AutocastPrivateUse1"
+default_dtype = "float16"
+supported_dtypes = ["bfloat16", "float16"]
+source = "what mydev promises"
+
+[[group]]
+policy = "lower_precision_fp"
+versions = ">=2.7"
+source = "its manual"
+ops = ["mm"]
+"""
+MAIN = "import sys; from amp_fuzz.cli import main; sys.exit(main())"
+
+needs_device = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """A folder where the device's package can be imported."""
+
+    folder: Path
+
+    def run(
+        self, *words: str, fault: str = "", program: tuple[str, ...] = ("-c", MAIN)
+    ) -> subprocess.CompletedProcess[str]:
+        root = str(Path(amp_fuzz.__file__).parents[1])
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("AMP_FUZZ_")},
+            "PYTHONPATH": os.pathsep.join((root, str(self.folder))),
+            "MYDEV_FAULT": fault,
+            "COLUMNS": "200",
+        }
+        return subprocess.run(
+            [sys.executable, *program, *words],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+
+
+@pytest.fixture
+def vendor(tmp_path: Path) -> Vendor:
+    for name in ("torch_mydev", "mydev_tools"):  # found by its name, and by --plugins
+        (tmp_path / name).mkdir()
+    (tmp_path / "torch_mydev" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "mydev_tools" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "table.toml").write_text(TABLE)
+    (tmp_path / "bad.toml").write_text("device = ")
+    return Vendor(tmp_path)
+
+
+# -- what is asked for ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--device=nosuch",), 4, "torch has no device 'nosuch', and there is no module torch_no"),
+        (("--device=cpu",), 2, "--device: 'cpu' is one of torch's own devices: choose --backends="),
+        (("--device=npu:0",), 2, "--device: 'npu:0' is no name of a device: write it as in torch"),
+        (("--policies=cuda",), 2, "--policies: policies of which device? add device=NAME"),
+        (("--device=mydev", "--policies=cude"), 2, "--policies: cude: no such table: use one of"),
+        (("--device=mydev", "--policies=none.toml"), 2, "cannot be read as UTF-8 text"),
+        (("--device=mydev", "--policies=bad.toml"), 2, "bad.toml: not TOML: Invalid value"),
+        (("--device=mydev", "--plugins=no_such"), 2, "--plugins: 'no_such' cannot be imported"),
+        (("--backends=eager-mydev",), 2, "a device that you have installed is named by --device="),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(
+    vendor: Vendor, words: tuple[str, ...], code: int, text: str
+) -> None:
+    done = vendor.run("audit", "--ops=mm", *words)
+    assert done.returncode == code
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_device_is_run_unless_other_backends_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AMP_FUZZ_DEVICE", "AMP_FUZZ_POLICIES"):
+        monkeypatch.setenv(name, "")
+    given: dict[str, object] = {"device": "mydev", "policies": "xpu"}
+    options = with_device(resolve(given, environ={}, start=tmp_path))
+    assert options.backends == ("eager-mydev", "eager-mydev[shadow]")
+    assert (os.environ["AMP_FUZZ_DEVICE"], os.environ["AMP_FUZZ_POLICIES"]) == ("mydev", "xpu")
+    given["backends"] = ("eager-cpu",)
+    assert with_device(resolve(given, environ={}, start=tmp_path)).backends == ("eager-cpu",)
+
+
+def test_a_file_of_policies_is_beside_the_configuration_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AMP_FUZZ_DEVICE", "AMP_FUZZ_POLICIES"):
+        monkeypatch.setenv(name, "")
+    (tmp_path / "table.toml").write_text(TABLE)
+    (tmp_path / "amp-fuzz.toml").write_text('device = "mydev"\npolicies = "table.toml"\n')
+    with_device(resolve({}, environ={}, start=tmp_path))
+    assert os.environ["AMP_FUZZ_POLICIES"] == str(tmp_path / "table.toml")
+    assert set(policies_of("mydev", str(tmp_path / "table.toml")).rules) == {"mm"}
+    (tmp_path / "amp-fuzz.toml").write_text('device = "mydev"\npolicies = "other.toml"\n')
+    with pytest.raises(ConfigError, match=r"amp-fuzz\.toml: .*other\.toml: cannot be read"):
+        with_device(resolve({}, environ={}, start=tmp_path))
+
+
+# -- honest, and with a fault ---------------------------------------------------------------------
+
+
+@needs_device
+def test_an_honest_device_conforms(vendor: Vendor) -> None:
+    done = vendor.run("audit", "--device=mydev", "--ops=mm,softmax", "--workers=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("eager-mydev")]
+    assert [(name, differ) for name, _, _, _, _, differ in rows] == [
+        ("eager-mydev", "0"),
+        ("eager-mydev[shadow]", "0"),
+    ]
+    assert all(int(agree) > 20 for _, _, agree, *_ in rows)
+
+
+@needs_device
+def test_a_wrong_policy_is_found(vendor: Vendor) -> None:
+    words = ("audit", "--device=mydev", "--backends=eager-mydev", "--ops=softmax", "--workers=1")
+    done = vendor.run(*words, "--plugins=mydev_tools", fault="policy")
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = "eager-mydev softmax(float16) under bfloat16: float32 expected, float16 observed"
+    assert text in done.stdout
+
+
+@needs_device
+def test_a_table_of_one_s_own_is_what_it_is_held_to(vendor: Vendor) -> None:
+    """The device has CUDA's policies; of these the vendor promises only one."""
+    words = ("audit", "--device=mydev", "--backends=eager-mydev", "--workers=1")
+    done = vendor.run(*words, "--policies=table.toml", "--ops=mm,softmax")
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = "eager-mydev softmax(float16) under bfloat16: float16 expected, float32 observed"
+    assert text in done.stdout
+    assert "eager-mydev mm(" not in done.stdout
+
+
+@needs_device
+@pytest.mark.slow
+def test_a_missing_fallthrough_is_found_and_can_be_replayed(vendor: Vendor) -> None:
+    words = ("--device=mydev", "--backends=eager-mydev", "--minimize=5")
+    run = ("run", *words[:2], "--ops=relu", "--cases=6", "--seed=1", "--workers=1", words[2])
+    done = vendor.run(*run, fault="fallthrough")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line, *_) = [s for s in done.stdout.splitlines() if s.strip().startswith("amp-fuzz replay ")]
+    replay = line.split()[1:]
+    assert "--device=mydev" in replay
+    assert vendor.run(*replay, fault="fallthrough").returncode == 1
+    assert vendor.run(*replay).returncode == 0
+
+
+@needs_device
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "code"), [("", 0), ("policy", 1)])
+def test_pytest_takes_the_device_too(vendor: Vendor, fault: str, code: int) -> None:
+    words = ("--amp-fuzz", "--amp-fuzz-device=mydev", "--amp-fuzz-ops=softmax")
+    more = ("--amp-fuzz-cases=12", "--amp-fuzz-seed=1", "-q", "-p", "no:cacheprovider")
+    done = vendor.run(*words, *more, fault=fault, program=("-m", "pytest"))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "passed" in done.stdout if not fault else "eager-mydev" in done.stdout
