@@ -186,6 +186,17 @@ def test_a_key_that_torch_lacks_is_a_known_finding(device: str) -> None:
     assert judged(f"fake-{device}", forward).known == "register-autocast-key"
 
 
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps", "mtia", "maia"])
+def test_a_context_in_a_body_leaves_a_fake_device_as_it_was(device: str) -> None:
+    """Autocast is off where a fake kernel runs: what the context finds there is not what is around.
+
+    The op runs twice, and it is the second of its calls that shows what the first has left.
+    """
+    body = (call("mm", "x0", "x0", to="v0"), under(Autocast(), call("neg", "x0", to="v1")))
+    twice = case([x("x0", 2, 2)], *body, entry="custom_op", backward="none", calls=2)
+    assert judged(f"fake-{device}", twice).known == "custom-op-body-off"
+
+
 # -- what a backend cannot say ---------------------------------------------------------------------
 
 
