@@ -241,17 +241,26 @@ def first(fault: Fault, judge: Judge, steps: Iterable[Step]) -> Verdict | None:
         if unsupported(case, judge.backend) is not None:
             continue
         with quiet():
-            try:
-                verdict = judge.judge(case)
-            except RuntimeError as error:
-                if "the shadows did not come" not in str(error):
-                    raise
-                continue
-            if verdict.outcome != "diverged" or verdict.divergence.kind not in kinds:  # type: ignore[union-attr]
+            verdict = judged(judge, case)
+            if (
+                verdict is None
+                or verdict.outcome != "diverged"
+                or verdict.divergence.kind not in kinds
+            ):  # type: ignore[union-attr]
                 continue
             if honest.judge(case).outcome in ("agreed", "raised"):
                 return verdict
     return None
+
+
+def judged(judge: Judge, case: Case) -> Verdict | None:
+    """Return the verdict, or None where no shadows follow the case."""
+    try:
+        return judge.judge(case)
+    except RuntimeError as error:
+        if "the shadows did not come" not in str(error):
+            raise
+        return None
 
 
 def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row]]:
@@ -279,11 +288,8 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
 def finding(judge: Judge, case: Case, entries: str, done: set[str]) -> Iterator[tuple[str, Row]]:
     """Yield the row of the known bug that a case shows, if it shows one and it is a new one."""
     with quiet():
-        try:
-            verdict = judge.judge(case)
-        except RuntimeError as error:
-            if "the shadows did not come" not in str(error):
-                raise
+        verdict = judged(judge, case)
+        if verdict is None:
             return
         bug = f"{verdict.known} on {judge.backend.name}"
         if "+" in verdict.known or not verdict.known or bug in done:
