@@ -79,6 +79,11 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         named = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
         return _matches(backend, named) and not _matches(backend, left_out)
 
+    @property
+    def general(self) -> bool:
+        """Whether it names no backends, but perhaps some that it leaves out."""
+        return all(pattern == "*" or pattern.startswith("!") for pattern in self.backends)
+
     def tries(self, ops: Iterable[str]) -> bool:
         """Return whether an entry with a quirk speaks of a program of such ops."""
         return bool(self.quirk) and (not self.ops or _any(ops, self.ops))

@@ -534,6 +534,16 @@ def test_a_gradient_names_the_one_statement_that_uses_the_leaf(where: str, op: s
     assert guilty_op(example, Divergence("bitwise", where, "", "")) == op
 
 
+def test_what_names_the_backend_explains_before_what_speaks_of_all() -> None:
+    """Where either quirk explains a case, whatever their order in the list."""
+    example = EXAMPLES["promote-foreign-half"]
+    of_all = Known("of-all", "what", "why", quirk="promote-foreign-half")
+    most = msgspec.structs.replace(of_all, id="of-most", backends=("!fake-*",))
+    own = msgspec.structs.replace(of_all, id="own", backends=(example.backend,))
+    assert judged(example, (of_all, most)).known == "of-all"
+    assert judged(example, (of_all, most, own)).known == "own"
+
+
 def test_an_entry_speaks_of_its_backends_only() -> None:
     listed = Known("neg", "what", "why", kinds=("bitwise",), ops=("neg",), backends=("fake-*",))
     assert listed.on("fake-cuda")
