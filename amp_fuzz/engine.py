@@ -20,6 +20,7 @@ from amp_fuzz.baseline import Entry
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.findings import Groups, Met, examine
+from amp_fuzz.heap import trim
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
@@ -213,6 +214,9 @@ def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
     return tuple(found)
 
 
+_TRIMMED = 100  # cases between two times that freed memory is given back: some milliseconds each
+
+
 def explore(
     task: Task,
     settings: Settings,
@@ -231,9 +235,11 @@ def explore(
     groups = Groups() if groups is None else groups
     judge = Judge(backends()[task.backend], settings.known, settings.relations)
     entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
-    for case in task.given or draw(task, settings):
+    for number, case in enumerate(task.given or draw(task, settings), 1):
         if case.id in done:
             continue
+        if number % _TRIMMED == 0:
+            trim()
         seen(case)
         entry = entries.get(case.id)
         with quiet():

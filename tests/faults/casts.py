@@ -401,7 +401,8 @@ class _Follows(OwnCache):
         return bool(made.version_cast == tensor._version)  # type: ignore[attr-defined]
 
 
-@_cache("cache-always", "cache_enabled=False is ignored", *GRAD)
+# A value shows it where the cached cast has the dtype of another context.
+@_cache("cache-always", "cache_enabled=False is ignored", *GRAD, *VALUE)
 class _Always(OwnCache):
     def cast(self, kernel: Kernel, i: int, parameter: Any, value: Value, to: torch.dtype) -> Value:
         before = torch.is_autocast_cache_enabled()

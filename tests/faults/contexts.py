@@ -86,7 +86,14 @@ _after_enter(
     "disabled-ignored", "enabled=False inside an enabled context is ignored", _keep_enabled, *_ANY
 )
 _after_enter("inner-dtype-ignored", "the dtype of an inner context is ignored", _keep_dtype, *_ANY)
-_after_enter("cache-flag-ignored", "the context drops cache_enabled=False", _keep_cache, *_GRAD)
+# A value shows it where the cached cast has the dtype of another context.
+_after_enter(
+    "cache-flag-ignored",
+    "the context drops cache_enabled=False",
+    _keep_cache,
+    *_GRAD,
+    *_VALUE,
+)
 _after_enter(
     "cache-cleared-on-enter",
     "entering a nested context clears the cache",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from amp_fuzz import heap
 from amp_fuzz.processes import death, end, spawn
 from amp_fuzz.workers import few_primitives
 
@@ -112,3 +113,20 @@ def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(
     few_primitives()
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
+
+
+@pytest.mark.skipif(heap._trim() is None, reason="the C library keeps what is freed")
+def test_what_is_freed_between_what_stays_is_given_back() -> None:
+    blocks = [bytearray(4096) for _ in range(20_000)]
+    stays = blocks[::64]
+    before = _resident()
+    del blocks
+    heap.trim()
+    assert before - _resident() > 60
+    assert len(stays[-1]) == 4096
+
+
+def _resident() -> float:
+    """Return what this process has allocated and is in memory, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
