@@ -121,6 +121,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     known: tuple[Known, ...] = ()
 
 
+@cache
 def shipped() -> tuple[Known, ...]:
     """Return the entries that come with the package."""
     path = resources.files("amp_fuzz") / "known.toml"
