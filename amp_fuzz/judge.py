@@ -475,9 +475,8 @@ class Judge:
         ops = list(ops) or ([op] if op else [s.op for s in statements(case.program.body)])
         texts = {"expected": found.expected, "observed": found.observed}
         for entry in self.known:
-            if entry.on(self.backend.name) and entry.explains(
-                found.kind, ops, found.where, **texts
-            ):
+            says = entry.explains(found.kind, ops, found.where, **texts)
+            if says and entry.on(self.backend.name):
                 yield entry
 
     def _returned(

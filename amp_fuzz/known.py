@@ -11,6 +11,7 @@ import fnmatch
 import re
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -73,11 +74,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def on(self, backend: str) -> bool:
         """Return whether the entry speaks of a backend."""
-        # Names of compiled backends have brackets, which are no character classes here.
-        patterns = [pattern.replace("[", "[[]") for pattern in self.backends]
-        left_out = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-        named = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
-        return _matches(backend, named) and not _matches(backend, left_out)
+        return _speaks(self.backends, backend)
 
     @property
     def general(self) -> bool:
@@ -107,6 +104,15 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _any(ops, self.ops)
 
 
+@cache  # each divergence asks every entry
+def _speaks(backends: tuple[str, ...], name: str) -> bool:
+    # Names of compiled backends have brackets, which are no character classes here.
+    patterns = [pattern.replace("[", "[[]") for pattern in backends]
+    left_out = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    named = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
+    return _matches(name, named) and not _matches(name, left_out)
+
+
 def _any(ops: Iterable[str], patterns: Iterable[str]) -> bool:
     patterns = tuple(patterns)
     return any(_matches(op, patterns) for op in ops)
@@ -120,6 +126,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     known: tuple[Known, ...] = ()
 
 
+@cache
 def shipped() -> tuple[Known, ...]:
     """Return the entries that come with the package."""
     path = resources.files("amp_fuzz") / "known.toml"

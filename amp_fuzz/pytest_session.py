@@ -41,6 +41,7 @@ from amp_fuzz.pytest_items import ROOT, AnyJob, Root, jobs, show_finding, store_
 from amp_fuzz.pytest_plugin import OPTIONS, dest
 from amp_fuzz.pytest_run import Run, lock_of, recover, take
 from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.reports import Report, read
 from amp_fuzz.session import MissingBackend, prepare
 from amp_fuzz.store import Store, StoreError
 
@@ -229,6 +230,7 @@ class FuzzSession:
     put_back: Counter[str] = field(default_factory=Counter)
     workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reports: tuple[Path, ...] = ()
+    seen: Report | None = None
     trouble: list[str] = field(default_factory=list)
 
     def pytest_report_header(self) -> list[str]:
@@ -336,10 +338,9 @@ class FuzzSession:
                 path.unlink()
         if self._ran():
             with self._kept_going():
-                from amp_fuzz import reports
-
                 run, known = self.run.record.id, self.run.settings.known
-                self.reports = reports.write(self.run.store, run, self.options.report, known=known)
+                self.seen = read(self.run.store, run, known=known)
+                self.reports = self.seen.write(self.options.report)
 
     @contextmanager
     def _kept_going(self) -> Iterator[None]:
@@ -373,10 +374,9 @@ class FuzzSession:
         lines = self._lost_lines()
         if self._ran():
             with self._kept_going():
-                from amp_fuzz import reports
-
                 run, known = self.run.record.id, self.run.settings.known
-                lines += reports.terminal(self.run.store, run, known=known).splitlines()
+                seen = self.seen or read(self.run.store, run, known=known)
+                lines += seen.terminal().splitlines()
                 lines += [f"fixed: {text}" for text in fixed_lines(self.run.store, run, self.kept)]
         else:
             lines.append("amp-fuzz: no case ran")

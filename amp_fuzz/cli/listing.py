@@ -154,9 +154,8 @@ def report(run: str, **given: Any) -> int:
     from amp_fuzz import reports
     from amp_fuzz.session import known_of
 
-    known = known_of(chosen)
-    text = reports.terminal(store, ids[-1], known=known, width=console().width)
-    say(text)
-    paths = reports.write(store, ids[-1], chosen.report, known=known)
+    seen = reports.read(store, ids[-1], known=known_of(chosen))
+    say(seen.terminal(width=console().width))
+    paths = seen.write(chosen.report)
     say(f"report: {', '.join(map(str, paths))}")
     return Exit.OK

@@ -319,11 +319,11 @@ def _conclude(
     """Print the summary, write the report, and return the exit code."""
     from amp_fuzz import reports
 
-    run_id, known = session.record.id, session.settings.known
     say()
-    say(reports.terminal(store, run_id, known=known, width=console().width))
+    seen = reports.read(store, session.record.id, known=session.settings.known)
+    say(seen.terminal(width=console().width))
     try:
-        paths = reports.write(store, run_id, chosen.report, known=known)
+        paths = seen.write(chosen.report)
         say(f"report: {', '.join(_short(path) for path in paths)}")
     except StoreError as error:
         tally.failure = tally.failure or str(error)

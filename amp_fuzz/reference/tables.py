@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -160,11 +161,18 @@ def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
         raise PolicyTableError(
             "", f"device={device!r}", f"no policy table; {way_out}; load_table_file() reads others"
         )
+    table = _stock(device, torch_version)
+    declared = _declared.get(device)
+    if declared is None:
+        return table
+    return replace(table, rules=MappingProxyType({**table.rules, **declared}))
+
+
+@cache  # a search for a cause asks hundreds of times
+def _stock(device: str, torch_version: str | None) -> PolicyTable:
     name = f"{device}.toml"
     text = _POLICIES.joinpath(name).read_text(encoding="utf-8")
-    table = _read(text, f"policies/{name}", torch_version)
-    declared = _declared.get(device, {})
-    return replace(table, rules=MappingProxyType({**table.rules, **declared}))
+    return _read(text, f"policies/{name}", torch_version)
 
 
 # Tables of devices of the user's, by name.

@@ -7,12 +7,74 @@ imported when a report is made, not before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.store import Store, StoreError, write_whole
 
-__all__ = ["terminal", "write"]
+if TYPE_CHECKING:
+    from amp_fuzz.reports.frames import RunData
+    from amp_fuzz.reports.view import View
+
+__all__ = ["Report", "read", "terminal", "write"]
+
+
+def read(store: Store, run_id: str, *, known: Sequence[Known] | None = None) -> Report:
+    """Read a run once, for all that is shown of it.
+
+    known: the list that explains known findings, by default the one that is shipped. Raises
+    `StoreError` if the run is missing or its head unreadable; damaged records are left out and
+    mentioned.
+    """
+    from amp_fuzz.reports.frames import load
+    from amp_fuzz.reports.view import view
+
+    data = load(store, run_id)
+    return Report(data, view(data, shipped() if known is None else known))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run as it was when it was read."""
+
+    data: RunData
+    view: View
+
+    def terminal(self, *, width: int | None = None, rows: int = 10) -> str:
+        """Return the summary as plain text, to print when the run ends.
+
+        width: in columns, by default the terminal's. rows: of the op x policy x dtypes x backend x
+        kind table.
+        """
+        from amp_fuzz.reports.text import render
+
+        return render(self.view, width=width, rows=rows)
+
+    def write(self, folder: Path = Path("amp-fuzz-report")) -> tuple[Path, ...]:
+        """Write report.html, report.md and summary.csv to a folder and return their paths.
+
+        The HTML page is one file that needs no network. Raises `StoreError` if the folder cannot be
+        written.
+        """
+        from amp_fuzz.reports import html, markdown
+        from amp_fuzz.reports.frames import summary
+
+        texts = {
+            "report.html": html.render(self.view),
+            "report.md": markdown.render(self.view),
+            "summary.csv": summary(self.data).to_csv(index=False),
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: cannot make the report's folder ({error.strerror}): give another"
+            ) from error
+        for name, text in texts.items():
+            write_whole(folder / name, text.encode())
+        return tuple(folder / name for name in texts)
 
 
 def terminal(
@@ -23,18 +85,8 @@ def terminal(
     width: int | None = None,
     rows: int = 10,
 ) -> str:
-    """Return the summary of a run as plain text, to print when it ends.
-
-    known: the list that explains known findings, by default the one that is shipped. width: in
-    columns, by default the terminal's. rows: of the op x policy x dtypes x backend x kind table.
-    Raises `StoreError` if the run is missing or its head unreadable; damaged records are left out
-    and mentioned.
-    """
-    from amp_fuzz.reports.frames import load
-    from amp_fuzz.reports.text import render
-    from amp_fuzz.reports.view import view
-
-    return render(view(load(store, run_id), _or_shipped(known)), width=width, rows=rows)
+    """`read` a run, and return its summary as `Report.terminal` does."""
+    return read(store, run_id, known=known).terminal(width=width, rows=rows)
 
 
 def write(
@@ -44,32 +96,5 @@ def write(
     *,
     known: Sequence[Known] | None = None,
 ) -> tuple[Path, ...]:
-    """Write report.html, report.md and summary.csv of a run to a folder and return their paths.
-
-    The HTML page is one file that needs no network. Raises `StoreError` if the run cannot be read
-    or the folder not be written.
-    """
-    from amp_fuzz.reports import html, markdown
-    from amp_fuzz.reports.frames import load, summary
-    from amp_fuzz.reports.view import view
-
-    data = load(store, run_id)
-    seen = view(data, _or_shipped(known))
-    texts = {
-        "report.html": html.render(seen),
-        "report.md": markdown.render(seen),
-        "summary.csv": summary(data).to_csv(index=False),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: cannot make the report's folder ({error.strerror}): give another"
-        ) from error
-    for name, text in texts.items():
-        write_whole(folder / name, text.encode())
-    return tuple(folder / name for name in texts)
-
-
-def _or_shipped(known: Sequence[Known] | None) -> Sequence[Known]:
-    return shipped() if known is None else known
+    """`read` a run, and write its report as `Report.write` does."""
+    return read(store, run_id, known=known).write(folder)

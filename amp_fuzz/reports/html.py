@@ -31,27 +31,11 @@ _LEVELS, _COLOURS = 6, 7  # as the style sheet has them
 
 def render(view: View) -> str:
     """Return the page. Everything that a record holds is escaped; links are http or https."""
-    environment = Environment(
-        loader=PackageLoader("amp_fuzz.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "clean": clean,
-        "number": "{:,}".format,
-        "plural": plural,
-        "rate": rate,
-        "time": time_of,
-        "cut": _cut,
-        "short": short_dtypes,
-    }
     names = [b.name for b in view.backends]
     table = _table(view.summary, names)
     styles = _styles(view.backends)
     ran = [b for b in view.backends if b.cases]
-    return environment.get_template("report.html").render(
+    return _PAGE.render(
         view=view,
         table=table,
         detail=_detail(table),
@@ -220,3 +204,22 @@ def _level(cases: int, *, most: int) -> int:
     if cases <= 0:
         return 0
     return min(_LEVELS, 1 + int(_LEVELS * math.log1p(cases) / math.log1p(max(most, 1))))
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("amp_fuzz.reports"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {
+    "clean": clean,
+    "number": "{:,}".format,
+    "plural": plural,
+    "rate": rate,
+    "time": time_of,
+    "cut": _cut,
+    "short": short_dtypes,
+}
+_PAGE = _ENVIRONMENT.get_template("report.html")

@@ -1,55 +1,23 @@
 """Running ``amp-fuzz`` as users do: in a process of its own, in a folder of its own.
 
 `command` runs it in this process, for what ends before torch is imported; `amp_fuzz` in another,
-where some more backends are installed, each of them wrong in its own way. Importing torch would be
-half of what a command costs: the processes of `amp_fuzz` are forks of one that has done it.
+where some more backends are installed, each of them wrong in its own way: a fork (`tests.forks`).
 """
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_fuzz.cli import main
+from tests.forks import Done, forked
 
-# Takes a command a line, and runs it in a fork that ends as any process does.
-FORKS = """
-import json, os, resource, sys
-import torch
-import amp_fuzz.cli, amp_fuzz.judge, amp_fuzz.reports, amp_fuzz.session
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid:
-        print(pid, flush=True)
-        status = os.waitpid(pid, 0)[1]
-        print(os.waitstatus_to_exitcode(status), flush=True)
-        continue
-    told = json.loads(line)
-    os.setsid()
-    files = [os.open(os.devnull, os.O_RDONLY)]
-    files += [os.open(told[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
-    os.environ.clear()
-    os.environ.update(told["environment"])
-    os.chdir(told["folder"])
-    sys.argv[1:] = told["arguments"]
-    if told["limit"]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (told["limit"],) * 2)
-    sys.exit(amp_fuzz.cli.main())
-"""
 PROGRAM = (sys.executable, "-c", "import sys; from amp_fuzz.cli import main; sys.exit(main())")
 
 # Each does to real results what its name says.
@@ -141,22 +109,6 @@ class Broken(EagerBackend):
 def backends():
     return [kind("cpu") for kind in (Lying, Dying, Hanging, Failing, Moody, Broken)]
 '''
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What came of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line on stderr; the test fails if there is another, or a traceback."""
-        lines = self.err.splitlines()
-        assert len(lines) == 1, self.err
-        return lines[0]
 
 
 class Running:
@@ -252,45 +204,6 @@ def run_in(folder: Path, environment: dict[str, str], *arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-class Forks:
-    """A process that has imported torch and ``amp_fuzz``, and what runs commands in its forks."""
-
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", FORKS],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, folder: Path, environment: dict[str, str], *arguments: str, limit: int) -> Done:
-        told: dict[str, Any] = {"folder": str(folder), "environment": environment, "limit": limit}
-        told |= {name: str(self.folder / name) for name in ("out", "err")}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(told | {"arguments": arguments}) + "\n")
-        self.process.stdin.flush()
-        pid = int(self.process.stdout.readline())
-        watch = threading.Timer(240, os.killpg, (pid, signal.SIGKILL))
-        watch.start()
-        code = int(self.process.stdout.readline())
-        watch.cancel()
-        return Done(code, *((self.folder / name).read_text() for name in ("out", "err")))
-
-    def end(self) -> None:
-        self.process.communicate("", timeout=60)
-
-
-@pytest.fixture(scope="session")
-def forks(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """Start the process whose forks run commands."""
-    made = Forks(installed, tmp_path_factory.mktemp("forks"))
-    yield made
-    made.end()
-
-
 @pytest.fixture
 def environment(installed: dict[str, str]) -> dict[str, str]:
     """Return the environment of `amp_fuzz`'s processes; a test may add to it."""
@@ -298,11 +211,15 @@ def environment(installed: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture
-def amp_fuzz(forks: Forks, environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
+def amp_fuzz(
+    environment: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Done]:
     """Run the command line in a process of its own, with the wrong backends installed."""
+    files = tmp_path_factory.mktemp("outputs")
 
     def run(*arguments: object, cwd: Path = tmp_path, limit: int = 0) -> Done:
-        return forks.run(cwd, environment, *map(str, arguments), limit=limit)
+        words = tuple(map(str, arguments))
+        return forked(main, words, folder=cwd, environment=environment, files=files, limit=limit)
 
     return run
 

@@ -13,6 +13,7 @@ import pytest
 
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
 from amp_fuzz.store import Store, read_records
+from tests.cli.conftest import run_in
 
 Command = Callable[..., Any]
 
@@ -166,8 +167,10 @@ def test_an_error_of_ours_keeps_what_was_done(amp_fuzz: Command) -> None:
     assert "report: " in done.out
 
 
-def test_nothing_ran(amp_fuzz: Command) -> None:
-    done = amp_fuzz("run", "--backends=eager-cpu", "--ops=abs", "--seconds=0.001", "--workers=1")
+def test_nothing_ran(environment: dict[str, str], tmp_path: Path) -> None:
+    """A worker that is no fork takes longer to start."""
+    arguments = ("--backends=eager-cpu", "--ops=abs", "--seconds=0.001", "--workers=1")
+    done = run_in(tmp_path, environment, "run", *arguments)
     assert done.error.startswith("amp-fuzz: nothing ran: no case for eager-cpu: ")
     assert done.code == 5
 

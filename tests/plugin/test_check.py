@@ -1,10 +1,12 @@
 """The fixture `amp_check` and the marker on tests of a user's own, seen from a user's project."""
 
 import os
+import sys
 
 import pytest
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forking")
 
 MODEL = """
 import pytest
@@ -55,7 +57,7 @@ def test_of_mine():
     pass
 """
     )
-    done = project.runpytest_subprocess("-W", "error")
+    done = project.run(sys.executable, "-m", "pytest", "-W", "error")
     done.assert_outcomes(passed=2)
     assert not (project.path / ".amp-fuzz").exists()
 

@@ -15,6 +15,7 @@ from amp_fuzz.store import Store
 from tests.helpers import GOOD, KNOWN, eager
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forking")
 
 FUZZ = ("--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "-m", "amp_fuzz", "-p", "no:randomly")
 WRONG = """

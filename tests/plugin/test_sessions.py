@@ -17,6 +17,7 @@ from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import Store
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forking")
 
 SMALL = ("--amp-fuzz", "--amp-fuzz-ops=mm,relu", "--amp-fuzz-cases=20", "--amp-fuzz-seed=1")
 CPU = "--amp-fuzz-backends=eager-cpu"
@@ -70,7 +71,10 @@ def said(result: pytest.RunResult) -> str:
 def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) -> None:
     backends = "--amp-fuzz-backends=eager-cpu,fake-cuda"
     # Warnings are errors in many a project: those of torch's ops are not the project's.
-    alone = project.runpytest_subprocess(*SMALL, backends, "-W", "error", "--junitxml=out.xml")
+    alone = project.run(
+        *(sys.executable, "-m", "pytest", "--basetemp=temporary"),
+        *(*SMALL, backends, "-W", "error", "--junitxml=out.xml"),
+    )
     assert alone.ret == 0, said(alone)
     alone.assert_outcomes(passed=2 + 6)
     alone.stdout.fnmatch_lines(

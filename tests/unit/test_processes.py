@@ -98,8 +98,10 @@ def test_it_ends_with_who_started_it() -> None:
 
 def test_how_it_died_is_said() -> None:
     process = spawn(killed, int(signal.SIGSEGV))
+    process.join(60)  # on a busy machine it is long in starting
     assert death(process) == "of SIGSEGV"
     process = spawn(leaving)
+    process.join(60)
     assert death(process) == "with exit code 3"
     end(process)  # which has ended: nothing happens
 

@@ -1,0 +1,144 @@
+"""Processes for tests that are forks of one that has imported torch and all of ``amp_fuzz``.
+
+Importing is most of what a short command costs, in its own process and in each that it starts. A
+fork server (`multiprocessing.forkserver`) does it once a test session. What users run is spawned:
+tests of starting, interrupting and of the first run of a store take `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import forkserver, process, reduction
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Done", "forked"]
+
+# Modules of what is installed alone: the server is started in any folder. `torch._dynamo` is what
+# torch imports at the first checkpoint, optimizer step or custom op.
+PRELOADED = [
+    *("torch", "torch._dynamo", "pandas", "jinja2", "rich.table", "hypothesis"),
+    *("amp_fuzz.audit", "amp_fuzz.cli", "amp_fuzz.explain", "amp_fuzz.recheck"),
+    *("amp_fuzz.pytest_session", "amp_fuzz.reports.html", "amp_fuzz.reports.markdown"),
+    *("amp_fuzz.session", "amp_fuzz.supervise", "amp_fuzz.workers"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on stderr; the test fails if there is another, or a traceback."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+class _Worker(ForkServerProcess):
+    """A process that a fork starts: its environment, its outputs and its end are as if spawned."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        outputs = tuple(map(reduction.DupFd, (1, 2)))
+        return {**self.__dict__, "_environment": dict(os.environ), "_outputs": outputs}
+
+    def run(self) -> None:
+        _become(self._environment, [file.detach() for file in self._outputs])
+        try:
+            super().run()
+        finally:
+            atexit._run_exitfuncs()
+
+
+class _Context(ForkServerContext):
+    Process = _Worker
+
+
+def _become(environment: dict[str, str], outputs: list[int]) -> None:
+    for number, file in enumerate(outputs, start=1):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _begin(
+    entry: Callable[[list[str]], int],
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+    files: list[str],
+    limit: int,
+) -> None:
+    """Turn a fork of the server into a process that has just been started in a folder."""
+    os.setsid()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    _become(environment, [os.open(file, flags, 0o600) for file in files])
+    os.chdir(folder)
+    process.ORIGINAL_DIR = folder
+    found = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = ["", *found]
+    sys.argv[:] = ["-c", *arguments]
+    if limit:  # the server's files would not have it
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    else:
+        _fork_workers()
+    try:
+        code = entry(arguments)
+        sys.stdout.flush()
+    finally:
+        atexit._run_exitfuncs()
+    sys.exit(code)
+
+
+def _fork_workers() -> None:
+    """Have this process take its workers from the server that it came from."""
+    from amp_fuzz import audit, processes
+
+    # The server is no child of this process, which could ask it whether it runs.
+    forkserver._forkserver.ensure_running = lambda: None
+    processes.get_context = lambda method: _Context()
+    audit._SPAWN = _Context()
+
+
+def forked(
+    entry: Callable[[list[str]], int],
+    arguments: tuple[str, ...],
+    *,
+    folder: Path,
+    environment: dict[str, str],
+    files: Path,
+    limit: int = 0,
+    seconds: float = 240,
+) -> Done:
+    """Run ``entry(arguments)`` in a fork, and return its exit code and what it wrote.
+
+    files: a folder for its outputs. limit: on the size of a file that it writes, in bytes. It is
+    killed, with its session, after so many seconds.
+    """
+    context = ForkServerContext()
+    context.set_forkserver_preload(PRELOADED)
+    outputs = [str(files / name) for name in ("out", "err")]
+    told = (entry, list(arguments), str(folder), environment, outputs, limit)
+    started = context.Process(target=_begin, args=told)
+    started.start()
+    started.join(seconds)
+    if started.exitcode is None:
+        assert started.pid is not None
+        os.killpg(started.pid, signal.SIGKILL)
+        started.join()
+    assert started.exitcode is not None
+    return Done(started.exitcode, *(Path(file).read_text() for file in outputs))
