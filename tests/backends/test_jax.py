@@ -17,6 +17,7 @@ from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.jaxed import JaxBackend, backends, record
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import InferenceMode, NoGrad
@@ -97,6 +98,47 @@ def test_the_plan_is_what_jax_can_be_asked_for() -> None:
     fitted = JAX.fit(one)
     assert (fitted.plan.backward, fitted.plan.steps) == ("outside", 1)
     assert fitted.program.body == (under(NoGrad(), call("mm", "x0", "w1")),)
+
+
+class Here:
+    """A process that is none: what it answers was made before."""
+
+    def __init__(self, seen: Observation) -> None:
+        self.seen = seen
+
+    def run(self, case: Case) -> Observation:
+        return self.seen
+
+
+@pytest.mark.parametrize(
+    ("jit", "factor", "outcome"),
+    [
+        (True, 1 + 2e-7, "agreed"),
+        (False, 1 + 2e-7, "diverged"),
+        (True, 1.01, "diverged"),
+        (False, 1.01, "diverged"),
+    ],
+)
+def test_two_calls_of_one_compiled_program_may_round_otherwise(
+    jit: bool, factor: float, outcome: str
+) -> None:
+    """Each is judged by rounding all the same; op by op they are equal bit for bit."""
+    one = case([x("x0", 8, 8)], call("softmax", "x0", -1), backward="none", calls=2)
+    fitted = JAX.fit(one)
+    assert fitted.plan.calls == 2
+    seen = JAX.reference().run(fitted)
+    second = seen.values["call1.v0"]
+    assert second is not None
+    seen.values["call1.v0"] = second * factor
+    assert not torch.equal(second, second * factor)
+    honest = BACKENDS["jax[jit]" if jit else "jax"]
+    assert honest.repeats == (not jit)
+    with quiet():
+        verdict = Judge(dataclasses.replace(honest, process=Here(seen))).judge(one)
+    assert verdict.outcome == outcome
+    if not jit and factor < 1.01:
+        assert verdict.divergence is not None
+        assert verdict.divergence.where == "second call: call1.v0"
 
 
 def test_what_is_not_lowered_is_said_and_not_drawn() -> None:
