@@ -106,7 +106,12 @@ def _group_norm(
 
 
 def _sums(x: Array) -> Array:
-    return cast(x, "float64") if x.dtype.name == "float32" and x.ndim > 2 else opmath(x)
+    """Return what is summed: float32 in float64, so that no square leaves the range.
+
+    torch's kernel does so for strided memory. It keeps the squares of contiguous memory in
+    float32, and is further from the exact value.
+    """
+    return cast(x, "float64") if x.dtype.name == "float32" else opmath(x)
 
 
 def _per_channel(x: Array | None, rank: int) -> Array | None:
@@ -131,8 +136,6 @@ def _batch_norm(
     over = tuple(d for d in range(x.ndim) if d != 1)
     count = math.prod(x.shape[d] for d in over)
     if training:
-        # torch's kernel sums float32 in float64, so that no square leaves the range; that of [N, C]
-        # does not.
         made, own_mean, factor = _normalised(_sums(x), over, eps)
         stats = opmath(x).dtype.name
         made = cast(made, stats)

@@ -254,6 +254,7 @@ def test_gradients_are_torch_s_where_jax_has_another_convention(
 
 
 INF, ZEROS, BIG = "7f800000", "00000000", "7f0000007e8000007f000000"
+SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave the range
 
 
 @needs_jax
@@ -281,8 +282,16 @@ INF, ZEROS, BIG = "7f800000", "00000000", "7f0000007e8000007f000000"
             call("batch_norm", "x0", "x1", "x2", None, None, True, momentum=0.5, eps=0.5),
             contexts=(),
         ),
+        case(
+            [x("x0", 3, 2, values=SQUARED * 2, layout="transposed"), x("x1", 2), x("x2", 2)],
+            call("batch_norm", "x0", "x1", "x2", None, None, True, momentum=0.5, eps=0.5),
+            contexts=(),
+        ),
     ],
-    ids=["prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"],
+    ids=[
+        *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
+        "batch-norm-strided",
+    ],
 )
 def test_lowerings_do_as_torch_where_it_is_easy_to_miss(jitted: JaxBackend, one: Case) -> None:
     """Each was a mistake of a lowering that a hunt found."""
