@@ -511,13 +511,9 @@ def _multilabel_margin(x: Array, target: Array, reduction: int) -> tuple[Array, 
 @lower("_cdist_forward")
 def _cdist(a: Array, b: Array, p: float, mode: int | None) -> Array:
     off = a[..., :, None, :] - b[..., None, :, :]
-    return _distance(off, p, off.ndim - 1)
-
-
-def _distance(off: Array, p: float, axis: int) -> Array:
-    """Return a norm along an axis; the largest distance overlooks NaN, as the kernel does."""
+    # The largest distance overlooks NaN here, as the kernel does; that of pdist does not.
     off = jnp.where(jnp.isnan(off), 0, off) if p == math.inf else off
-    return norm(off, float(p), (axis,), False)
+    return norm(off, float(p), (off.ndim - 1,), False)
 
 
 @lower("_euclidean_dist")
@@ -532,4 +528,4 @@ def _euclidean(a: Array, b: Array) -> Array:
 @lower("_pdist_forward")
 def _pdist(x: Array, p: float = 2) -> Array:
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    return _distance(x[rows] - x[columns], p, 1)
+    return norm(x[rows] - x[columns], float(p), (1,), False)

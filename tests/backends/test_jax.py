@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -287,10 +288,27 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             call("batch_norm", "x0", "x1", "x2", None, None, True, momentum=0.5, eps=0.5),
             contexts=(),
         ),
+        case(
+            [x("x0", 3, values=f"ff800000{INF}40800000")],
+            call("pow.Tensor_Scalar", "x0", -0.5),
+            call("pow.Tensor_Scalar", "x0", 0.5, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 2, 2, values=f"7fc00000{ZEROS * 2}40800000")],
+            call("pdist", "x0", p=math.inf),
+            call("cdist", "x0", "x0", math.inf, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 2, 2, domain="positive"), x("x1", 2, 2, dtype="float64")],
+            call("linalg.solve_triangular", "x0", "x1", upper=True),
+            contexts=(),
+        ),
     ],
     ids=[
         *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
-        "batch-norm-strided",
+        *("batch-norm-strided", "pow-infinity", "pdist-nan", "solve-mixed"),
     ],
 )
 def test_lowerings_do_as_torch_where_it_is_easy_to_miss(jitted: JaxBackend, one: Case) -> None:
