@@ -159,7 +159,7 @@ class Judge:
         clock.lap("backend")
         unjudged: set[str] = set()
         found = self._compare(case, expected, observed, unjudged)
-        found = found or within(case, observed, values=backend.values)
+        found = found or self._within(case, observed)
         left_out = None if found else self._elided(case, expected, observed)
         found = found or left_out
         clock.lap("oracle")
@@ -270,6 +270,11 @@ class Judge:
                 rounding = Rounding(partial(reference.shadowed, case), unjudged)
         return compare(expected, observed, values=self.backend.values, rounding=rounding, skip=skip)
 
+    def _within(self, case: Case, observed: Observation) -> Divergence | None:
+        """Check what holds inside one observation; of a backend that does not repeat, no bits."""
+        values = self.backend.values and self.backend.repeats
+        return within(case, observed, values=values)
+
     def _relate(self, case: Case, observed: Observation) -> Divergence | None:
         def run(variant: Case) -> Observation:
             return observed if variant is case else self._run(variant)
@@ -301,7 +306,9 @@ class Judge:
 
     def _relate_all(self, case: Case) -> Divergence | None:
         observed = self._run(case)
-        return within(case, observed) or replace(self, relations="all")._relate(case, observed)
+        return self._within(case, observed) or replace(self, relations="all")._relate(
+            case, observed
+        )
 
     def explain(
         self, case: Case, found: Divergence, expected: Observation, observed: Observation
@@ -543,7 +550,7 @@ class Judge:
         name = found.where.partition(":")[0]
         relation = RELATIONS.get(name)
         if relation is None:
-            broken = within(case, run(case), values=self.backend.values)
+            broken = self._within(case, run(case))
         else:
             broken = check_relation(relation, case, run, values=self.backend.values)
         return broken is not None and broken.where == found.where

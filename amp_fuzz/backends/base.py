@@ -54,6 +54,9 @@ class Backend(Protocol):
     whether it can run backward passes. values: whether results have values (fake devices have
     dtypes and shapes only). exact: whether it runs the kernels that the reference runs, so that
     results are equal bit for bit; if not, rounding is told from more by `oracle.rounding`.
+    repeats: whether a program that is called twice in a case runs the same code twice, so that the
+    two results are equal bit for bit; a compiler that is given both calls at once may fuse each in
+    its own way.
     """
 
     @property
@@ -75,6 +78,10 @@ class Backend(Protocol):
     @property
     def exact(self) -> bool:
         """Whether it runs the reference's kernels."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether two calls of a program run the same code."""
 
     def availability(self) -> Availability:
         """Say whether it can be used here."""

@@ -84,7 +84,6 @@ class JaxBackend(TorchBackend):
             steps=1,
             loop="outside",
             first_pass="none",
-            calls=1,  # two of them in one program are fused each in its own way
             checkpoint="none",
             thread="none",
             interrupted=False,
@@ -237,4 +236,5 @@ def backends() -> list[Backend]:
 
 def _backend(device: str, jit: bool, excess: bool) -> JaxBackend:
     process = Apart(f"{__name__}:Program", device, jit, excess)
-    return JaxBackend(device=device, jit=jit, excess=excess, process=process)
+    # Jitted, both calls of a case are one program: XLA may fuse each in its own way.
+    return JaxBackend(device=device, jit=jit, excess=excess, repeats=not jit, process=process)

@@ -32,6 +32,7 @@ class TorchBackend:
     trains: bool = True
     values: bool = True
     exact: bool = True
+    repeats: bool = True
     watched: Callable[[Any], Any] | None = field(default=None, compare=False)
 
     def availability(self) -> Availability:

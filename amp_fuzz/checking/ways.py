@@ -91,6 +91,11 @@ class Checked:
         """Whether it runs the reference's kernels."""
         return bool(self.inner.exact)
 
+    @property
+    def repeats(self) -> bool:
+        """That of the way it runs."""
+        return bool(self.inner.repeats)
+
     def availability(self) -> Availability:
         """Say whether it can be used here."""
         found: Availability = self.inner.availability()

@@ -28,6 +28,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_fuzz.reference.schemas import draws
+
 __all__ = [
     "UNIT_ROUNDOFF",
     "Band",
@@ -501,7 +503,7 @@ class _Call:
         self.view, self.draws, self.uninitialised = facts.view, facts.draws, facts.uninitialised
         self.moves, self.pointwise = facts.moves, facts.pointwise
         self.factors, self.adds = facts.factors, facts.adds
-        self.random = facts.draws and not _keeps_all(args)
+        self.random = facts.draws and draws(func, args, kwargs)
         copies = func in (_aten.clone.default, _aten._to_copy.default)
         copies = copies and kwargs.get("memory_format") in (None, torch.preserve_format)
         self.elementwise = bool(self.tensors) and (facts.batched or copies)
@@ -622,11 +624,6 @@ def _far(tensor: torch.Tensor) -> bool:
 _UNINITIALISED = frozenset(
     ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
-
-
-def _keeps_all(args: tuple[Any, ...]) -> bool:
-    """Return whether a random op is told to leave everything as it is: dropout with p=0."""
-    return any(isinstance(a, float) and a == 0.0 for a in args)
 
 
 def _plain(tensor: torch.Tensor) -> bool:

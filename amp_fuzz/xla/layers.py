@@ -106,7 +106,12 @@ def _group_norm(
 
 
 def _sums(x: Array) -> Array:
-    return cast(x, "float64") if x.dtype.name == "float32" and x.ndim > 2 else opmath(x)
+    """Return what is summed: float32 in float64, so that no square leaves the range.
+
+    torch's kernel does so for strided memory. It keeps the squares of contiguous memory in
+    float32, and is further from the exact value.
+    """
+    return cast(x, "float64") if x.dtype.name == "float32" else opmath(x)
 
 
 def _per_channel(x: Array | None, rank: int) -> Array | None:
@@ -131,8 +136,6 @@ def _batch_norm(
     over = tuple(d for d in range(x.ndim) if d != 1)
     count = math.prod(x.shape[d] for d in over)
     if training:
-        # torch's kernel sums float32 in float64, so that no square leaves the range; that of [N, C]
-        # does not.
         made, own_mean, factor = _normalised(_sums(x), over, eps)
         stats = opmath(x).dtype.name
         made = cast(made, stats)
@@ -508,13 +511,9 @@ def _multilabel_margin(x: Array, target: Array, reduction: int) -> tuple[Array, 
 @lower("_cdist_forward")
 def _cdist(a: Array, b: Array, p: float, mode: int | None) -> Array:
     off = a[..., :, None, :] - b[..., None, :, :]
-    return _distance(off, p, off.ndim - 1)
-
-
-def _distance(off: Array, p: float, axis: int) -> Array:
-    """Return a norm along an axis; the largest distance overlooks NaN, as the kernel does."""
+    # The largest distance overlooks NaN here, as the kernel does; that of pdist does not.
     off = jnp.where(jnp.isnan(off), 0, off) if p == math.inf else off
-    return norm(off, float(p), (axis,), False)
+    return norm(off, float(p), (off.ndim - 1,), False)
 
 
 @lower("_euclidean_dist")
@@ -529,4 +528,4 @@ def _euclidean(a: Array, b: Array) -> Array:
 @lower("_pdist_forward")
 def _pdist(x: Array, p: float = 2) -> Array:
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    return _distance(x[rows] - x[columns], p, 1)
+    return norm(x[rows] - x[columns], float(p), (1,), False)

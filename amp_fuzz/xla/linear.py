@@ -101,6 +101,7 @@ def _solve_triangular(
     a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Array:
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    b = cast(b, a.dtype.name)  # it may have another dtype; the factor's is that of the result
     a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
     return lax.linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -346,21 +347,35 @@ def _pow(a: Any, b: Any) -> Array:
 
 
 def _fixed_power(x: Array, exponent: float) -> Array:
-    """Return a power to a number; torch computes small ones by products and roots."""
+    """Return a power to a number, with torch's derivative."""
     if exponent == 0:
         return jnp.ones_like(x)
-    if exponent == 1:
-        return x
-    if exponent == 2:
-        return x * x
-    if exponent == 3:
-        return x * x * x
+    return derived(
+        lambda x: _as_torch_powers(x, exponent),
+        lambda r, x: exponent * _as_torch_powers(x, exponent - 1),
+    )(x)
+
+
+def _as_torch_powers(x: Array, exponent: float) -> Array:
+    """Compute small powers by products and roots: -0.5 of -inf is that of a root, NaN, not 0."""
+    if exponent in _POWERS:
+        return _POWERS[exponent](x)
     if is_complex(x.dtype.name):
         return jnp.power(x, jnp.asarray(exponent, x.dtype))
-    return derived(
-        lambda x: lax.pow(x, jnp.asarray(exponent, x.dtype)),
-        lambda r, x: exponent * lax.pow(x, jnp.asarray(exponent - 1, x.dtype)),
-    )(x)
+    return lax.pow(x, jnp.asarray(exponent, x.dtype))
+
+
+# aten/src/ATen/native/cpu/PowKernel.cpp
+_POWERS: Mapping[float, Callable[[Array], Array]] = {
+    0: jnp.ones_like,
+    1: lambda x: x,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    0.5: jnp.sqrt,
+    -0.5: lax.rsqrt,
+    -1: lambda x: 1 / x,
+    -2: lambda x: 1 / (x * x),
+}
 
 
 lower("float_power")(lambda a, b: _pow(*(cast(o, "float64") for o in (a, b))))

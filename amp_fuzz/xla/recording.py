@@ -9,7 +9,7 @@ never initialised is taken from the run that was recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.schemas import bound, draws
 
 __all__ = ["Memory", "Place", "Read", "Recorder", "Recording", "Step", "functional"]
 
@@ -168,10 +169,10 @@ class Recorder(TorchDispatchMode):
         out: Any,
     ) -> None:
         arguments, results = list(_tensors((args, kwargs))), list(_tensors(out))
-        form, random = functional(func), _draws(func, args, kwargs)
+        form, random = functional(func), draws(func, args, kwargs)
         written = list(_tensors(form.written(args, kwargs)))
         if form.random and not random:  # rrelu writes its noise where it draws some
-            noise = _bound(func, args, kwargs).get("noise")
+            noise = bound(func, args, kwargs).get("noise")
             written = [t for t in written if t is not noise]
         known = {t.untyped_storage()._cdata for t in arguments}
         if not written:
@@ -324,23 +325,6 @@ def _without_writing(func: Any, base: str, overload: str, outs: tuple[str, ...])
         if [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
             return f"{base}.{other}"
     return f"{base}.{overload}"
-
-
-def _bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, those that are not given too."""
-    arguments = func._schema.arguments
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    return {**defaults, **{a.name: v for a, v in zip(arguments, args, strict=False)}, **kwargs}
-
-
-def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call draws: not with a probability of 0, nor where nothing is trained."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    given = _bound(func, args, kwargs)
-    if any(given.get(name) is False for name in ("training", "train")):
-        return False
-    return given.get("p", given.get("dropout_p")) != 0
 
 
 # -- trees of arguments -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.jaxed import JaxBackend, backends, record
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import InferenceMode, NoGrad
@@ -97,6 +99,47 @@ def test_the_plan_is_what_jax_can_be_asked_for() -> None:
     fitted = JAX.fit(one)
     assert (fitted.plan.backward, fitted.plan.steps) == ("outside", 1)
     assert fitted.program.body == (under(NoGrad(), call("mm", "x0", "w1")),)
+
+
+class Here:
+    """A process that is none: what it answers was made before."""
+
+    def __init__(self, seen: Observation) -> None:
+        self.seen = seen
+
+    def run(self, case: Case) -> Observation:
+        return self.seen
+
+
+@pytest.mark.parametrize(
+    ("jit", "factor", "outcome"),
+    [
+        (True, 1 + 2e-7, "agreed"),
+        (False, 1 + 2e-7, "diverged"),
+        (True, 1.01, "diverged"),
+        (False, 1.01, "diverged"),
+    ],
+)
+def test_two_calls_of_one_compiled_program_may_round_otherwise(
+    jit: bool, factor: float, outcome: str
+) -> None:
+    """Each is judged by rounding all the same; op by op they are equal bit for bit."""
+    one = case([x("x0", 8, 8)], call("softmax", "x0", -1), backward="none", calls=2)
+    fitted = JAX.fit(one)
+    assert fitted.plan.calls == 2
+    seen = JAX.reference().run(fitted)
+    second = seen.values["call1.v0"]
+    assert second is not None
+    seen.values["call1.v0"] = second * factor
+    assert not torch.equal(second, second * factor)
+    honest = BACKENDS["jax[jit]" if jit else "jax"]
+    assert honest.repeats == (not jit)
+    with quiet():
+        verdict = Judge(dataclasses.replace(honest, process=Here(seen))).judge(one)
+    assert verdict.outcome == outcome
+    if not jit and factor < 1.01:
+        assert verdict.divergence is not None
+        assert verdict.divergence.where == "second call: call1.v0"
 
 
 def test_what_is_not_lowered_is_said_and_not_drawn() -> None:
@@ -212,6 +255,7 @@ def test_gradients_are_torch_s_where_jax_has_another_convention(
 
 
 INF, ZEROS, BIG = "7f800000", "00000000", "7f0000007e8000007f000000"
+SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave the range
 
 
 @needs_jax
@@ -239,8 +283,33 @@ INF, ZEROS, BIG = "7f800000", "00000000", "7f0000007e8000007f000000"
             call("batch_norm", "x0", "x1", "x2", None, None, True, momentum=0.5, eps=0.5),
             contexts=(),
         ),
+        case(
+            [x("x0", 3, 2, values=SQUARED * 2, layout="transposed"), x("x1", 2), x("x2", 2)],
+            call("batch_norm", "x0", "x1", "x2", None, None, True, momentum=0.5, eps=0.5),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 3, values=f"ff800000{INF}40800000")],
+            call("pow.Tensor_Scalar", "x0", -0.5),
+            call("pow.Tensor_Scalar", "x0", 0.5, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 2, 2, values=f"7fc00000{ZEROS * 2}40800000")],
+            call("pdist", "x0", p=math.inf),
+            call("cdist", "x0", "x0", math.inf, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 2, 2, domain="positive"), x("x1", 2, 2, dtype="float64")],
+            call("linalg.solve_triangular", "x0", "x1", upper=True),
+            contexts=(),
+        ),
     ],
-    ids=["prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"],
+    ids=[
+        *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
+        *("batch-norm-strided", "pow-infinity", "pdist-nan", "solve-mixed"),
+    ],
 )
 def test_lowerings_do_as_torch_where_it_is_easy_to_miss(jitted: JaxBackend, one: Case) -> None:
     """Each was a mistake of a lowering that a hunt found."""

@@ -297,6 +297,28 @@ def test_a_random_op_of_something_inexact_is_unknown() -> None:
     assert not found.band(found.result).known
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_may_draw_and_does_not_is_followed(exact: bool) -> None:
+    """Attention is tagged as random whether anything is dropped or not."""
+
+    def attend() -> torch.Tensor:
+        given = X if exact else torch.mm(X, W)
+        heads = given[None, None, :, :8]
+        return functional.scaled_dot_product_attention(heads, heads, heads)
+
+    found = shadow(attend)
+    band = found.band(found.result)
+    assert band.known
+    assert 0 < band.samples.std(0).max() < 1e-5
+    assert distance(band, found.result * (1 + 1e-7)).excess < 4
+    assert distance(band, found.result * 1.001).excess > 4
+
+
+def test_a_bound_of_a_draw_is_no_probability() -> None:
+    found = shadow(lambda: functional.rrelu(torch.mm(X, W), lower=0.0, upper=0.5, training=True))
+    assert not found.band(found.result).known
+
+
 def test_shadows_leave_the_generator_alone() -> None:
     def draw() -> torch.Tensor:
         functional.rrelu(torch.mm(X, W), lower=0.0, upper=0.5, training=True)

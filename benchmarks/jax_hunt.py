@@ -1,0 +1,26 @@
+"""What random programs meet on JAX: each divergence explained by a known entry, or listed.
+
+    python benchmarks/jax_hunt.py 'jax[jit]:3000:32' 'jax:200:32' ... [--records=DIR] [--again=IDS]
+
+Each argument is a backend, how many cases and a seed; the rest is as in `torchax_hunt.py`. Writes
+counts, what each entry explained and what is not explained, with its case, into jax_hunt.json
+beside it (or ``--output=FILE``). ``amp-fuzz replay`` takes such a case from a file of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hunting import hunted, parser, written
+
+PACKAGES = ("torch", "jax", "jaxlib", "amp-fuzz")
+
+
+def main() -> None:
+    given = parser(__doc__ or "", Path(".amp-fuzz/jax-hunt")).parse_args()
+    rows = hunted(given)
+    written(given.output or Path(__file__).with_suffix(".json"), given.what, PACKAGES, rows)
+
+
+if __name__ == "__main__":
+    main()
