@@ -356,16 +356,15 @@ class Shadow(TorchDispatchMode):
             return copies
         if copies.is_complex():
             return torch.view_as_complex(self._cancelled(torch.view_as_real(copies)))
+        # Drawn whether or not it is needed: two runs of one seed are compared element by element,
+        # and would be out of step from where only one of them has something to cancel.
+        zeros = torch.zeros(copies.shape, dtype=torch.bool)
+        zeros[4::8] = True
+        zeros[8::8] = torch.rand(copies[8::8].shape, generator=self._generator) < 0.5
         number = torch.arange(len(copies))
-        fourth = (number % 4 == 0) & (number > 0)
-        others = copies[~fourth]
+        others = copies[(number % 4 > 0) | (number == 0)]
         both = (others.amin(0) < 0) & (others.amax(0) > 0) & torch.isfinite(copies).all(0)
-        if not both.any():
-            return copies
-        coin = torch.rand(copies.shape, generator=self._generator) < 0.5
-        coin[4::8] = True
-        here = fourth.reshape(-1, *[1] * both.dim())
-        return torch.where(both & coin & here, 0.0, copies)
+        return torch.where(both & zeros, 0.0, copies) if both.any() else copies
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""

@@ -216,6 +216,25 @@ def test_only_what_depends_on_an_overflow_may_come_out_otherwise(
     assert kind(judged(change, OVERFLOWS, label)) == found
 
 
+def test_what_cancels_beside_an_overflow_puts_nothing_else_in_doubt() -> None:
+    """150 * 150 is beyond the early end: only with the whole range there is a 0 to cancel to."""
+    values = [[300.0, 150.0, 1.25], [0.0, 22496.0, 0.25]]
+    example = case(
+        [
+            x(f"x{i}", 3, dtype="float16", values=bits_of(v, "float16"))
+            for i, v in enumerate(values)
+        ],
+        call("mul", "x0", "x0"),
+        call("sub", "v0", "x1", to="v1"),
+        call("mul.scalar", "v1", 0.3, to="v2"),
+        contexts=(),
+        backward="none",
+    )
+    for label in ("v1", "v2"):
+        spoilt = judged(lambda v: v.index_fill(0, torch.tensor(2), 1000.0), example, label)
+        assert kind(spoilt) == "value"
+
+
 def test_two_errors_agree_whatever_they_say() -> None:
     example = case([x("x0", 2, 3), x("x1", 2, 3)], call("mm", "x0", "x1"), backward="none")
 
