@@ -28,4 +28,5 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     given = bound(func, args, kwargs)
     if any(given.get(name) is False for name in ("training", "train")):
         return False
-    return all(given.get(name) != 0 for name in ("p", "dropout_p", "dropout"))
+    chances = [given.get(name) for name in ("p", "dropout_p", "dropout")]  # or a tensor of them
+    return not any(isinstance(chance, int | float) and chance == 0 for chance in chances)

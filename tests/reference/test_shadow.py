@@ -314,6 +314,14 @@ def test_what_may_draw_and_does_not_is_followed(exact: bool) -> None:
     assert distance(band, found.result * 1.001).excess > 4
 
 
+def test_a_probability_may_be_a_tensor_of_them() -> None:
+    chances = torch.tensor([0.0, 0.5, 1.0])
+    found = shadow(lambda: torch.ones(3).bernoulli_(chances))
+    assert found.result[0] == 0
+    assert found.result[2] == 1
+    assert bool((found.band(found.result).samples == found.result).all())
+
+
 def test_a_bound_of_a_draw_is_no_probability() -> None:
     found = shadow(lambda: functional.rrelu(torch.mm(X, W), lower=0.0, upper=0.5, training=True))
     assert not found.band(found.result).known
