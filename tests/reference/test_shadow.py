@@ -440,7 +440,7 @@ def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
 
 
 def test_a_fused_product_may_be_beyond_the_range_where_another_is_not() -> None:
-    """``a * a - b * b`` beyond the range is NaN, or what a fused multiply-add comes to: infinite."""
+    """``a * a - b * b`` beyond the range is NaN, or infinite if one product is not rounded."""
     a, b, c = torch.tensor([1e20]), torch.tensor([3e20]), torch.tensor([1e10])
     for high, reorders in ((True, True), (True, False), (False, True)):
         mode = Shadow(64, reach="bounded", reorders=reorders)
