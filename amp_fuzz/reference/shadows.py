@@ -409,7 +409,7 @@ class Shadow(TorchDispatchMode):
                 size = copies[1:].abs()
                 step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
-            copies = self._cancelled(self._flushed(copies, nominal, terms))
+            copies = whole = self._cancelled(self._flushed(copies, nominal, terms))
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
             if beyond.any():
@@ -422,9 +422,24 @@ class Shadow(TorchDispatchMode):
                 if ends is not None:
                     unlike = torch.where(torch.isnan(copies), torch.inf, torch.nan)
                     copies = torch.where(ends, unlike, copies)
+                copies = self._fused(copies, whole) if self.reorders else copies
             leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
         return leaves
+
+    def _fused(self, ended: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """Return copies of which half hold, at some elements, what is beyond the range.
+
+        A compiler that fuses a product with the sum it goes into rounds some of the terms and not
+        others: ``a * b + c * d`` is infinite where one product of two is.
+        """
+        if ended.is_complex():
+            parts = torch.view_as_real(ended), torch.view_as_real(whole)
+            return torch.view_as_complex(self._fused(*parts))
+        coin = torch.rand(ended.shape, generator=self._generator) < 0.5
+        found = torch.where(coin & torch.isfinite(whole) & torch.isinf(ended), ended, whole)
+        found[::2] = ended[::2]
+        return found
 
     def _copies(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
         """Return the memory of a tensor and its copies ``[K + 1, *shape]``."""

@@ -447,6 +447,19 @@ def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
             assert bool(torch.isnan(mode.band(total).samples).any()) == (leaves and reorders)
 
 
+def test_a_fused_product_may_be_beyond_the_range_where_another_is_not() -> None:
+    """``a * a - b * b`` beyond the range is NaN, or infinite if one product is not rounded."""
+    a, b, c = torch.tensor([1e20]), torch.tensor([3e20]), torch.tensor([1e10])
+    for high, reorders in ((True, True), (True, False), (False, True)):
+        mode = Shadow(64, reach="bounded", reorders=reorders)
+        with mode:
+            off_ = a * a - b * b if high else c * c - c
+            kept = off_.abs() * 2
+        samples = mode.band(kept).samples
+        assert bool(torch.isinf(samples).any()) == (high and reorders)
+        assert bool(torch.isnan(samples).any()) == high
+
+
 def test_elements_may_be_those_of_either_of_two() -> None:
     one, other = torch.zeros(3), torch.tensor([1e-20, 2e-20, 3e-20])
 

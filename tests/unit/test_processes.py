@@ -15,7 +15,6 @@ import pytest
 
 from amp_fuzz import heap
 from amp_fuzz.processes import death, end, spawn
-from amp_fuzz.workers import few_primitives
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 
@@ -112,6 +111,8 @@ def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back
     del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
+    from amp_fuzz.workers import few_primitives  # not above: each process would import torch
+
     few_primitives()
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
