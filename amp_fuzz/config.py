@@ -29,6 +29,7 @@ __all__ = [
     "Option",
     "Options",
     "Resolved",
+    "as_path",
     "did_you_mean",
     "find_config",
     "resolve",
@@ -88,9 +89,9 @@ class Option:
             case "list":
                 return self._items(part.strip() for part in text.split(","))
             case "path":
-                return _path(text)
+                return as_path(text)
             case "paths":
-                return (_path(text),)
+                return (as_path(text),)
             case _:
                 return self._word(text)
 
@@ -109,13 +110,13 @@ class Option:
             case ("word" | "choice", str()):
                 return self._word(value)
             case ("path", str()):
-                return folder / _path(value)
+                return folder / as_path(value)
             case ("list", list()) if all(isinstance(item, str) for item in value):
                 return self._items(value)
             case ("paths", str()):
-                return (folder / _path(value),)
+                return (folder / as_path(value),)
             case ("paths", list()) if all(isinstance(item, str) for item in value):
-                return tuple(folder / _path(item) for item in value)
+                return tuple(folder / as_path(item) for item in value)
         raise ConfigError(f"{_show(value)} is {_type_of(value)}: write {_EXAMPLES[self.kind]}")
 
     def _bounded(self, value: Any) -> Any:
@@ -157,10 +158,14 @@ def _flag(text: str) -> bool:
     return _FLAGS[text.lower()]
 
 
-def _path(text: str) -> Path:
+def as_path(text: str) -> Path:
+    """Return a path that a user wrote, ``~`` and all. Raises `ConfigError`."""
     if not text or "\0" in text:
         raise ConfigError(f"{text!r} is not a path")
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of nobody
+        raise ConfigError(f"{text!r} is not a path: no such home folder") from error
 
 
 _EXAMPLES: Mapping[str, str] = {
@@ -388,7 +393,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
             raise ConfigError(f"{variable}: no option has this environment variable{hint}")
         try:
             if option.kind == "paths":
-                values[option.name] = tuple(_path(part) for part in text.split(os.pathsep))
+                values[option.name] = tuple(as_path(part) for part in text.split(os.pathsep))
             else:
                 values[option.name] = option.parse(text)
         except ConfigError as error:

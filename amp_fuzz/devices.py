@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved
+from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path
 
 if TYPE_CHECKING:
     from amp_fuzz.reference.tables import PolicyTable
@@ -74,7 +74,10 @@ def _found(policies: str, source: str, folder: Path | None) -> str:
         return policies
     of_file = Path(source.rpartition(" in ")[2])
     near = of_file.parent if of_file.suffix == ".toml" else folder or Path.cwd()
-    return os.fspath((near / Path(policies).expanduser()).absolute())
+    try:
+        return os.fspath((near / as_path(policies)).absolute())
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def policies_of(device: str, policies: str) -> PolicyTable:

@@ -31,7 +31,7 @@ def load_plugins(
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"{source}: {module!r} cannot be imported: {type(error).__name__}: {first}"

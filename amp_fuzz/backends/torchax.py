@@ -246,6 +246,10 @@ class _Reference(ReferenceRuntime):
             program = msgspec.structs.replace(program, body=_typed_in_place(program))
         if "torchax-out" in active_quirks():
             program = msgspec.structs.replace(program, body=_writing_out(program))
+        # Later calls of a jitted program take the trace of the first, wherever they are.
+        traced = case.plan.first_pass == "inference_mode"
+        if traced and "torchax-softmax-dtype" in active_quirks():
+            program = msgspec.structs.replace(program, body=_without_dtype(program))
         return msgspec.structs.replace(case, program=program)
 
 
@@ -265,6 +269,17 @@ def _typed_in_place(program: Program) -> tuple[Node, ...]:
         else:
             again = Statement("type_as", "method", (Ref(new), Ref(new)), (), (old,))
             body = _around(body, call, {old: f"v{free + number}"}, {}, again)
+    return body
+
+
+def _without_dtype(program: Program) -> tuple[Node, ...]:
+    """Return a body in which softmax knows no ``dtype=``."""
+    body = program.body
+    for call in statements(body):
+        kwargs = tuple(item for item in call.kwargs if item[0] != "dtype")
+        if call.op in ("softmax", "softmin") and kwargs != call.kwargs:
+            plain = msgspec.structs.replace(call, kwargs=kwargs)
+            body = _around(body, call, {}, {}, instead=plain)
     return body
 
 

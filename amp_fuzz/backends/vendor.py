@@ -106,7 +106,7 @@ def _state(device: str) -> tuple[Any, str]:
         except ModuleNotFoundError as error:
             if error.name != f"torch_{device}":
                 return "broken", f"torch_{device} cannot be imported: {error}"
-        except Exception as error:  # whatever a vendor's module raises
+        except (Exception, SystemExit) as error:  # whatever a vendor's module raises
             first = str(error).partition("\n")[0]
             return "broken", f"torch_{device} cannot be imported: {type(error).__name__}: {first}"
     if not _is_named(device):

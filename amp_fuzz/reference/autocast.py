@@ -265,6 +265,7 @@ QUIRKS = (
     "torchax-out",
     "torchax-promotion",
     "torchax-scalars",
+    "torchax-softmax-dtype",
     "torchax-stale-jit",
     "torchax-sums",
     "torchax-torch-autocast",
@@ -341,6 +342,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchax-promotion: a tensor of no dimension takes part in type promotion as any other, and
         kernels that refuse inputs of two dtypes promote them.
     torchax-scalars: a Python number is rounded to the 16-bit dtype of the tensor it meets.
+    torchax-softmax-dtype: softmax knows no ``dtype=`` in a program whose first call is a pass in
+        inference_mode (the backend's part).
     torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
     torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
     torchax-torch-autocast: a context casts nothing.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -445,6 +446,36 @@ def test_a_jitted_program_keeps_its_first_autocast(jitted: TorchaxBackend) -> No
     one = case(SQUARES, call("mm", "x0", "w1"), interrupted=True, thread="inside")
     assert judged(jitted, MM) == ("agreed", "")
     assert judged(jitted, one) == ("known", "torchax-stale-jit")
+
+
+@needs_jax
+def test_a_softmax_of_another_dtype_is_no_forgotten_argument(
+    faulty: tuple[TorchaxBackend, Path],
+) -> None:
+    backend, file = faulty
+    one = case([x("x0", 2, 2)], call("softmax", "x0", 1), backward="none")
+    file.write_text("softmax-in-bfloat16")
+    assert judged(backend, one) == ("diverged", "dtype")
+    file.write_text("")
+    assert judged(backend, one) == ("agreed", "")
+
+
+@needs_jax
+@pytest.mark.parametrize("op", ["softmax", "softmin"])
+def test_a_softmax_that_was_jitted_in_inference_mode_knows_no_dtype(
+    jitted: TorchaxBackend, op: str
+) -> None:
+    dtype = DType("float32")
+    one = case(
+        [x("x0", 2, 2)],
+        call("mm", "x0", "x0"),
+        call(op, "v0", 1, dtype=dtype, to="v1"),
+        backward="none",
+        first_pass="inference_mode",
+    )
+    assert judged(jitted, one) == ("known", "torchax-softmax-dtype")
+    again = msgspec.structs.replace(one.plan, first_pass="no_grad")
+    assert judged(jitted, msgspec.structs.replace(one, plan=again)) == ("agreed", "")
 
 
 @needs_jax

@@ -95,6 +95,7 @@ def vendor(tmp_path: Path) -> Vendor:
         (tmp_path / name).mkdir()
     (tmp_path / "torch_mydev" / "__init__.py").write_text(PACKAGE)
     (tmp_path / "mydev_tools" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "torch_leaves.py").write_text("raise SystemExit('no licence')\n")
     (tmp_path / "table.toml").write_text(TABLE)
     (tmp_path / "bad.toml").write_text("device = ")
     return Vendor(tmp_path)
@@ -113,6 +114,9 @@ def vendor(tmp_path: Path) -> Vendor:
         (("--device=mydev", "--policies=cude"), 2, "--policies: cude: no such table: use one of"),
         (("--device=mydev", "--policies=none.toml"), 2, "cannot be read as UTF-8 text"),
         (("--device=mydev", "--policies=bad.toml"), 2, "bad.toml: not TOML: Invalid value"),
+        (("--device=mydev", "--policies=~none/a.toml"), 2, "--policies: '~none/a.toml' is not a p"),
+        (("--device=leaves",), 4, "torch_leaves cannot be imported: SystemExit: no licence"),
+        (("--device=mydev", "--plugins=torch_leaves"), 2, "cannot be imported: SystemExit: no lic"),
         (("--device=mydev", "--plugins=no_such"), 2, "--plugins: 'no_such' cannot be imported"),
         (("--backends=eager-mydev",), 2, "a device that you have installed is named by --device="),
     ],

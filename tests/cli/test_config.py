@@ -104,6 +104,7 @@ def test_texts_become_values(name: str, text: str, value: object) -> None:
         ("ops", "a,,b", "an item of the list is empty"),
         ("ops", "", "an item of the list is empty"),
         ("store", "", "'' is not a path"),
+        ("store", "~no-such-user/x", "'~no-such-user/x' is not a path: no such home folder"),
         ("profile", "", "the value is empty"),
     ],
 )
