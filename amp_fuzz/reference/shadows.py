@@ -154,6 +154,8 @@ class Shadow(TorchDispatchMode):
         self.samples, self.reach = samples, reach
         self.flushes, self.reorders = flushes, reorders
         self._generator = torch.Generator().manual_seed(seed)
+        # For what only a bounded run draws: it has to stay in step with one that is not.
+        self._coins = torch.Generator().manual_seed(seed)
         self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
 
@@ -436,7 +438,7 @@ class Shadow(TorchDispatchMode):
         if ended.is_complex():
             parts = torch.view_as_real(ended), torch.view_as_real(whole)
             return torch.view_as_complex(self._fused(*parts))
-        coin = torch.rand(ended.shape, generator=self._generator) < 0.5
+        coin = torch.rand(ended.shape, generator=self._coins) < 0.5
         found = torch.where(coin & torch.isfinite(whole) & torch.isinf(ended), ended, whole)
         found[::2] = ended[::2]
         return found

@@ -447,6 +447,21 @@ def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
             assert bool(torch.isnan(mode.band(total).samples).any()) == (leaves and reorders)
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("reorders", [False, True])
+def test_a_bounded_run_is_in_step_with_an_unbounded_one(reorders: bool, flushes: bool) -> None:
+    """What left the range is where the two differ: elements beside it are the same, bit by bit."""
+    a, b = torch.tensor([1e20, 1e-38, 1.25]), torch.tensor([3e20, 2e-38, 0.75])
+    found = []
+    for reach in ("unbounded", "bounded"):
+        with Shadow(32, 7, reach, flushes=flushes, reorders=reorders) as mode:
+            made = (a * a - b * b).exp().mul(0.3)
+        found.append(mode.band(made).samples)
+    alike = (found[0] == found[1]).all(0)
+    assert alike.tolist() == [False, True, True]
+    assert len(set(found[0][:, 2].tolist())) > 8
+
+
 def test_a_fused_product_may_be_beyond_the_range_where_another_is_not() -> None:
     """``a * a - b * b`` beyond the range is NaN, or infinite if one product is not rounded."""
     a, b, c = torch.tensor([1e20]), torch.tensor([3e20]), torch.tensor([1e10])
