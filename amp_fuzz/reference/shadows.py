@@ -426,7 +426,8 @@ class Shadow(TorchDispatchMode):
             if not quiet:
                 # Below the smallest normal number rounding is absolute; 0 is exact.
                 size = copies[1:].abs()
-                step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
+                size = torch.where(size == 0, size, size.clamp(min=limits.tiny))
+                step = u * torch.where(torch.isfinite(size), size, 0)  # infinity is no NaN
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
             copies = whole = self._cancelled(self._flushed(copies, nominal, terms))
             finite = torch.isfinite(value)

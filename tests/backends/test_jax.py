@@ -332,6 +332,7 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "batch-norm-statistics",
             "pow-infinity",
             "pdist-nan",
+            "trace-range",
             "solve-mixed",
         ),
     ],

@@ -440,6 +440,17 @@ def test_a_reciprocal_that_is_subnormal_may_make_a_quotient_0() -> None:
             assert off(mode.band(found), found * 40) > THRESHOLD
 
 
+def test_an_infinite_copy_stays_infinite() -> None:
+    small = torch.tensor([1e-40, -1e-40])
+    mode = Shadow(16, flushes=True)
+    with mode:
+        found = small.double().pow(-1.5)
+    samples = mode.band(found).samples
+    assert not torch.isnan(samples[:, 0]).any()
+    assert {bool(torch.isinf(s)) for s in samples[:, 0]} == {True, False}
+    assert torch.isinf(samples[:, 1]).any()
+
+
 def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
     """The samples hold what some order comes to, which is what the range rule looks at."""
     high = torch.tensor([8e37, -8e37] * 5)
