@@ -441,14 +441,13 @@ def test_a_reciprocal_that_is_subnormal_may_make_a_quotient_0() -> None:
 
 
 def test_an_infinite_copy_stays_infinite() -> None:
-    small = torch.tensor([1e-40, -1e-40])
+    small = torch.tensor([1e-40])
     mode = Shadow(16, flushes=True)
     with mode:
         found = small.double().pow(-1.5)
     samples = mode.band(found).samples
-    assert not torch.isnan(samples[:, 0]).any()
-    assert {bool(torch.isinf(s)) for s in samples[:, 0]} == {True, False}
-    assert torch.isinf(samples[:, 1]).any()
+    assert not torch.isnan(samples).any()
+    assert {bool(torch.isinf(s)) for s in samples} == {True, False}
 
 
 def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
