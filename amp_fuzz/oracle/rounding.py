@@ -142,12 +142,21 @@ class Rounding:
 
 
 def _certain(band: Band, want: torch.Tensor, sure: torch.Tensor | None) -> torch.Tensor:
-    """Return where all samples say alike whether an element is finite, complex as pairs."""
+    """Return where all samples say alike whether an element is finite, or how it is not.
+
+    Complex ones as pairs.
+    """
     limit = torch.finfo(band.nominal.dtype).max  # samples are in float64
-    clean, samples = (real(t).abs() <= limit for t in (band.clean, band.samples))
+    clean, samples = (_how(real(t), limit) for t in (band.clean, band.samples))
     # The reference itself may be finite by chance.
-    certain = (samples == clean).all(0) & (torch.isfinite(real(want)) == clean)
+    certain = (samples == clean).all(0) & (_how(real(want), limit) == clean)
     return certain if sure is None else certain & sure
+
+
+def _how(value: torch.Tensor, limit: float) -> torch.Tensor:
+    """Return 0 for numbers within a limit, 1 and -1 for those beyond it, 2 for NaN."""
+    beyond = value.sign() * (value.abs() > limit)
+    return torch.where(value.isnan(), 2.0, beyond.double())
 
 
 def _unlike_at(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:

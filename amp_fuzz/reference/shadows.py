@@ -259,6 +259,8 @@ class Shadow(TorchDispatchMode):
         beyond: list[torch.Tensor | None] = []
         try:
             made = self._run(call, inputs)
+            if self.flushes and call.divides and len(inputs) > 1:
+                made = [self._divided(made[0], inputs[1], call.tensors[1])]
             if self.reorders and call.adds:
                 beyond = self._beyond(call, inputs)
         except Exception as error:
@@ -368,6 +370,22 @@ class Shadow(TorchDispatchMode):
         both = (others.amin(0) < 0) & (others.amax(0) > 0) & torch.isfinite(copies).all(0)
         return torch.where(both & zeros, 0.0, copies) if both.any() else copies
 
+    def _divided(
+        self, made: torch.Tensor | None, divisor: torch.Tensor, nominal: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return quotients with 0 where the reciprocal of the divisor may be taken for 0.
+
+        A compiler that divides many numbers by one multiplies them with its reciprocal.
+        """
+        if made is None or made.is_complex() or divisor.is_complex():
+            return made
+        limits = torch.finfo(torch.float64 if nominal.dtype is torch.float64 else torch.float32)
+        small = divisor.abs() * limits.tiny > 1
+        small = small.reshape(len(small), *[1] * (made.dim() - small.dim()), *small.shape[1:])
+        coin = torch.rand(made.shape, generator=self._generator) < 0.5
+        coin[0], coin[1::2] = False, True
+        return torch.where(coin & small, made * 0, made)
+
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
         noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
@@ -409,7 +427,8 @@ class Shadow(TorchDispatchMode):
             if not quiet:
                 # Below the smallest normal number rounding is absolute; 0 is exact.
                 size = copies[1:].abs()
-                step = u * torch.where(size == 0, size, size.clamp(min=limits.tiny))
+                size = torch.where(size == 0, size, size.clamp(min=limits.tiny))
+                step = u * torch.where(torch.isfinite(size), size, 0)  # infinity is no NaN
                 copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
             copies = whole = self._cancelled(self._flushed(copies, nominal, terms))
             finite = torch.isfinite(value)
@@ -488,6 +507,7 @@ class _Facts:
     batched: bool
     factors: bool
     adds: bool
+    divides: bool
 
 
 @cache
@@ -506,6 +526,7 @@ def _facts(func: Any) -> _Facts:
         batched=pointwise and not moves and not writes,
         factors=name.startswith(_FACTORING),
         adds=name.partition(".")[0] in _ADDING,
+        divides=name in ("div.Tensor", "div_.Tensor"),
     )
 
 
@@ -518,7 +539,7 @@ class _Call:
         facts = _facts(func)
         self.view, self.draws, self.uninitialised = facts.view, facts.draws, facts.uninitialised
         self.moves, self.pointwise = facts.moves, facts.pointwise
-        self.factors, self.adds = facts.factors, facts.adds
+        self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
         self.random = facts.draws and draws(func, args, kwargs)
         copies = func in (_aten.clone.default, _aten._to_copy.default)
         copies = copies and kwargs.get("memory_format") in (None, torch.preserve_format)

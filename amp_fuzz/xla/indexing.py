@@ -79,7 +79,9 @@ def _diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ar
 def _trace(x: Array) -> Array:
     if not is_float(x.dtype.name):
         return jnp.trace(x, dtype="int64")
-    return cast(jnp.sum(jnp.diagonal(opmath(x))), x.dtype.name)
+    # torch's kernel adds float32 in float64.
+    diagonal = jnp.diagonal(opmath(x)).astype("float64")
+    return cast(jnp.sum(diagonal), x.dtype.name)
 
 
 # -- indexing -----------------------------------------------------------------------------------

@@ -135,16 +135,18 @@ def _batch_norm(
     momentum = momentum or 0.0
     over = tuple(d for d in range(x.ndim) if d != 1)
     count = math.prod(x.shape[d] for d in over)
+    # What is saved of 16 bits is float32 beside float32 weights or statistics only.
+    given = [o for o in (weight, bias, mean, variance) if o is not None]
+    stats = x.dtype.name if all(o.dtype == x.dtype for o in given) else opmath(x).dtype.name
     if training:
         made, own_mean, factor = _normalised(_sums(x), over, eps)
-        stats = opmath(x).dtype.name
-        made = cast(made, stats)
+        made = cast(made, opmath(x).dtype.name)
         saved = tuple(cast(s.reshape(-1), stats) for s in (own_mean, factor))
     else:
         shift: Any = _per_channel(mean, x.ndim)
         size: Any = _per_channel(variance, x.ndim)
         made = (opmath(x) - shift) * lax.rsqrt(size + eps)
-        saved = tuple(jnp.zeros((0,), wide(x.dtype.name)) for _ in range(2))
+        saved = tuple(jnp.zeros((0,), stats) for _ in range(2))
     if weight is not None:
         made = made * _per_channel(weight, x.ndim)
     if bias is not None:

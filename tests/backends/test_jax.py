@@ -289,6 +289,20 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             contexts=(),
         ),
         case(
+            [
+                x("x0", 4, 3, 2, dtype="bfloat16"),
+                *(x(f"x{i}", 3, dtype="bfloat16") for i in (1, 2)),
+            ],
+            call(
+                "_native_batch_norm_legit_functional",
+                *("x0", "x1", "x1", "x1", "x2", True, 0.5, 0.5),
+                form="overload",
+                to="v0 v1 v2 v3 v4",
+            ),
+            backward="none",
+            contexts=(),
+        ),
+        case(
             [x("x0", 3, values=f"ff800000{INF}40800000")],
             call("pow.Tensor_Scalar", "x0", -0.5),
             call("pow.Tensor_Scalar", "x0", 0.5, to="v1"),
@@ -301,6 +315,11 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             contexts=(),
         ),
         case(
+            [x("x0", 3, 3, values=f"7f000000{ZEROS * 3}7f000000{ZEROS * 3}ff000000")],
+            call("trace", "x0"),
+            contexts=(),
+        ),
+        case(
             [x("x0", 2, 2, domain="positive"), x("x1", 2, 2, dtype="float64")],
             call("linalg.solve_triangular", "x0", "x1", upper=True),
             contexts=(),
@@ -308,7 +327,14 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
     ],
     ids=[
         *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
-        *("batch-norm-strided", "pow-infinity", "pdist-nan", "solve-mixed"),
+        *(
+            "batch-norm-strided",
+            "batch-norm-statistics",
+            "pow-infinity",
+            "pdist-nan",
+            "trace-range",
+            "solve-mixed",
+        ),
     ],
 )
 def test_lowerings_do_as_torch_where_it_is_easy_to_miss(jitted: JaxBackend, one: Case) -> None:
@@ -359,6 +385,20 @@ def test_subnormal_numbers_are_known(faulty: tuple[JaxBackend, Path]) -> None:
         verdict = Judge(faulty[0], shipped()).judge(one)
         assert (verdict.outcome, verdict.known) == ("known", "xla-subnormals")
         assert Judge(faulty[0]).judge(one).outcome == "diverged"
+
+
+@needs_jax
+def test_a_quotient_by_a_number_whose_reciprocal_is_subnormal_is_known(jitted: JaxBackend) -> None:
+    one = case(
+        [x("x0", 4, 1, values="7f61b1e6" * 4), x("x1", 1, values="7f61b1e6")],  # 3e38
+        call("div", "x0", "x1"),
+        backward="none",
+        contexts=(),
+    )
+    with quiet():
+        verdict = Judge(jitted, shipped()).judge(one)
+        assert (verdict.outcome, verdict.known) == ("known", "xla-subnormals")
+        assert Judge(jitted).judge(one).outcome == "diverged"
 
 
 @needs_jax

@@ -86,6 +86,21 @@ def test_new_infinities_are_a_divergence() -> None:
     assert kind(judged(spoil)) == "nonfinite"
 
 
+@pytest.mark.parametrize("infinite", [True, False])
+def test_nan_and_infinity_are_told_apart_where_the_samples_do(infinite: bool) -> None:
+    """A power of what may be 0, of either sign, is NaN or infinite; where they agree it is one."""
+    band = Band(
+        torch.tensor([torch.nan]),
+        torch.tensor([torch.nan], dtype=torch.float64),
+        torch.tensor([[torch.inf if infinite else torch.nan]] * 8, dtype=torch.float64),
+        True,
+        (),
+    )
+    rounding = Rounding(lambda *_: (Observation(), {"v0": band}))
+    found = rounding("v0", band.nominal, torch.tensor([torch.inf]))
+    assert (found is None) == infinite
+
+
 @pytest.mark.parametrize(("left", "expected"), [(0.3, ""), (0.5, "nonfinite")])
 def test_what_cancels_may_be_0_exactly_and_its_reciprocal_infinite(
     left: float, expected: str

@@ -436,6 +436,28 @@ def test_subnormal_numbers_may_be_taken_for_0_and_others_may_not() -> None:
         assert off(mode.band(gone), gone * 40) > THRESHOLD
 
 
+def test_a_reciprocal_that_is_subnormal_may_make_a_quotient_0() -> None:
+    """XLA divides many numbers by one as it multiplies with the reciprocal of it."""
+    high = torch.tensor([3e38, 3e38])
+    for divisor, below in ((3e38, True), (5e37, False)):
+        for flushes in (False, True):
+            mode = Shadow(flushes=flushes)
+            with mode:
+                found = high / torch.tensor([divisor])
+            assert (off(mode.band(found), found * 0) < THRESHOLD) == (below and flushes)
+            assert off(mode.band(found), found * 40) > THRESHOLD
+
+
+def test_an_infinite_copy_stays_infinite() -> None:
+    small = torch.tensor([1e-40])
+    mode = Shadow(16, flushes=True)
+    with mode:
+        found = small.double().pow(-1.5)
+    samples = mode.band(found).samples
+    assert not torch.isnan(samples).any()
+    assert {bool(torch.isinf(s)) for s in samples} == {True, False}
+
+
 def test_a_sum_may_leave_the_range_in_another_order_where_one_can() -> None:
     """The samples hold what some order comes to, which is what the range rule looks at."""
     high = torch.tensor([8e37, -8e37] * 5)
