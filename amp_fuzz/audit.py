@@ -149,7 +149,9 @@ def count(chosen: Iterable[Backend], ops: Iterable[Op]) -> int:
 
 
 def _able(backend: Backend, ops: Iterable[Op]) -> list[Op]:
-    """Return the ops whose template a backend can run."""
+    """Return the ops whose template a backend can run, if it has a dtype to audit them in."""
+    if not _dtypes(backend.device):
+        return []
     able = usable(ops, backend.device)
     return [op for op in able if unsupported(Case(template(op.name)), backend) is None]
 

@@ -54,7 +54,11 @@ def audit(**given: Any) -> int:
         for backend in backends:
             board.row(backend.name).total = core.count([backend], ops)
     if not sum(row.total for row in board.rows.values()):
-        raise Stopped("nothing ran: none of the ops has a kernel on these backends", Exit.NOTHING)
+        raise Stopped(
+            "nothing ran: none of the ops has a kernel on these backends, or none of these "
+            f"autocasts to {' or '.join(core.AUTOCAST_DTYPES)}",
+            Exit.NOTHING,
+        )
 
     cells: list[Cell] = []
     with Interrupts() as interrupts:

@@ -473,6 +473,7 @@ def test_a_table_cannot_be_changed(tmp_path):
     [
         ('"fp32"', '"fp23"', "group 1: unknown policy 'fp23'; did you mean 'fp32'?"),
         ('"fp32"', '"zzz"', "group 1: unknown policy 'zzz'; known: lower_precision_fp, fp32,"),
+        ('"fp32"', '"cast_inputs"', "group 1: unknown policy 'cast_inputs'; known: lower_prec"),
         ('"exp"', '"exp", "exp"', "group 1 (fp32, >=2.7): op 'exp' is named twice; delete one"),
         (
             '"exp"',
