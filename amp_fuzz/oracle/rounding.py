@@ -128,29 +128,32 @@ class Rounding:
         sure: torch.Tensor | None,
     ) -> Divergence | None:
         """Return how NaN and infinities differ, if the samples do not differ in that way too."""
-        unlike = _unlike_at(want, got)
-        if not bool((unlike & _certain(band, want, sure)).any()):
+        if not bool(_wrong(band, want, got, sure).any()):
             return None
         confirmed = self._band(label, CONFIRM)
         if confirmed is None or not confirmed.known:
             return None
         sure = self._sure(label, confirmed, CONFIRM)
-        if not bool((unlike & _certain(confirmed, want, sure)).any()):
+        if not bool(_wrong(confirmed, want, got, sure).any()):
             return None
         kind = "grad-nonfinite" if label.endswith(".grad") else "nonfinite"
         return Divergence(kind, label, *_unlike(want, got, band))  # type: ignore[arg-type]
 
 
-def _certain(band: Band, want: torch.Tensor, sure: torch.Tensor | None) -> torch.Tensor:
-    """Return where all samples say alike whether an element is finite, or how it is not.
+def _wrong(
+    band: Band, want: torch.Tensor, got: torch.Tensor, sure: torch.Tensor | None
+) -> torch.Tensor:
+    """Return where a value is not finite, or not infinite or NaN as all the samples say that it is.
 
-    Complex ones as pairs.
+    Complex ones as pairs. Where some samples are infinite and others NaN, only a number is wrong.
     """
     limit = torch.finfo(band.nominal.dtype).max  # samples are in float64
-    clean, samples = (_how(real(t), limit) for t in (band.clean, band.samples))
-    # The reference itself may be finite by chance.
-    certain = (samples == clean).all(0) & (_how(real(want), limit) == clean)
-    return certain if sure is None else certain & sure
+    hows = [_how(real(t.detach()), limit) for t in (band.clean, band.samples, want, got)]
+    wrong = torch.zeros_like(hows[0], dtype=torch.bool)
+    for clean, samples, wanted, found in (hows, [how != 0 for how in hows]):
+        # The reference itself may be finite by chance.
+        wrong |= (samples == clean).all(0) & (wanted == clean) & (found != clean)
+    return wrong if sure is None else wrong & sure
 
 
 def _how(value: torch.Tensor, limit: float) -> torch.Tensor:
