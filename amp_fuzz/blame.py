@@ -8,7 +8,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import downstream, statements, uses
 
-__all__ = ["Named", "guilty_op", "tainted"]
+__all__ = ["Named", "guilty_op", "named", "tainted"]
 
 
 def guilty_op(case: Case, divergence: Divergence) -> str:
@@ -34,7 +34,7 @@ def guilty_op(case: Case, divergence: Divergence) -> str:
     return ops.pop() if len(ops) == 1 else ""
 
 
-def _name(label: str) -> str:
+def named(label: str) -> str:
     """Return what a label is of: ``v3`` for ``step0.v3``, ``w1.grad`` for ``again.w1.grad``."""
     *prefix, last = label.split(".")
     return f"{prefix[-1]}.grad" if last == "grad" and prefix else last
@@ -47,12 +47,12 @@ class Named:
     names: set[str]
 
     def __call__(self, label: str) -> bool:
-        return _name(label) in self.names
+        return named(label) in self.names
 
 
 def tainted(case: Case, label: str) -> set[str]:
     """Return the names of what may differ because the value of a label does."""
-    program, name = case.program, _name(label)
+    program, name = case.program, named(label)
     grads = {f"{spec.name}.grad" for spec in program.inputs}
     if name in grads:
         names = grads

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from amp_fuzz.backends import Backend, BackendError, backends
-from amp_fuzz.blame import Named, guilty_op, tainted
+from amp_fuzz.blame import Named, guilty_op, named, tainted
 from amp_fuzz.case import Case, bare, single
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
@@ -124,6 +124,9 @@ def _kernel_of(op: str, kernels: Sequence[KernelCall]) -> KernelCall | None:
     entry = CATALOGUE.get(op)
     wanted = {o.removeprefix("aten::") for o in entry.overloads} if entry else set()
     return next((k for k in kernels if k.overload in wanted), None)
+
+
+_TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,13 +376,19 @@ class Judge:
     ) -> tuple[Divergence | None, list[str]]:
         """Return the first divergence that no entry lists, and the ids of those that are.
 
-        A listed divergence takes along what its value has a part in, and nothing else. skipped: the
-        names that are explained already, to which it adds.
+        A listed divergence takes along what its value has a part in, and nothing else. One of range
+        takes along other types only: of each value the elements that do not depend on what left the
+        range are judged, and that the others differ is a divergence of range again.
+        skipped: the names that are explained already, to which it adds.
         """
         ids: dict[str, None] = {}
         skipped = set() if skipped is None else skipped
+        ranged: set[str] = set()
         while True:
             found = self._compare(case, expected, observed, skip=Named(skipped))
+            if found and found.kind in _TYPES and Named(ranged)(found.where):
+                skipped |= tainted(case, found.where)
+                continue
             listed = self._listed(case, found) if found else ""
             if found is None or not listed:
                 return found, list(ids)
@@ -390,7 +399,11 @@ class Judge:
                 raised = observed.raised or expected.raised
                 expected = Observation(raised=raised, leaked=expected.leaked)
                 observed = Observation(raised=raised, leaked=observed.leaked)
-            skipped |= tainted(case, found.where)
+            if found.kind == "range" and not case.plan.scaler:  # which looks for infinities itself
+                skipped.add(named(found.where))
+                ranged |= tainted(case, found.where)
+            else:
+                skipped |= tainted(case, found.where)
 
     def _sound(self, case: Case, entries: Iterable[Known], ids: Sequence[str]) -> str:
         """Return the ids that explain a case, or "" if it may not differ without autocast.

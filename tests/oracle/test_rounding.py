@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.reference import Band, distance, shadow
@@ -239,6 +241,38 @@ def test_only_what_depends_on_an_overflow_may_come_out_otherwise(
 ) -> None:
     """Beside an element that left its range, each other one is judged as ever."""
     assert kind(judged(change, OVERFLOWS, label)) == found
+
+
+@dataclass(frozen=True)
+class Fused(Inexact):
+    """Keeps a wider precision than float16 for v0, as a compiler does."""
+
+    @property
+    def name(self) -> str:
+        return "compile[inductor]"
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = Inexact.run(self, cases)
+        for observed in seen:
+            if "v0" in observed.values:
+                observed.values["v0"] = torch.tensor([60000.0, 4.0], dtype=torch.float16)
+        return seen
+
+
+@pytest.mark.parametrize("returned", [OVERFLOWS.program.outputs, ("v2",)])
+def test_a_known_overflow_hides_nothing_that_does_not_depend_on_it(
+    returned: tuple[str, ...],
+) -> None:
+    program = msgspec.structs.replace(OVERFLOWS.program, outputs=returned)
+    example = msgspec.structs.replace(OVERFLOWS, program=program)
+
+    def outcome(*values: float) -> tuple[str, str]:
+        fused = Fused(label="v2", change=lambda v: torch.tensor(values, dtype=v.dtype))
+        verdict = Judge(fused, shipped()).judge(example)
+        return verdict.outcome, verdict.known
+
+    assert outcome(60000.0, 20.0) == ("known", "compile-range")
+    assert outcome(60000.0, 2000.0) == ("diverged", "")
 
 
 def test_what_cancels_beside_an_overflow_puts_nothing_else_in_doubt() -> None:

@@ -102,7 +102,11 @@ def found(
 
 
 def store_of(
-    path: Path, records: Iterable[Record], *, backends: tuple[BackendRecord, ...] | None = None
+    path: Path,
+    records: Iterable[Record],
+    *,
+    backends: tuple[BackendRecord, ...] | None = None,
+    command: str = "",
 ) -> Store:
     if backends is None:
         backends = (
@@ -120,6 +124,7 @@ def store_of(
             backends=backends,
             versions={"amp-fuzz": "0.1.0", "torch": "2.13.0"},
             started="2026-01-02T03:04:05Z",
+            command=command,
         )
     )
     writer = store.writer("r1", "0")
@@ -487,6 +492,25 @@ def test_each_new_finding_has_two_lines_to_copy_and_they_work(tmp_path: Path) ->
     assert [c[0] for c in commands] == ["replay", "repro"] * 2
     for _, identity, root, _ in commands:
         assert Store(root).finding(identity).id == identity
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("amp-fuzz run --device=npu --policies=a.toml", " --device=npu --policies=a.toml"),
+        ("pytest --amp-fuzz --amp-fuzz-device npu -n 2", " --device=npu"),
+        ("amp-fuzz run --plugins=mine", ""),
+    ],
+)
+def test_commands_name_the_device_of_a_run_where_they_take_one(
+    tmp_path: Path, command: str, words: str
+) -> None:
+    """To say it to `report`, which judges nothing, would be an error."""
+    clean = text.render(view_of(store_of(tmp_path / "clean", [ran()], command=command)))
+    assert re.search(r"^next: amp-fuzz report r1 --store=\S+$", clean, re.MULTILINE)
+    said = text.render(view_of(store_of(tmp_path, small_run(), command=command)))
+    for name in ("replay", "repro"):
+        assert re.search(rf"amp-fuzz {name} \w+{words} --store=", said)
 
 
 def test_only_so_many_findings_fill_the_terminal(tmp_path: Path) -> None:
