@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ __all__ = [
     "case",
     "drawn",
     "eager",
+    "lstm_of_bfloat16",
     "minimal",
     "one_line",
     "program",
@@ -296,3 +298,14 @@ KNOWN = case(
     under(F16, call("mm", "x0", "w1", to="v1")),
     backward="none",
 )
+
+
+@cache
+def lstm_of_bfloat16() -> bool:
+    """Return whether `torch.autocast` can run one here: not on processors with AVX2 alone."""
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.nn.LSTM(8, 8)(torch.ones(2, 8))
+    except RuntimeError:
+        return False
+    return True

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import amp_fuzz
+from tests.helpers import lstm_of_bfloat16
 
 CHEAP = ["eager-cpu", "fake-cuda", "compile[aot_eager]"]
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -115,7 +116,8 @@ def test_a_tensor_that_no_device_moves_is_in_the_way_only_where_it_is_used() -> 
     model = nn.LSTM(8, 8)
     model.unused = torch.ones(3)
     result = amp_fuzz.check(model, X, backends=["eager-cpu", "fake-cuda"])
-    assert [run.status for run in result.runs] == ["agreed", "agreed"], str(result)
+    runs = "agreed" if lstm_of_bfloat16() else "raised"
+    assert [run.status for run in result.runs] == [runs, "agreed"], str(result)
     table = torch.ones(8)
     result = amp_fuzz.check(lambda x: x * table, X, backends=["eager-cpu", "fake-cuda"])
     assert result.skipped[0].detail.startswith("it mixes devices")
