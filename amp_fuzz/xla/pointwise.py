@@ -431,6 +431,7 @@ def _clamp(x: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002
     given = [o for o in (x, min, max) if o is not None]
 
     def bounded(x: Array, *bounds: Array) -> Array:
+        x = jnp.where(jnp.isnan(x), lax.stop_gradient(x), x)  # no gradient between two bounds
         rest = iter(bounds)
         low = next(rest) if min is not None else None
         return _bounded(x, low, next(rest) if max is not None else None)
@@ -509,14 +510,28 @@ def _activation(*names: str) -> Any:
     return enter
 
 
+# Derivatives are torch's (aten/src/ATen/native/cpu/Activation.cpp), which come before the gradient
+# that they are multiplied with: in another order large inputs times it are infinite, and then NaN.
+
+
 @_activation("silu")
 def _silu(x: Array) -> Array:
-    return x * jax.nn.sigmoid(x)
+    return derived(lambda x: x * jax.nn.sigmoid(x), _silu_slope)(x)
+
+
+def _silu_slope(out: Array, x: Array) -> Array:
+    s = jax.nn.sigmoid(x)
+    return s * (1 + x * (1 - s))
 
 
 @_activation("mish")
 def _mish(x: Array) -> Array:
-    return x * jnp.tanh(_softplus_of(x))
+    return derived(lambda x: x * jnp.tanh(_softplus_of(x)), _mish_slope)(x)
+
+
+def _mish_slope(out: Array, x: Array) -> Array:
+    t = jnp.tanh(_softplus_of(x))
+    return t + x * jax.nn.sigmoid(x) * (1 - t * t)
 
 
 def _softplus_of(x: Array) -> Array:
@@ -526,9 +541,23 @@ def _softplus_of(x: Array) -> Array:
 @_activation("gelu")
 def _gelu(x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-        return 0.5 * x * (1 + jnp.tanh(inner))
-    return 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))
+        return derived(lambda x: 0.5 * x * (1 + _gelu_tanh(x)), _gelu_tanh_slope)(x)
+    return derived(lambda x: 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5))), _gelu_slope)(x)
+
+
+def _gelu_slope(out: Array, x: Array) -> Array:
+    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + lax.erf(x * math.sqrt(0.5))) + x * density
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def _gelu_tanh_slope(out: Array, x: Array) -> Array:
+    t = _gelu_tanh(x)
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
 
 
 @_activation("hardswish")

@@ -255,6 +255,7 @@ def test_gradients_are_torch_s_where_jax_has_another_convention(
 
 
 INF, ZEROS, BIG = "7f800000", "00000000", "7f0000007e8000007f000000"
+SMOOTH, BIG_GRAD = ("silu", "mish", "gelu"), "5f0ac723" * 4  # 1e19, which times 1e38 is beyond it
 SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave the range
 
 
@@ -324,6 +325,19 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             call("linalg.solve_triangular", "x0", "x1", upper=True),
             contexts=(),
         ),
+        case(
+            [x("w0", 4, values=f"7fc00000{INF}3f800000{ZEROS}")],
+            call("clamp", "w0", 0, 6.0),
+            call("clamp_min", "w0", 0.5, to="v1"),
+            call("clamp_max", "w0", 0.5, to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 4, values="fe967699fe967699fe9676997e967699"), x("x1", 4, values=BIG_GRAD)],
+            *(call(op, "w0", to=f"v{2 * i}") for i, op in enumerate(SMOOTH)),
+            *(call("mul", f"v{2 * i}", "x1", to=f"v{2 * i + 1}") for i in range(len(SMOOTH))),
+            contexts=(),
+        ),
     ],
     ids=[
         *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
@@ -334,6 +348,8 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "pdist-nan",
             "trace-range",
             "solve-mixed",
+            "clamp-nan",
+            "large-activations",
         ),
     ],
 )
