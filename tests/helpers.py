@@ -185,6 +185,10 @@ class WrongKernel:
     def exact(self) -> bool:
         return self.inner.exact
 
+    @property
+    def repeats(self) -> bool:
+        return self.inner.repeats
+
     def availability(self) -> Availability:
         return self.inner.availability()
 

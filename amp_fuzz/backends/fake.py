@@ -29,9 +29,6 @@ from amp_fuzz.harness import Observation, Runtime
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
 
-_MAIA = "AutocastMAIA"
-
-
 class FakeAutocast:
     """``torch.autocast`` for a device that is not there, through the setters that it uses itself.
 
@@ -53,13 +50,13 @@ class FakeAutocast:
         if self.device == "maia":
             # Fake maia tensors lack the autocast key that those of the other devices carry (seen
             # on torch 2.13), so it is put on every dispatch of this thread instead.
-            torch._C._dispatch_tls_set_dispatch_key_included(_MAIA, included)
+            torch._C._dispatch_tls_set_dispatch_key_included("AutocastMAIA", included)
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         d = self.device
         before = (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
         # In the body of a custom op autocast is off and the key still included: two states.
-        included = torch._C._dispatch_tls_is_dispatch_key_included(_MAIA)
+        included = torch._C._dispatch_tls_is_dispatch_key_included("AutocastMAIA")
         self.saved.append((*before, torch.is_autocast_cache_enabled(), included))
         self.set(self.enabled, self.dtype, self.cache, self.enabled)
         torch.autocast_increment_nesting()

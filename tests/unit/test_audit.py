@@ -108,6 +108,7 @@ class Faulty:
     trains: bool = False
     values: bool = True
     exact: bool = True
+    repeats: bool = True
 
     def supports(self, op: str, form: str) -> bool:
         return True

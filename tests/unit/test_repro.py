@@ -303,6 +303,7 @@ class Altered:
     trains: bool = True
     values: bool = True
     exact: bool = True
+    repeats: bool = True
 
     def reference(self) -> Any:
         return self
