@@ -113,6 +113,14 @@ def test_exploring_depends_on_the_seed_alone() -> None:
     assert {r.id for r in other} != {r[0] for r in first}
 
 
+def test_freed_memory_is_given_back_as_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(engine, "trim", lambda: given.append(len(given)))
+    monkeypatch.setattr(engine, "_TRIMMED", 8)
+    assert len(cases_of(list(explore(TASK, SETTINGS)))) == 20
+    assert len(given) == 2
+
+
 def test_every_case_has_a_call_of_the_focus() -> None:
     for record in cases_of(list(explore(TASK, SETTINGS))):
         assert "mm" in record.ops
