@@ -153,6 +153,7 @@ class Shadow(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.reach = samples, reach
         self.flushes, self.reorders = flushes, reorders
+        self._seed, self._calls = seed, 0
         self._generator = torch.Generator().manual_seed(seed)
         # For what only a bounded run draws: it has to stay in step with one that is not.
         self._coins = torch.Generator().manual_seed(seed)
@@ -179,11 +180,23 @@ class Shadow(TorchDispatchMode):
         with torch.no_grad(), _off():
             (memory, window), (theirs, copies) = self._raw(tensor), self._copies(other)
             memory.known = memory.known and theirs.known
+            self._begin()
             coin = torch.rand(window.shape, generator=self._generator) < 0.5
             coin[0], coin[1::2] = False, True
             window.copy_(torch.where(coin, _seen(copies, tensor).to(window.dtype), window))
 
     # -- following --------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Seed what is drawn for one op, or for one choice, by its number.
+
+        Runs of one seed are compared copy by copy. An op that draws more in one of them, or that
+        raises there, must not change what is drawn for the ops after it.
+        """
+        self._calls += 1
+        number = self._seed * 1_000_003 + self._calls
+        self._generator.manual_seed(number)
+        self._coins.manual_seed(number)
 
     def __torch_dispatch__(
         self,
@@ -200,6 +213,7 @@ class Shadow(TorchDispatchMode):
         call = _Call(func, args, kwargs)
         if not call.follows:
             return func(*args, **kwargs)
+        self._begin()
         # What is written in place must be known as it was before.
         before = [self._copies(t) for t in call.tensors] if call.targets else []
         exact = self._rounds_nothing(call) if call.targets else None
@@ -797,7 +811,7 @@ def unit(band: Band, *, own: bool = True) -> torch.Tensor:
     u = UNIT_ROUNDOFF[band.nominal.dtype]
     spread = (samples - clean).abs().amax(0)
     finite = torch.isfinite(clean) & torch.isfinite(spread)
-    floor = 0.1 * float(spread[finite].mean()) if finite.any() else 0.0
+    floor = 0.1 * _usual(spread[finite])
     # Among float64's subnormal numbers u of one is nothing: the smallest number is their unit.
     least = (u * clean.abs().clamp(min=limits.tiny)).clamp(min=math.ulp(0.0))
     scale = spread.clamp(min=floor) + least
@@ -805,6 +819,16 @@ def unit(band: Band, *, own: bool = True) -> torch.Tensor:
         off = (nominal - clean).abs()
         scale = scale + torch.where(torch.isfinite(off), off, 0.0)
     return scale
+
+
+def _usual(spread: torch.Tensor) -> float:
+    """Return what the samples of most elements spread by, of those that spread at all.
+
+    An element whose samples happen to agree is not known better than the others are. The median
+    and not the mean alone: one large element would be a licence for all small ones beside it.
+    """
+    some = spread[spread > 0]
+    return float(torch.minimum(some.mean(), some.median())) if some.numel() else 0.0
 
 
 def leans(band: Band) -> tuple[float, float]:
