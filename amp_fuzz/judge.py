@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from amp_fuzz.backends import Backend, BackendError, backends
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import Named, guilty_op, named, tainted
 from amp_fuzz.case import Case, bare, single
 from amp_fuzz.catalogue import CATALOGUE
@@ -37,6 +38,7 @@ from amp_fuzz.oracle import (
 from amp_fuzz.program import Statement, returning_all, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
+from amp_fuzz.reference.autocast import active_quirks, supposed
 from amp_fuzz.reference.xla import noting
 from amp_fuzz.without import WITHOUT
 
@@ -142,12 +144,22 @@ class Judge:
     known: Sequence[Known] = ()
     relations: Literal["none", "one", "all"] = "one"
     confirm: bool = True
+    _shadows: list[dict[Any, tuple[Case, Rounding]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def judge(self, case: Case) -> Verdict:
         """Run a case and compare; a divergence is confirmed before it is reported.
 
         Raises `BackendError` for a program that the backend cannot say.
         """
+        self._shadows.append({})  # kept for one case: what is compared twice is followed once
+        try:
+            return self._judged(case)
+        finally:
+            self._shadows.pop()
+
+    def _judged(self, case: Case) -> Verdict:
         clock = _Clock()
         backend = self.backend
         if (unsaid := unsupported(case, backend)) is not None:
@@ -269,9 +281,17 @@ class Judge:
             reference = self.backend.reference()
             rounding = differ
             if reference.follows():
-                unjudged = set() if unjudged is None else unjudged
-                rounding = Rounding(partial(reference.shadowed, case), unjudged)
+                rounding = self._rounding(case, reference)
+                rounding.unjudged = set() if unjudged is None else unjudged
         return compare(expected, observed, values=self.backend.values, rounding=rounding, skip=skip)
+
+    def _rounding(self, case: Case, reference: ReferenceRuntime) -> Rounding:
+        """Return what judges the values of a case under what the reference imitates now."""
+        made = Rounding(partial(reference.shadowed, case))
+        if not self._shadows:
+            return made
+        key = id(case), active_quirks(), frozenset(supposed().items())
+        return self._shadows[-1].setdefault(key, (case, made))[1]
 
     def _within(self, case: Case, observed: Observation) -> Divergence | None:
         """Check what holds inside one observation; of a backend that does not repeat, no bits."""
