@@ -657,6 +657,22 @@ UNSHOWN = {
 }
 
 
+def test_a_guard_in_a_guard_turns_inference_mode_on() -> None:
+    """What is deleted is the inner region's guard: inference mode was on when it was made."""
+    body = under(
+        InferenceMode(),
+        under(InferenceMode(), call("binary_cross_entropy", "x0", "x0", weight="x0")),
+    )
+    example = Example(case([x("x0")], body, contexts=(), backward="none"), "")
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert "inference mode: False became True" in verdict.divergence.observed
+    assert "compile-inference-guard" in verdict.known.split("+")
+    (entry,) = [e for e in shipped() if e.id == "compile-inference-guard"]
+    for other in ("inference mode: True became False", "inference mode: False became True by us"):
+        assert not entry.explains("state", ["neg"], where="after an error", observed=other)
+
+
 def test_each_listed_entry_of_a_compiler_is_shown_here() -> None:
     listed = {k.id for k in shipped() if k.id.startswith("compile-") and not k.quirk}
     assert listed == EXAMPLES.keys() | UNSHOWN

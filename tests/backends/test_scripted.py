@@ -23,6 +23,7 @@ from amp_fuzz.engine import Settings, Task, draw, runnable
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
+from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
 from amp_fuzz.reference import formulas
 from amp_fuzz.repro import repro
@@ -77,6 +78,45 @@ def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     assert shipped_entry("trace-max-out").explains("shape", ["max"], expected="[]", observed="[2]")
     assert not shipped_entry("trace-max-out").explains("shape", ["amax"], expected="[]")
     assert not shipped_entry("trace-max-out").explains("shape", ["max"], expected="[2]")
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
+def test_a_frozen_weight_without_dimensions_forgets_its_dtype(op: str) -> None:
+    frozen = ScriptBackend("trace", freeze=True)
+    inputs = [x("x0", 3, dtype="int64"), x("w1", dtype="float16")]
+    body = under(NoGrad(), call(op, "x0", "w1"))
+    for contexts in ((), (Autocast(),)):
+        wrong = case(inputs, body, backward="none", contexts=contexts)
+        assert judge(frozen, wrong).known == "freeze-scalar-weight"
+        assert judge(TRACE, wrong).outcome == "agreed"
+    entry = shipped_entry("freeze-scalar-weight")
+    assert entry.explains("dtype", [op], expected="float16", observed="float32")
+    assert not entry.explains("dtype", [op], expected="float32", observed="float16")
+    assert not entry.explains("dtype", ["mm"], expected="float16", observed="float32")
+
+
+def test_a_frozen_weight_is_explained_where_it_is_wrong_without_autocast_only() -> None:
+    """Here it is autocast that makes 16 bits: the entry must not speak of what it got wrong."""
+    frozen = ScriptBackend("trace", freeze=True)
+    inputs = [x("x0", 3, 3), x("w1", 3, 3)]
+    body = under(NoGrad(), call("mm", "x0", "w1"), call("add", "v0", "v0", to="v1"))
+    honest = case(inputs, body, backward="none")
+    entries = tuple(e for e in shipped() if e.id == "freeze-scalar-weight")
+    found = Divergence("dtype", "v1", "bfloat16", "float32")
+    with quiet():
+        assert not Judge(frozen, entries)._listed(honest, found)
+
+
+def test_what_was_optimised_with_gradients_raises_in_inference_mode() -> None:
+    inputs = [x("x0", 1, 1), x("w1", 1, 1)]
+    body = call("mm", "x0", "w1"), call("exp", "v0", to="v1")
+    plan: dict[str, Any] = {"first_pass": "inference_mode", "interrupted": True}
+    bare = case(inputs, *body, backward="none", contexts=(), **plan)
+    assert judge(TRACE, bare).known == "torchscript-inference-saved"
+    # TorchScript's pass is explained beside it, and without it the error is new.
+    both = case(inputs, *body, backward="none", **plan)
+    assert judge(TRACE, both).known == "torchscript-pass+torchscript-inference-saved"
+    assert judge(TRACE, bare, known=False).outcome == "diverged"
 
 
 def shipped_entry(name: str) -> Known:
