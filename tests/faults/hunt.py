@@ -162,8 +162,11 @@ class _Listening(Wrapper):
         return super().call(kernel, keys, args, kwargs)
 
 
-def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
-    """Run the engine for so long over honest kernels; return its way, and what came of the run."""
+def record(*, seconds: float = 60.0, seed: int = 0, cases: int = 0) -> tuple[list[Step], Hunt]:
+    """Run the engine over honest kernels, and return its way, and what came of the run.
+
+    For so many cases, whatever they cost on a machine that is busy, or else for so long.
+    """
     torch.set_num_threads(1)
     wrapper, steps, alarms = _Listening(), [], 0
     start = time.process_time()
@@ -176,7 +179,7 @@ def record(*, seconds: float = 60.0, seed: int = 0) -> tuple[list[Step], Hunt]:
                 steps.append(Step(last[0], task.family, frozenset(wrapper.reached), spent))
                 last.clear()
                 wrapper.reached.clear()
-                if spent > seconds:
+                if len(steps) == cases or (not cases and spent > seconds):
                     return steps, Hunt("honest-noted", bool(alarms), len(steps), round(spent, 2))
     raise AssertionError("the rounds have no end")
 

@@ -39,15 +39,19 @@ _POLICY = (
 )
 
 
+# The last of these is found at the 543rd. Of cases, not of seconds: machines are busy at times.
+CASES = 600
+
+
 @pytest.fixture(scope="module")
 def way() -> Sequence[Step]:
-    """Return the cases of the engine's first seconds over honest kernels."""
-    return record(seconds=20.0)[0]
+    """Return the first cases of the engine over honest kernels."""
+    return record(cases=CASES)[0]
 
 
 @pytest.mark.parametrize("name", _SEMANTIC)
 def test_a_semantic_fault_is_found_as_what_it_is(name: str) -> None:
-    _check(hunt(SEMANTIC[name]))
+    _check(hunt(SEMANTIC[name], seconds=600.0, cases=CASES))
 
 
 @pytest.mark.parametrize("name", _POLICY)
@@ -60,10 +64,11 @@ def test_honest_kernels_in_python_raise_no_alarm(name: str) -> None:
     assert not hunt(CONTROLS[name], cases=150).found
 
 
-@pytest.mark.parametrize("name", ["conv2d:none", "prelu:promote", "mse_loss:banned"])
+@pytest.mark.parametrize("name", ["conv2d:none", "trace:lower_precision_fp", "mse_loss:banned"])
 def test_the_short_way_finds_what_the_whole_way_finds(name: str, way: Sequence[Step]) -> None:
     """The same find after as many cases and alarms, past a transform over kernels in Python."""
-    short, whole = hunt_along(POLICY[name], way), hunt(POLICY[name])
+    short = hunt_along(POLICY[name], way)
+    whole = hunt(POLICY[name], seconds=600.0, cases=CASES)
     assert short.found
     assert any(not _counts(step.case) for step in way[: short.cases])
     assert replace(short, seconds=0.0) == replace(whole, seconds=0.0)
