@@ -194,7 +194,7 @@ class Shadow(TorchDispatchMode):
         raises there, must not change what is drawn for the ops after it.
         """
         self._calls += 1
-        number = self._seed * 1_000_003 + self._calls
+        number = (self._seed * 1_000_003 + self._calls) % 2**64
         self._generator.manual_seed(number)
         self._coins.manual_seed(number)
 

@@ -396,6 +396,11 @@ def test_samples_depend_on_the_seed_alone() -> None:
     assert not torch.equal(samples(1), samples(2))
 
 
+def test_any_seed_of_64_bits_can_be_given() -> None:
+    for seed in (2**64 - 1, 2**60, -(2**63)):
+        assert shadow(torch.mm, X, W, seed=seed).mode.refused == {}
+
+
 def test_equal_elements_count_as_one() -> None:
     """A kernel rounds them alike: a hundred that are off by as much are no hundred witnesses."""
 
