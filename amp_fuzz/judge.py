@@ -479,7 +479,7 @@ class Judge:
             ids = [self._listed(case, replace(found, observed=part)) for part in parts]
             return "+".join(dict.fromkeys(ids)) if all(ids) else ""
         op = guilty_op(case, found)
-        entries = [k for k in self._speaking(case, found) if not k.without]
+        entries = [k for k in self._speaking(case, found) if k.bare or not k.without]
         entries = [k for k in entries if op or k.expected or k.observed]
         return next((k.id for k in entries if self._fits(k, case, found)), "")
 
@@ -497,9 +497,17 @@ class Judge:
         if entry.bare == "agrees" or differs is None:
             return differs is None and entry.bare == "agrees"
         return any(
-            entry in self._speaking(plain, one) and _has_part(plain, one, found)
+            entry in self._speaking(plain, one)
+            and _has_part(plain, one, found)
+            and (not entry.without or self._goes(plain, one, entry.without))
             for one in self._divergences(plain, differs)
         )
+
+    def _goes(self, case: Case, found: Divergence, library: str) -> bool:
+        """Return whether a case has no divergence of that kind without a library."""
+        with quiet(), WITHOUT[library](), self._following():
+            rest = self._compare(case, self.backend.reference().run(case), self._run(case))
+            return rest is None or rest.kind != found.kind
 
     def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
         """Yield a divergence, and after it those that it has no part in."""
@@ -526,7 +534,9 @@ class Judge:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""
         ops = [s.op for s in statements(case.program.body)]
         for entry in self._speaking(case, found, ops):
-            more = self._agrees_without(entry.without, case, found) if entry.without else None
+            if not entry.without or entry.bare:
+                continue
+            more = self._agrees_without(entry.without, case, found)
             if more is not None and self._at_stage(entry, case):
                 return "+".join([entry.id, *more])
         return ""

@@ -29,6 +29,7 @@ from amp_fuzz.reference import formulas
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
+from amp_fuzz.without import WITHOUT
 from tests.helpers import BF16, call, case, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
@@ -256,7 +257,7 @@ def test_a_trace_that_is_made_in_inference_mode_is_known_by_its_error(
     body = call("mm", "w0", "w0"), call("mul.scalar", "v0", 2.0, form="inplace", to="v1")
     example = case([x("w0", 2, 2)], *body, first_pass="inference_mode", contexts=())
     assert judge(TRACE, example).known == "trace-inference-constants"
-    monkeypatch.setattr("amp_fuzz.judge.WITHOUT", {"inference-traces": quiet})
+    monkeypatch.setitem(WITHOUT, "inference-traces", quiet)
     assert judge(TRACE, example).outcome == "diverged"
 
 
