@@ -128,6 +128,14 @@ def _kernel_of(op: str, kernels: Sequence[KernelCall]) -> KernelCall | None:
     return next((k for k in kernels if k.overload in wanted), None)
 
 
+def _has_part(case: Case, one: Divergence, other: Divergence) -> bool:
+    """Return whether another divergence may come of one; all of them where values have no names."""
+    if {one.kind, other.kind} & _NAMELESS:
+        return True
+    return named(other.where) in tainted(case, one.where)
+
+
+_NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
 
 
@@ -153,9 +161,15 @@ class Judge:
 
         Raises `BackendError` for a program that the backend cannot say.
         """
-        self._shadows.append({})  # kept for one case: what is compared twice is followed once
-        try:
+        with self._following():
             return self._judged(case)
+
+    @contextmanager
+    def _following(self) -> Iterator[None]:
+        """Keep the shadows of cases for a block: what is compared twice in it is followed once."""
+        self._shadows.append({})
+        try:
+            yield
         finally:
             self._shadows.pop()
 
@@ -465,20 +479,35 @@ class Judge:
             ids = [self._listed(case, replace(found, observed=part)) for part in parts]
             return "+".join(dict.fromkeys(ids)) if all(ids) else ""
         op = guilty_op(case, found)
-        entries = [k for k in self._speaking(case, found) if not k.without]
+        entries = [k for k in self._speaking(case, found) if k.bare or not k.without]
         entries = [k for k in entries if op or k.expected or k.observed]
-        return next((k.id for k in entries if self._fits(k, case)), "")
+        return next((k.id for k in entries if self._fits(k, case, found)), "")
 
-    def _fits(self, entry: Known, case: Case) -> bool:
-        """Return whether the case does at the entry's stage, and bare, what it asks for."""
+    def _fits(self, entry: Known, case: Case, found: Divergence) -> bool:
+        """Return whether the case does at the entry's stage, and bare, what it asks for.
+
+        What differs bare has to have a part in the value that differs here: another one, of the
+        same op, may be autocast's fault.
+        """
         if not self._at_stage(entry, case):
             return False
         if not entry.bare:
             return True
-        plain, found = self.bare(case)
-        if entry.bare == "agrees" or found is None:
-            return found is None and entry.bare == "agrees"
-        return any(entry in self._speaking(plain, one) for one in self._divergences(plain, found))
+        plain, differs = self.bare(case)
+        if entry.bare == "agrees" or differs is None:
+            return differs is None and entry.bare == "agrees"
+        return any(
+            entry in self._speaking(plain, one)
+            and _has_part(plain, one, found)
+            and (not entry.without or self._goes(plain, one, entry.without))
+            for one in self._divergences(plain, differs)
+        )
+
+    def _goes(self, case: Case, found: Divergence, library: str) -> bool:
+        """Return whether a case has no divergence of that kind without a library."""
+        with quiet(), WITHOUT[library](), self._following():
+            rest = self._compare(case, self.backend.reference().run(case), self._run(case))
+            return rest is None or rest.kind != found.kind
 
     def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
         """Yield a divergence, and after it those that it has no part in."""
@@ -505,7 +534,9 @@ class Judge:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""
         ops = [s.op for s in statements(case.program.body)]
         for entry in self._speaking(case, found, ops):
-            more = self._agrees_without(entry.without, case, found) if entry.without else None
+            if not entry.without or entry.bare:
+                continue
+            more = self._agrees_without(entry.without, case, found)
             if more is not None and self._at_stage(entry, case):
                 return "+".join([entry.id, *more])
         return ""
@@ -540,7 +571,8 @@ class Judge:
 
     def _agrees_without(self, library: str, case: Case, found: Divergence) -> Sequence[str] | None:
         """Return the entries that explain what is left without a library; None: not all of it."""
-        with quiet(), WITHOUT[library]():  # switching warns of what this torch lacks
+        # Switching warns of what this torch lacks; the shadows with the library are of no use here.
+        with quiet(), WITHOUT[library](), self._following():
             expected = self.backend.reference().run(case)
             if found.kind == "nondeterminism":
                 sides = (self._run, self.backend.reference().run, self._run)

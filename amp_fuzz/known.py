@@ -42,8 +42,10 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agrees there.
     bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
     (an imitation may share with the backend what must be right by itself); ``diverges``: only
-    divergences that are there without autocast too, so that none of autocast hides behind them. A
-    program that does not run without autocast is asked in float32 throughout.
+    divergences that are there without autocast too, in that value or in one that has a part in
+    it, so that none of autocast hides behind them. A program that does not run without autocast
+    is asked in float32 throughout. With `without` beside it, what differs without autocast has to
+    go away without that library.
     backends: globs over backend names; those after a ``!`` are left out. torch: the versions that
     have it.
     """
@@ -65,6 +67,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "counted-constants",
         "elided-casts",
         "inference-traces",
+        "optimised-graphs",
         "separate-roundings",
     ] = ""
     stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""

@@ -86,12 +86,25 @@ def _without_inference_traces() -> Iterator[None]:
         torch.jit.trace = honest
 
 
+@contextmanager
+def _without_optimised_graphs() -> Iterator[None]:
+    import torch
+
+    honest = torch._C._get_graph_executor_optimize()
+    torch._C._set_graph_executor_optimize(False)
+    try:
+        yield
+    finally:
+        torch._C._set_graph_executor_optimize(honest)
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
     "counted-constants": _without_counted_constants,
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
     "inference-traces": _without_inference_traces,
+    "optimised-graphs": _without_optimised_graphs,
     "separate-roundings": lambda: _compiled_with("cpp.enable_floating_point_contract_flag", "fast"),
 }
 """How to run torch without what a known entry blames."""

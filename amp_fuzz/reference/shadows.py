@@ -194,7 +194,7 @@ class Shadow(TorchDispatchMode):
         raises there, must not change what is drawn for the ops after it.
         """
         self._calls += 1
-        number = self._seed * 1_000_003 + self._calls
+        number = (self._seed * 1_000_003 + self._calls) % 2**64
         self._generator.manual_seed(number)
         self._coins.manual_seed(number)
 
@@ -822,13 +822,14 @@ def unit(band: Band, *, own: bool = True) -> torch.Tensor:
 
 
 def _usual(spread: torch.Tensor) -> float:
-    """Return what the samples of most elements spread by, of those that spread at all.
+    """Return what the samples of an element usually spread by, for those whose samples agree.
 
-    An element whose samples happen to agree is not known better than the others are. The median
-    and not the mean alone: one large element would be a licence for all small ones beside it.
+    The mean, or the median of those that spread at all, whichever is less: one large element would
+    be a licence for all small ones beside it, and a few that spread at all for many that are known,
+    such as the zeros of a mask, or the gradients of rows that nothing looked up.
     """
     some = spread[spread > 0]
-    return float(torch.minimum(some.mean(), some.median())) if some.numel() else 0.0
+    return float(torch.minimum(spread.mean(), some.median())) if some.numel() else 0.0
 
 
 def leans(band: Band) -> tuple[float, float]:

@@ -29,6 +29,7 @@ from amp_fuzz.reference import formulas
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
+from amp_fuzz.without import WITHOUT
 from tests.helpers import BF16, call, case, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
@@ -92,7 +93,8 @@ def test_a_frozen_weight_without_dimensions_forgets_its_dtype(op: str) -> None:
     entry = shipped_entry("freeze-scalar-weight")
     assert entry.explains("dtype", [op], expected="float16", observed="float32")
     assert not entry.explains("dtype", [op], expected="float32", observed="float16")
-    assert not entry.explains("dtype", ["mm"], expected="float16", observed="float32")
+    for other in ("mm", "addmm", "addcmul", "multi_head_attention_forward"):
+        assert not entry.explains("dtype", [other], expected="float16", observed="float32")
 
 
 def test_a_frozen_weight_is_explained_where_it_is_wrong_without_autocast_only() -> None:
@@ -105,6 +107,19 @@ def test_a_frozen_weight_is_explained_where_it_is_wrong_without_autocast_only() 
     found = Divergence("dtype", "v1", "bfloat16", "float32")
     with quiet():
         assert not Judge(frozen, entries)._listed(honest, found)
+
+
+def test_a_frozen_weight_explains_no_other_value() -> None:
+    """Beside it another value is wrong under autocast only, of an op that the entry lists."""
+    frozen = ScriptBackend("trace", freeze=True)
+    inputs = [x("x0", 3, dtype="int64"), x("w1", dtype="float16"), x("x2", 3, 3)]
+    calls = call("mm", "x2", "x2", to="v1"), call("add", "v1", "v1", to="v2")  # v2 is float32
+    both = case(inputs, under(NoGrad(), call("mul", "x0", "w1"), *calls), backward="none")
+    with quiet():
+        assert Judge(frozen, (shipped_entry("freeze-scalar-weight"),)).judge(both).known == ""
+    assert judge(frozen, both).known == "torchscript-pass+freeze-scalar-weight"
+    honest = case(inputs, under(NoGrad(), call("mul", "x0", "w1"), *calls[:1]), backward="none")
+    assert judge(frozen, honest).known == "freeze-scalar-weight"
 
 
 def test_what_was_optimised_with_gradients_raises_in_inference_mode() -> None:
@@ -242,7 +257,7 @@ def test_a_trace_that_is_made_in_inference_mode_is_known_by_its_error(
     body = call("mm", "w0", "w0"), call("mul.scalar", "v0", 2.0, form="inplace", to="v1")
     example = case([x("w0", 2, 2)], *body, first_pass="inference_mode", contexts=())
     assert judge(TRACE, example).known == "trace-inference-constants"
-    monkeypatch.setattr("amp_fuzz.judge.WITHOUT", {"inference-traces": quiet})
+    monkeypatch.setitem(WITHOUT, "inference-traces", quiet)
     assert judge(TRACE, example).outcome == "diverged"
 
 

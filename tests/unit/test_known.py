@@ -517,6 +517,43 @@ def test_an_entry_with_a_library_explains_only_what_goes_away_without_it() -> No
     assert verdict.divergence.kind == "nondeterminism"
 
 
+@dataclass(frozen=True)
+class Gaining(EagerBackend):
+    """Rounds otherwise; is five times too large while oneDNN is on, and `gain` times else."""
+
+    device: str = "cpu"
+    exact: bool = False
+    gain: float = 1.0
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        gain = 5.0 if torch._C._get_mkldnn_enabled() else self.gain
+        for observed in seen:
+            value = observed.values["v9"]
+            assert value is not None
+            observed.values["v9"] = gain * value
+        return seen
+
+
+def test_what_rounding_explains_without_a_library_is_measured_without_it() -> None:
+    """The library is wrong in the reference too: what it is off by is no allowance without it."""
+    listed = Known("lib", "neg is off", "a test", kinds=("value",), ops=("neg",), without="mkldnn")
+    library = torch.library.Library("aten", "IMPL")
+
+    def neg(of: torch.Tensor) -> torch.Tensor:
+        wrong = of.dtype == torch.float32 and torch._C._get_mkldnn_enabled()
+        return (1.5 if wrong else 1.0) * torch.zeros_like(of).sub(of)
+
+    library.impl("neg", neg, "CPU")
+    try:
+        example = case([x("x0", 16)], NEG, contexts=(), backward="none")
+        with quiet():
+            assert Judge(Gaining(), (listed,)).judge(example).known == "lib"
+            assert Judge(Gaining(gain=1.3), (listed,)).judge(example).outcome == "diverged"
+    finally:
+        library._destroy()
+
+
 @pytest.mark.parametrize(
     ("where", "op"),
     [
