@@ -42,6 +42,7 @@ from amp_fuzz.shrink import (
     answer_of,
     asker,
     confirmed,
+    paired,
     part_of,
     shrink,
     stage_of,
@@ -400,7 +401,11 @@ class _Examination:
         deadly = {case_id: Answer("crash") for case_id in self.groups.deadly}
         memory = Memory(deadly, trying=self.seen)
         for event in shrink(
-            *(part.case, target, ask, reference), seconds=seconds, memory=memory, clock=working()
+            *(part.case, target, ask, reference),
+            seconds=seconds,
+            pairs=paired(judge.backend, part.case),
+            memory=memory,
+            clock=working(),
         ):
             if isinstance(event, Smaller):
                 yield msgspec.structs.replace(rough, minimised=event.case), part

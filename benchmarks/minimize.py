@@ -59,6 +59,7 @@ from amp_fuzz.shrink import (  # noqa: E402
     answer_of,
     asker,
     confirmed,
+    paired,
     shrink,
     stage_of,
     working,
@@ -352,13 +353,13 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
     def shows(case: Case) -> bool:
         return replace(target, op="").reply(memory.of(ask, case)) == "same"
 
-    # On a compiler, pairs cost a compilation each; what is guilty alone is known without them.
-    pairs = not judge.backend.name.startswith("compile") or _statements(verdict.case) < 4
+    pairs = paired(judge.backend, verdict.case)
     values = capture(verdict.case, reference)
     before = guilty(verdict.case, values, shows, guess=target.op, pairs=pairs)
     events = shrink(
         *(verdict.case, target, ask, reference),
         seconds=seconds,
+        pairs=pairs,
         memory=memory,
         clock=working(),
     )
@@ -516,7 +517,9 @@ def page(result: Row) -> str:
         "the first drawn case that shows it alone on a backend, or, where no draw showed it, the",
         "example of the tests: their scripts must exit with 1.",
         "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
-        "from the minimised one.",
+        "from the minimised one. Where no statement of the drawn case, nor two of them, shows the",
+        'same by themselves, it names no op ("none alone"), and minimising is what finds one. Such',
+        "rows are counted apart, and so are others that changed it.",
         "",
     ]
     if "run" in result:
@@ -576,10 +579,20 @@ def _summary(title: str, rows: Sequence[Row]) -> str:
         f"{both(after)}, {max(after)}",
         both([r["elements"][1] for r in rows]),
         both([r["seconds"] for r in rows], 1),
-        f"{sum(r['before'] == r['after'] for r in rows)}",
+        _kept(rows),
         f"{sum(r['repro'] in ([1, 0], [1]) for r in rows)}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _kept(rows: Sequence[Row]) -> str:
+    """Return how many rows kept their fingerprint; of others, how many had named no op before."""
+    moved = [r for r in rows if r["before"] != r["after"]]
+    named = [r for r in moved if {**r["before"], "op": r["after"]["op"]} == r["after"]]
+    new = sum(not r["before"]["op"] for r in named)
+    others = {"named none before": new, "changed it": len(moved) - new}
+    told = [f"{number} {what}" for what, number in others.items() if number]
+    return ", ".join([str(len(rows) - len(moved)), *told])
 
 
 def _ninety(values: Sequence[float]) -> float:
