@@ -1,6 +1,6 @@
 """Seed faults, minimise what finds them, and count what is left.
 
-    python benchmarks/minimize.py [--sections=LIST] [--only=GLOBS] [--seed=N] [--report]
+    python benchmarks/minimize.py [--sections=LIST] [--only=GLOBS] [--seed=N] [--again] [--report]
 
 Each fault of tests/faults/numeric*.py is looked for along the way of benchmarks/numeric_faults.py,
 then in programs with the op that it is called after: in eager's kernels, in the same kernels under
@@ -136,6 +136,9 @@ def main() -> int:
     )
     parser.add_argument("--backends", metavar="GLOBS", default="*", help="of the findings")
     parser.add_argument("--new", action="store_true", help="only those not found so far")
+    parser.add_argument(
+        "--again", action="store_true", help="known bugs by the cases that they were found by"
+    )
     parser.add_argument("--cases", type=int, default=0, help="drawn for each fault, at most")
     parser.add_argument("--seed", type=int, default=0, help="of the engine's draws (default 0)")
     parser.add_argument("--report", action="store_true", help="only write the page again")
@@ -161,7 +164,8 @@ def main() -> int:
     if "findings" in sections:
         result["run"] = about(options.seed, SECONDS["findings"])
         rows = result.setdefault("findings", {})
-        for name, row in findings(options.seed, options.backends, options.only):
+        told = options.seed, options.backends, options.only
+        for name, row in again(*told, rows) if options.again else findings(*told):
             rows[name] = row
             JSON.write_text(json.dumps(result, indent=1) + "\n")
             print(_told(name, row), flush=True)
@@ -283,23 +287,55 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
         if entry not in met and _named(name, backends_) and _named(entry, entries):
             judge = Judge(backends()[name], shipped(), "none")
             rows = dict(finding(judge, case, entry, done))
+            rows = rows or dict(finding(judge, case, entry, done, among=entry))
             yield from (rows or {f"{entry} on {name}": {"found": False}}).items()
 
 
-def finding(judge: Judge, case: Case, entries: str, done: set[str]) -> Iterator[tuple[str, Row]]:
-    """Yield the row of the known bug that a case shows, if it shows one and it is a new one."""
+def again(seed: int, backends_: str, entries: str, rows: Row) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of known bugs anew, each of the case that it was found by; see `findings`.
+
+    Those that were not found are asked for by the example of the tests.
+    """
+    made = {(name, case.id): entry for entry, (name, case) in examples().items()}
+    lost = {name for name, row in rows.items() if not row["found"]}
+    wanted = {key: entry for key, entry in made.items() if f"{entry} on {key[0]}" in lost}
+    wanted |= {(row["backend"], row["case"]): row["id"] for row in rows.values() if row["found"]}
+    wanted = {k: e for k, e in wanted.items() if _named(k[0], backends_) and _named(e, entries)}
+    drawn: list[tuple[str, Case]] = list(examples().values())
+    for name, count in DRAWN.items():
+        if any(key[0] == name and key not in made for key in wanted):
+            task = Task(name, "all", (), count, seed)
+            drawn += [(name, c) for c in draw(task, Settings(backends=(name,), seed=seed))]
+    for name, case in drawn:
+        if entry := wanted.pop((name, case.id), ""):
+            judge = Judge(backends()[name], shipped(), "none")
+            yield from finding(judge, case, entry, set(), among=entry)
+    if wanted:
+        raise SystemExit(f"not drawn any more, run without --again: {sorted(wanted.values())}")
+
+
+def finding(
+    judge: Judge, case: Case, entries: str, done: set[str], *, among: str = ""
+) -> Iterator[tuple[str, Row]]:
+    """Yield the row of the known bug that a case shows alone, if it shows one and it is a new one.
+
+    among: the bug that it may show together with others, which minimising has to keep, too.
+    """
     with quiet():
         verdict = judged(judge, case)
         if verdict is None:
             return
-        bug = f"{verdict.known} on {judge.backend.name}"
-        if "+" in verdict.known or not verdict.known or bug in done:
+        ids = verdict.known.split("+")
+        entry = among if among in ids else verdict.known
+        bug = f"{entry} on {judge.backend.name}"
+        if (len(ids) > 1 and entry != among) or not entry or bug in done:
             return
-        if not _named(verdict.known, entries):
+        if not _named(entry, entries):
             return
         done.add(bug)
         row = minimised("", judge, verdict, SECONDS["findings"])
-    yield bug, {"found": True, "id": verdict.known, "backend": judge.backend.name, **row}
+    others = {"with": [i for i in ids if i != entry]} if len(ids) > 1 else {}
+    yield bug, {"found": True, "id": entry, "backend": judge.backend.name, **others, **row}
 
 
 def examples() -> Mapping[str, tuple[str, Case]]:
@@ -372,7 +408,9 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
     again = stage_of(judge, final)
     # What any op shows in the place of the guilty one is no fault of an op.
     anyone = general(small, judge.backend.device, shows)
-    named = answer_of(verdict).kind, stage, "*" if anyone else before.op
+    # A gradient names no op by itself: so does `shrink`.
+    label = "" if target.kind.startswith("grad") else target.op
+    named = answer_of(verdict).kind, stage, "*" if anyone else before.op or label
     stays = answer_of(final).kind, again, "*" if anyone else last.op
     return {
         "commit": commit(),
@@ -515,7 +553,7 @@ def page(result: Row) -> str:
         "with the fault, where it must exit with 1, and without, where it must exit with 0.",
         "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/known.toml) has, each with",
         "the first drawn case that shows it alone on a backend, or, where no draw showed it, the",
-        "example of the tests: their scripts must exit with 1.",
+        "example of the tests (three show only together): their scripts must exit with 1.",
         "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
         "from the minimised one. Where no statement of the drawn case, nor two of them, shows the",
         'same by themselves, it names no op ("none alone"), and minimising is what finds one. Such',
@@ -614,6 +652,7 @@ def _table(rows: Row) -> list[str]:
         op = after["op"] or "none alone"
         note = "".join(f"; **{k} was {row['before'][k] or 'none alone'}**" for k in moved)
         cut = " (cut)" if row["reason"] == "time" else ""
+        name += f", with {', '.join(row['with'])}" if row.get("with") else ""
         lines.append(
             f"| {name} | {after['kind']} | {after['stage']} | {op}{note} "
             f"| {row['statements'][0]} -> {row['statements'][1]} "
