@@ -294,11 +294,11 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
 def again(seed: int, backends_: str, entries: str, rows: Row) -> Iterator[tuple[str, Row]]:
     """Yield the rows of known bugs anew, each of the case that it was found by; see `findings`.
 
-    Those that were not found are asked for by the example of the tests.
+    Those of which no case was found so far are asked for by the example of the tests.
     """
     made = {(name, case.id): entry for entry, (name, case) in examples().items()}
-    lost = {name for name, row in rows.items() if not row["found"]}
-    wanted = {key: entry for key, entry in made.items() if f"{entry} on {key[0]}" in lost}
+    met = {row["id"] for row in rows.values() if row["found"]}
+    wanted = {key: entry for key, entry in made.items() if entry not in met}
     wanted |= {(row["backend"], row["case"]): row["id"] for row in rows.values() if row["found"]}
     wanted = {k: e for k, e in wanted.items() if _named(k[0], backends_) and _named(e, entries)}
     drawn: list[tuple[str, Case]] = list(examples().values())
@@ -545,6 +545,7 @@ def fresh(*, seeded: bool) -> _Fresh:
 
 def page(result: Row) -> str:
     """Return the Markdown page."""
+    together = sum("with" in row for row in _found(result, "findings"))
     lines = [
         "# How small findings get",
         "",
@@ -553,7 +554,8 @@ def page(result: Row) -> str:
         "with the fault, where it must exit with 1, and without, where it must exit with 0.",
         "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/known.toml) has, each with",
         "the first drawn case that shows it alone on a backend, or, where no draw showed it, the",
-        "example of the tests (three show only together): their scripts must exit with 1.",
+        f"example of the tests ({together} show only together with others): their scripts must",
+        "exit with 1.",
         "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
         "from the minimised one. Where no statement of the drawn case, nor two of them, shows the",
         'same by themselves, it names no op ("none alone"), and minimising is what finds one. Such',
