@@ -93,6 +93,22 @@ class Groups:
             return ()
         return found[:1]
 
+    def take(self, record: DivergenceRecord, entry: str = "") -> bool:
+        """Take in the cause of a final record, and return whether it is a new one.
+
+        entry: of the baseline that knows it.
+        """
+        if record.as_if:
+            words = "+".join(sorted(special(record.minimised or record.case)))
+            key = record.backend, _PLAN + words if record.general else record.overload
+            self.as_if[key] = record.as_if, record.fingerprint
+        if (cause := fingerprint(record)).kind == "state":
+            self.left[record.backend, cause.ingredient] = record.fingerprint
+        new = record.fingerprint not in self.known
+        if new:
+            self.known[record.fingerprint] = entry
+        return new
+
     def update(self, other: Groups) -> None:
         """Take in what another process has met."""
         self.looks |= other.looks
@@ -269,16 +285,10 @@ class _Examination:
             raise
         groups.looks[look] = (record.fingerprint,)
         groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
-        if record.as_if:
-            words = "+".join(sorted(special(record.minimised or record.case)))
-            key = record.backend, _PLAN + words if record.general else record.overload
-            groups.as_if[key] = record.as_if, record.fingerprint
-        if (cause := fingerprint(record)).kind == "state":
-            groups.left[record.backend, cause.ingredient] = record.fingerprint
-        if record.fingerprint not in groups.known:
-            entry = match(self.baseline, record)
-            groups.known[record.fingerprint] = entry.id if entry else ""
-            yield Step(msgspec.structs.replace(record, known=entry.id if entry else ""), last=True)
+        entry = match(self.baseline, record)
+        known_as = entry.id if entry else ""
+        if groups.take(record, known_as):
+            yield Step(msgspec.structs.replace(record, known=known_as), last=True)
         yield self.met(record.fingerprint)
 
     def limit(self, part: Verdict) -> float:

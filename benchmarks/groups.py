@@ -55,6 +55,7 @@ from tests.faults.many import TEN, counts, install, seeded  # noqa: E402
 
 JSON = ROOT / "benchmarks" / "groups.json"
 Row = dict[str, Any]
+_UNANSWERED = ("crash", "timeout")
 
 
 def main() -> int:
@@ -115,6 +116,9 @@ def measured(store: Store, number: int, seed: int, workers: int) -> Row:
     causes, sessions = store.root / "groups.pickle", store.root / "sessions.json"
     if causes.exists():
         supervisor.groups.update(pickle.loads(causes.read_bytes()))
+    for record in _final(store):  # of a part that was stopped, some came later
+        if record.kind not in _UNANSWERED and record.fingerprint not in supervisor.groups.known:
+            supervisor.groups.take(record)
     crashes = 0
     try:
         for event in supervisor.work(tasks):
@@ -138,31 +142,36 @@ def measured(store: Store, number: int, seed: int, workers: int) -> Row:
     return about | counted(store, supervisor)
 
 
+def _final(store: Store) -> Iterator[DivergenceRecord]:
+    """Yield the records of causes, but for what a stop left half minimised."""
+    for run in store.runs():
+        records = list(store.records(run))
+        judged = {r.id for r in records if isinstance(r, CaseRecord)}
+        for r in records:
+            if isinstance(r, DivergenceRecord) and not r.known and r.case.id in judged:
+                yield r
+
+
 def _judged(store: Store) -> Counter[str]:
     """Return how often a case was judged, or gave no answer, by its id."""
     found: Counter[str] = Counter()
     for record in (r for run in store.runs() for r in store.records(run)):
         if isinstance(record, CaseRecord):
             found[record.id] += 1
-        elif isinstance(record, DivergenceRecord) and record.kind in ("crash", "timeout"):
+        elif isinstance(record, DivergenceRecord) and record.kind in _UNANSWERED:
             found[record.case.id] += 1
     return found
 
 
 def counted(store: Store, supervisor: Supervisor) -> Row:
     """Return the groups with their cases and faults."""
-    records = [(run, record) for run in store.runs() for record in store.records(run)]
-    judged = [r for _, r in records if isinstance(r, CaseRecord)]
-    whole = {(run, r.id) for run, r in records if isinstance(r, CaseRecord)}
+    records = [record for run in store.runs() for record in store.records(run)]
+    judged = [r for r in records if isinstance(r, CaseRecord)]
+    lost = [r for r in records if isinstance(r, DivergenceRecord) and r.kind in _UNANSWERED]
     found: dict[str, DivergenceRecord] = {}
-    unanswered: dict[str, str] = {}
-    for run, record in records:
-        if not isinstance(record, DivergenceRecord) or record.known:
-            continue
-        if record.kind in ("crash", "timeout"):  # no fault is one
-            unanswered[record.case.id] = record.observed
-        elif (run, record.case.id) in whole:  # not what a stop left half minimised
-            found.setdefault("+".join([record.fingerprint, *record.as_if]), record)
+    for record in _final(store):
+        if record.kind not in _UNANSWERED:  # no fault is one
+            found.setdefault(record.fingerprint, record)
     groups = [
         {
             "title": title(record),
@@ -181,7 +190,7 @@ def counted(store: Store, supervisor: Supervisor) -> Row:
         "minimised": sum(supervisor.groups.minimised.values()),
         "looks": len(supervisor.groups.looks),
         "merged": [g["title"] for g in groups if len(g["faults"]) != 1],
-        "unanswered": unanswered,
+        "unanswered": {r.case.id: r.observed for r in lost},
         "split": sorted({name for name in names if names.count(name) > 1}),
         "missed": [name for name in TEN if name not in names],
         "groups": groups,
