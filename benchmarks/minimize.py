@@ -33,7 +33,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -285,7 +285,7 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
     met = {bug.partition(" on ")[0] for bug in done}
     for entry, (name, case) in examples().items():
         if entry not in met and _named(name, backends_) and _named(entry, entries):
-            judge = Judge(backends()[name], shipped(), "none")
+            judge = judge_of_entry(name, entry)
             rows = dict(finding(judge, case, entry, done))
             rows = rows or dict(finding(judge, case, entry, done, among=entry))
             yield from (rows or {f"{entry} on {name}": {"found": False}}).items()
@@ -308,7 +308,7 @@ def again(seed: int, backends_: str, entries: str, rows: Row) -> Iterator[tuple[
             drawn += [(name, c) for c in draw(task, Settings(backends=(name,), seed=seed))]
     for name, case in drawn:
         if entry := wanted.pop((name, case.id), ""):
-            judge = Judge(backends()[name], shipped(), "none")
+            judge = judge_of_entry(name, entry)
             yield from finding(judge, case, entry, set(), among=entry)
     if wanted:
         raise SystemExit(f"not drawn any more, run without --again: {sorted(wanted.values())}")
@@ -348,8 +348,59 @@ def examples() -> Mapping[str, tuple[str, Case]]:
         names = one.returns or one.case.program.outputs
         program = msgspec.structs.replace(one.case.program, outputs=names)
         found[name] = one.backend, msgspec.structs.replace(one.case, program=program)
+    found |= _more_examples()
     mine = {known.id for known in shipped() if not known.id.startswith(("torchax-", "xla-"))}
     return {name: example for name, example in found.items() if name in mine}
+
+
+def _more_examples() -> dict[str, tuple[str, Case]]:
+    """Return cases of tests that are about one known bug each."""
+    from tests.backends.test_custom_op import REGISTERED
+    from tests.backends.test_scripted import NORM
+    from tests.helpers import BF16, call, case, x
+    from tests.unit.test_known import NORMS
+
+    plan = msgspec.structs.replace(REGISTERED.plan, backward="none")
+    forward = msgspec.structs.replace(REGISTERED, plan=plan)
+    product = call("mul", "x0", "x0")
+    clamp = call("clamp.Tensor", "v0", None, "w1", to="v1")
+    statistics = call("batch_norm.batch_statistics", "w1", None, None, "x2", "x3", True)
+    cond = call("linalg.cond.p", "w0", p=-1), call("sin", "v0", to="v1")
+    doubled = call("mm", "w0", "w0"), call("mul.scalar", "v0", 2.0, form="inplace", to="v1")
+    out = call("max", "x0", form="out", out="b1")
+    return {
+        "register-autocast-key": ("fake-mtia", forward),
+        "vmap-batching-rules": ("eager-cpu", NORMS),
+        "linalg-cond-backward": (
+            "eager-cpu",
+            case([x("w0", 3, 3)], *cond, checkpoint="non_reentrant"),
+        ),
+        "torchscript-clamp-bounds": ("script", case([x("x0", 4), x("w1", 4)], product, clamp)),
+        "torchscript-mixed-gradients": ("script", case(*NORM, contexts=())),
+        "torchscript-backward-pass": (
+            "script",
+            case(
+                NORM[0],
+                *(statistics, call("sigmoid", "v0", to="v1")),
+                contexts=(),
+                backward="under",
+                backward_context=BF16,
+                second="double",
+            ),
+        ),
+        "trace-max-out": ("trace", case([x("x0", 2, 3), x("b1")], out, backward="none")),
+        "trace-inference-constants": (
+            "trace",
+            case([x("w0", 2, 2)], *doubled, first_pass="inference_mode", contexts=()),
+        ),
+    }
+
+
+def judge_of_entry(backend: str, entry: str) -> Judge:
+    """Return the judge to which a known bug shows."""
+    (known,) = (k for k in shipped() if k.id == entry)
+    relations: Literal["none", "all"] = "all" if "relation" in known.kinds else "none"
+    return Judge(backends()[backend], shipped(), relations)
 
 
 def found(fault: NumericFault, steps: Sequence[Step]) -> Verdict | None:
