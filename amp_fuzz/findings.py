@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -24,7 +25,7 @@ from amp_fuzz.baseline import Entry, match
 from amp_fuzz.blame import Named, tainted
 from amp_fuzz.case import Case, Plan, bare
 from amp_fuzz.causes import POLICIES, UNSTEADY, caused, policies_of, supposes
-from amp_fuzz.contexts import acts_as, alike, saying, unrestored
+from amp_fuzz.contexts import acts_as, alike, like, saying, unrestored
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient, kind_of, special
 from amp_fuzz.harness import Observation
@@ -329,15 +330,18 @@ class _Examination:
         an op has no policy, ops that it is made of are cast too. Those that are not needed are
         then left out, one after another.
         """
-        chosen = {
-            about: (names[0], cause)
-            for (on, about), (names, cause) in self.groups.as_if.items()
-            if on == part.backend
-            and (not about.startswith(_PLAN) or _acting(about, part.case))
-            and (names[0] != "banned" or refuses(observed))
-        }
-        if len(chosen) < 2 or not self.agrees(part, observed, chosen):
+        offered: dict[str, list[tuple[str, str]]] = {}
+        for (on, about), (names, cause) in self.groups.as_if.items():
+            if on != part.backend or (names[0] == "banned" and not refuses(observed)):
+                continue
+            if not about.startswith(_PLAN):
+                offered[about] = [(names[0], cause)]
+            elif _acting(about, part.case):
+                offered[about] = [(name, cause) for name in like(part.case, names[0])]
+        if len(offered) < 2:
             return ()
+        tried = (dict(zip(offered, names, strict=True)) for names in product(*offered.values()))
+        chosen = next((c for c in tried if self.agrees(part, observed, c)), {})
         for about in tuple(chosen):
             fewer = {key: value for key, value in chosen.items() if key != about}
             if self.agrees(part, observed, fewer):
