@@ -116,7 +116,8 @@ def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
     names = acts_as(judge, last.case, judge.backend.run([last.case])[0])
     if names:
         of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0])
-        names = alike([name for name in names if name in of_first])
+        # Of the same: as which dtype depends on contexts around it, which may be gone.
+        names = alike([name for name in names if any(alike((name, n))[1:] for n in of_first)])
     return {"as_if": names, "general": True} if names else {}
 
 

@@ -8,7 +8,7 @@ if it said something else; then the reference, with that said, does what torch d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge
 
-__all__ = ["acts_as", "alike", "saying", "unrestored"]
+__all__ = ["acts_as", "alike", "like", "saying", "unrestored"]
 
 # What a context may be taken to say, in the order in which it is tried.
 _SAID: tuple[tuple[str, tuple[object, ...]], ...] = (
@@ -81,10 +81,15 @@ def acts_as(judge: Judge, case: Case, observed: Observation) -> tuple[str, ...]:
     that has nothing but contexts and a backward pass: there, whatever a context says, an op's
     policy may be what is wrong.
     """
-    contexts = case.plan.contexts
-    if not contexts or not special(case):
+    if not case.plan.contexts or not special(case):
         return ()
-    found = []
+    return tuple(
+        name for name in _sayable(case) if judge.agrees_with(saying(case, name), observed, {})
+    )
+
+
+def _sayable(case: Case) -> Iterator[str]:
+    contexts = case.plan.contexts
     for field, values in _SAID:
         for value in values:
             if getattr(contexts[-1], field) == value:
@@ -92,10 +97,16 @@ def acts_as(judge: Judge, case: Case, observed: Observation) -> tuple[str, ...]:
             # On devices without float32 that is enabled=False, unless it is said around it.
             if value == "float32" and all(c.dtype != value for c in contexts[:-1]):
                 continue
-            name = f"{field}={value}"
-            if judge.agrees_with(saying(case, name), observed, {}):
-                found.append(name)
-    return tuple(found)
+            yield f"{field}={value}"
+
+
+def like(case: Case, name: str) -> tuple[str, ...]:
+    """Return what a case's context may act as if one did so elsewhere: of the same, that first.
+
+    Which dtype a context takes that loses its own depends on what surrounds it.
+    """
+    others = [other for other in _sayable(case) if other != name]
+    return name, *alike([name, *others])[1:]
 
 
 def saying(case: Case, name: str) -> Case:

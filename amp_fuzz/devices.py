@@ -83,7 +83,8 @@ def _found(policies: str, source: str, folder: Path | None) -> str:
 def policies_of(device: str, policies: str) -> PolicyTable:
     """Return the policies that a device is held to: a table of another device, or a file's.
 
-    "" is CUDA's. Raises `PolicyTableError`, a ValueError.
+    "" is CUDA's. Raises `PolicyTableError`, a ValueError; for a file that names an op which torch
+    does not have, too.
     """
     from amp_fuzz.reference.tables import DEVICES, PolicyTableError, load_table, load_table_file
 
@@ -94,4 +95,8 @@ def policies_of(device: str, policies: str) -> PolicyTable:
     if path.suffix != ".toml" and not path.exists():
         problem = f"no such table: use one of {', '.join(DEVICES)}, or the path of a TOML file"
         raise PolicyTableError("", path.name, problem)
-    return dataclasses.replace(load_table_file(path), device=device, source=path.name)
+    table = load_table_file(path)
+    from amp_fuzz.reference.schemas import check_ops
+
+    check_ops(table, name)
+    return dataclasses.replace(table, device=device, source=path.name)

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -24,7 +25,7 @@ from amp_fuzz.baseline import Entry, match
 from amp_fuzz.blame import Named, tainted
 from amp_fuzz.case import Case, Plan, bare
 from amp_fuzz.causes import POLICIES, UNSTEADY, caused, policies_of, supposes
-from amp_fuzz.contexts import acts_as, alike, saying, unrestored
+from amp_fuzz.contexts import acts_as, alike, like, saying, unrestored
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient, kind_of, special
 from amp_fuzz.harness import Observation
@@ -42,6 +43,7 @@ from amp_fuzz.shrink import (
     answer_of,
     asker,
     confirmed,
+    paired,
     part_of,
     shrink,
     stage_of,
@@ -91,6 +93,22 @@ class Groups:
         if len(found) < 2 or len(set(found)) > 1 or self.seen[traits] in _AGAIN:
             return ()
         return found[:1]
+
+    def take(self, record: DivergenceRecord, entry: str = "") -> bool:
+        """Take in the cause of a final record, and return whether it is a new one.
+
+        entry: of the baseline that knows it.
+        """
+        if record.as_if:
+            words = "+".join(sorted(special(record.minimised or record.case)))
+            key = record.backend, _PLAN + words if record.general else record.overload
+            self.as_if[key] = record.as_if, record.fingerprint
+        if (cause := fingerprint(record)).kind == "state":
+            self.left[record.backend, cause.ingredient] = record.fingerprint
+        new = record.fingerprint not in self.known
+        if new:
+            self.known[record.fingerprint] = entry
+        return new
 
     def update(self, other: Groups) -> None:
         """Take in what another process has met."""
@@ -268,16 +286,10 @@ class _Examination:
             raise
         groups.looks[look] = (record.fingerprint,)
         groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
-        if record.as_if:
-            words = "+".join(sorted(special(record.minimised or record.case)))
-            key = record.backend, _PLAN + words if record.general else record.overload
-            groups.as_if[key] = record.as_if, record.fingerprint
-        if (cause := fingerprint(record)).kind == "state":
-            groups.left[record.backend, cause.ingredient] = record.fingerprint
-        if record.fingerprint not in groups.known:
-            entry = match(self.baseline, record)
-            groups.known[record.fingerprint] = entry.id if entry else ""
-            yield Step(msgspec.structs.replace(record, known=entry.id if entry else ""), last=True)
+        entry = match(self.baseline, record)
+        known_as = entry.id if entry else ""
+        if groups.take(record, known_as):
+            yield Step(msgspec.structs.replace(record, known=known_as), last=True)
         yield self.met(record.fingerprint)
 
     def limit(self, part: Verdict) -> float:
@@ -318,15 +330,18 @@ class _Examination:
         an op has no policy, ops that it is made of are cast too. Those that are not needed are
         then left out, one after another.
         """
-        chosen = {
-            about: (names[0], cause)
-            for (on, about), (names, cause) in self.groups.as_if.items()
-            if on == part.backend
-            and (not about.startswith(_PLAN) or _acting(about, part.case))
-            and (names[0] != "banned" or refuses(observed))
-        }
-        if len(chosen) < 2 or not self.agrees(part, observed, chosen):
+        offered: dict[str, list[tuple[str, str]]] = {}
+        for (on, about), (names, cause) in self.groups.as_if.items():
+            if on != part.backend or (names[0] == "banned" and not refuses(observed)):
+                continue
+            if not about.startswith(_PLAN):
+                offered[about] = [(names[0], cause)]
+            elif _acting(about, part.case):
+                offered[about] = [(name, cause) for name in like(part.case, names[0])]
+        if len(offered) < 2:
             return ()
+        tried = (dict(zip(offered, names, strict=True)) for names in product(*offered.values()))
+        chosen = next((c for c in tried if self.agrees(part, observed, c)), {})
         for about in tuple(chosen):
             fewer = {key: value for key, value in chosen.items() if key != about}
             if self.agrees(part, observed, fewer):
@@ -400,7 +415,11 @@ class _Examination:
         deadly = {case_id: Answer("crash") for case_id in self.groups.deadly}
         memory = Memory(deadly, trying=self.seen)
         for event in shrink(
-            *(part.case, target, ask, reference), seconds=seconds, memory=memory, clock=working()
+            *(part.case, target, ask, reference),
+            seconds=seconds,
+            pairs=paired(judge.backend, part.case),
+            memory=memory,
+            clock=working(),
         ):
             if isinstance(event, Smaller):
                 yield msgspec.structs.replace(rough, minimised=event.case), part

@@ -21,7 +21,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
 from amp_fuzz.judge import Judge, Verdict, unsupported
-from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Values, capture, search
+from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Values, capture, count, search
 from amp_fuzz.oracle import compare
 from amp_fuzz.program import returning_all, statements
 from amp_fuzz.triage import guilty
@@ -37,6 +37,7 @@ __all__ = [
     "answer_of",
     "asker",
     "confirmed",
+    "paired",
     "part_of",
     "shrink",
     "working",
@@ -208,13 +209,15 @@ def shrink(
     runtime: ReferenceRuntime,
     *,
     seconds: float,
+    pairs: bool = False,
     memory: Memory | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Event | Shrunk]:
     """Make a divergence's case smaller; a `Shrunk` comes last.
 
-    ask: says what comes of a candidate, as an `Asker` does. runtime: the reference. memory: answers
-    that were given already. clock: what `seconds` are of; see `working`.
+    ask: says what comes of a candidate, as an `Asker` does. runtime: the reference. pairs: whether
+    it begins with the guilty two where none is guilty alone (otherwise other two may be left); see
+    `paired`. memory: answers that were given already. clock: what `seconds` are of; see `working`.
     """
     start = clock()
     memory = memory or Memory()
@@ -234,9 +237,13 @@ def shrink(
 
     guess = target.op
     target = replace(target, op="")
-    found = guilty(case, values(case), shows, guess=guess, pairs=False)
+    found = guilty(case, values(case), shows, guess=guess, pairs=pairs)
+    two = len(found.numbers) > 1
+    if two and found.case is not None:  # what a divergence names is one op
+        guess = memory.of(ask, found.case).op
     # A gradient names no op by itself.
-    target = replace(target, op=found.op or ("" if target.kind.startswith("grad") else guess))
+    named = "" if target.kind.startswith("grad") else guess
+    target = replace(target, op=named if two else found.op or named)
     chain = [case]
     if found.case is not None and found.case != case:
         chain.append(found.case)
@@ -261,12 +268,20 @@ def shrink(
             ended = event
         yield event
     assert ended is not None
-    op = found.op
-    if not op:
+    op = "" if two else found.op
+    if not op:  # of two, one may be left
         again = guilty(ended.case, values(ended.case), shows, guess=target.op)
         op = again.op or target.op
     spent = clock() - start
     yield Shrunk(ended.case, op, tuple(chain), ended.nearest, ended.tried, spent, ended.reason)
+
+
+def paired(backend: Backend, case: Case) -> bool:
+    """Return whether two statements at a time are tried where none is guilty alone.
+
+    On a compiler each pair costs a compilation: there only where there are few.
+    """
+    return not isinstance(backend, CompileBackend) or count(case.program) < 4
 
 
 _STARVED = 4

@@ -39,6 +39,7 @@ from amp_fuzz.shrink import (
     answer_of,
     asker,
     confirmed,
+    paired,
     part_of,
     shrink,
     stage_of,
@@ -254,6 +255,7 @@ def _search(
         ask,
         reference,
         seconds=seconds,
+        pairs=not job.check and paired(judge.backend, job.case),
         memory=memory,
     ):
         if isinstance(event, Smaller):

@@ -52,7 +52,8 @@ def guilty(
         return Guilty((0,), case)
     order = sorted(range(len(body)), key=lambda i: body[i].op != guess)
     for chosen in (*((i,) for i in order), *(_pairs(case) if pairs else ())):
-        small = alone(case, chosen, values)
+        whole = len(chosen) == len(body)  # it may hang on what is returned: nothing else is changed
+        small = case if whole else alone(case, chosen, values)
         if small is not None and diverges(small):
             return Guilty(chosen, small)
     return Guilty()

@@ -1,13 +1,14 @@
 """Seed ten faults at once, run the engine, and count what it makes of them.
 
-    python benchmarks/groups.py [--cases=N] [--seed=N]
+    python benchmarks/groups.py [--cases=N] [--seed=N] [--store=FOLDER]
 
 The faults are those of tests/faults/many.py: policies, contexts, state, numbers. Each case that the
 engine draws for eager is judged in a torch that has all ten; transforms and custom ops are left
 out, since the Python kernels that faults are made of are no part of them. Ctrl-C ends a run early,
-and what was judged by then is counted. A group belongs to the
-faults without which its case agrees: of those its case is judged with one fault at a time. Exactly
-one group a fault is wanted. Writes ``benchmarks/groups.json``. Seconds are CPU seconds.
+and what was judged by then is counted; with a store of its own the next call goes on from there. A
+group belongs to the faults without which its case agrees: of those its case is judged with one
+fault at a time. Exactly one group a fault is wanted. Writes ``benchmarks/groups.json``. Seconds are
+CPU seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import resource
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,7 +32,16 @@ sys.path.insert(0, str(ROOT))
 
 from amp_fuzz.backends import backends  # noqa: E402
 from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.engine import Crashed, Failed, Finding, Settings, Task, draw, plan_tasks  # noqa: E402
+from amp_fuzz.engine import (  # noqa: E402
+    Crashed,
+    Failed,
+    Finding,
+    Finished,
+    Settings,
+    Task,
+    draw,
+    plan_tasks,
+)
 from amp_fuzz.fingerprints import fingerprint, title  # noqa: E402
 from amp_fuzz.judge import Judge, quiet  # noqa: E402
 from amp_fuzz.known import shipped  # noqa: E402
@@ -43,6 +55,7 @@ from tests.faults.many import TEN, counts, install, seeded  # noqa: E402
 
 JSON = ROOT / "benchmarks" / "groups.json"
 Row = dict[str, Any]
+_UNANSWERED = ("crash", "timeout")
 
 
 def main() -> int:
@@ -51,6 +64,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--store", type=Path, help="keep what was judged there, and go on from it")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="amp-fuzz-") as folder:
@@ -58,7 +72,7 @@ def main() -> int:
         install(plugins)
         sys.path.insert(0, str(plugins))
         backends.cache_clear()
-        store = Store(Path(folder) / "store")
+        store = Store(options.store or Path(folder) / "store")
         result = measured(store, options.cases, options.seed, options.workers)
     JSON.write_text(json.dumps(result, indent=1) + "\n")
     for group in result["groups"]:
@@ -89,16 +103,29 @@ def measured(store: Store, number: int, seed: int, workers: int) -> Row:
         relations="none",
         timeout=1800,  # of the clock on the wall: of a machine that does much else, too
     )
-    store.begin(RunRecord("groups", seed, "", (), {}, ""))
-    drawn = list(islice(cases(seed), number))
-    parts = [tuple(drawn[i : i + 500]) for i in range(0, number, 500)]
+    part = f"groups-{len(store.runs()):03}"
+    before = _judged(store)
+    store.begin(RunRecord(part, seed, "", (), {}, ""))
+    drawn = []
+    for case in islice(cases(seed), number):
+        before[case.id] -= 1
+        drawn += [case] if before[case.id] < 0 else []
+    parts = [tuple(drawn[i : i + 500]) for i in range(0, len(drawn), 500)]
     tasks = [Task("faulty-cpu", "all", (), len(given), seed, given) for given in parts]
-    supervisor = Supervisor(settings, store, "groups")
+    supervisor = Supervisor(settings, store, part)
+    causes, sessions = store.root / "groups.pickle", store.root / "sessions.json"
+    if causes.exists():
+        supervisor.groups.update(pickle.loads(causes.read_bytes()))
+    for record in _final(store):  # of a part that was stopped, some came later
+        if record.kind not in _UNANSWERED and record.fingerprint not in supervisor.groups.known:
+            supervisor.groups.take(record)
     crashes = 0
     try:
         for event in supervisor.work(tasks):
             if isinstance(event, Failed):
                 raise SystemExit(event.detail)
+            if isinstance(event, Finished):  # that is when a worker tells of the causes it met
+                causes.write_bytes(pickle.dumps(supervisor.groups))
             crashes += isinstance(event, Crashed)
             if isinstance(event, Finding) and event.new:
                 print(f"{title(event.record)} | {fingerprint(event.record)}", flush=True)
@@ -106,23 +133,45 @@ def measured(store: Store, number: int, seed: int, workers: int) -> Row:
         print("stopped: what was judged is counted", flush=True)
     finally:
         supervisor.close()
-    about = {"seed": seed, "asked": number, "commit": commit(), "versions": versions()}
-    return about | {"crashes": crashes} | counted(store, supervisor)
+    spent: list[Row] = json.loads(sessions.read_text()) if sessions.exists() else []
+    spent.append({"commit": commit(), "crashes": crashes, "seconds": round(_seconds())})
+    sessions.write_text(json.dumps(spent))
+    about = {"seed": seed, "asked": number, "versions": versions(), "sessions": spent}
+    about["crashes"] = sum(s["crashes"] for s in spent)
+    about["seconds"] = sum(s["seconds"] for s in spent)
+    return about | counted(store, supervisor)
+
+
+def _final(store: Store) -> Iterator[DivergenceRecord]:
+    """Yield the records of causes, but for what a stop left half minimised."""
+    for run in store.runs():
+        records = list(store.records(run))
+        judged = {r.id for r in records if isinstance(r, CaseRecord)}
+        for r in records:
+            if isinstance(r, DivergenceRecord) and not r.known and r.case.id in judged:
+                yield r
+
+
+def _judged(store: Store) -> Counter[str]:
+    """Return how often a case was judged, or gave no answer, by its id."""
+    found: Counter[str] = Counter()
+    for record in (r for run in store.runs() for r in store.records(run)):
+        if isinstance(record, CaseRecord):
+            found[record.id] += 1
+        elif isinstance(record, DivergenceRecord) and record.kind in _UNANSWERED:
+            found[record.case.id] += 1
+    return found
 
 
 def counted(store: Store, supervisor: Supervisor) -> Row:
     """Return the groups with their cases and faults."""
-    records = list(store.records("groups"))
+    records = [record for run in store.runs() for record in store.records(run)]
     judged = [r for r in records if isinstance(r, CaseRecord)]
+    lost = [r for r in records if isinstance(r, DivergenceRecord) and r.kind in _UNANSWERED]
     found: dict[str, DivergenceRecord] = {}
-    unanswered: dict[str, str] = {}
-    for record in records:
-        if not isinstance(record, DivergenceRecord) or record.known:
-            continue
-        if record.kind in ("crash", "timeout"):  # no fault is one
-            unanswered[record.case.id] = record.observed
-        else:
-            found.setdefault("+".join([record.fingerprint, *record.as_if]), record)
+    for record in _final(store):
+        if record.kind not in _UNANSWERED:  # no fault is one
+            found.setdefault(record.fingerprint, record)
     groups = [
         {
             "title": title(record),
@@ -140,9 +189,8 @@ def counted(store: Store, supervisor: Supervisor) -> Row:
         "diverged": sum(r.outcome == "diverged" for r in judged),
         "minimised": sum(supervisor.groups.minimised.values()),
         "looks": len(supervisor.groups.looks),
-        "seconds": round(_seconds()),
         "merged": [g["title"] for g in groups if len(g["faults"]) != 1],
-        "unanswered": unanswered,
+        "unanswered": {r.case.id: r.observed for r in lost},
         "split": sorted({name for name in names if names.count(name) > 1}),
         "missed": [name for name in TEN if name not in names],
         "groups": groups,

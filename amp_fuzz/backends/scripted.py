@@ -88,9 +88,10 @@ _REFUSED = frozenset(
 class ScriptBackend(TorchBackend):
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
-    calls: the call whose results count. freeze: the program is a module whose weights are its
-    parameters, frozen; its plans only infer. check: what is traced is a module with the weights as
-    its parameters, and a second trace checks the first, as `torch.jit.trace` does by default.
+    calls: the call whose results count; with 1 no call runs an optimised graph, however often the
+    plan calls. freeze: the program is a module whose weights are its parameters, frozen; its plans
+    only infer. check: what is traced is a module with the weights as its parameters, and a second
+    trace checks the first, as `torch.jit.trace` does by default.
     """
 
     mode: Mode
@@ -270,7 +271,7 @@ class _Scripted:
     ) -> None:
         self.backend, self.case, self.names, self.opaque = backend, case, names, opaque
         self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
-        self.call = prelude.optimised(self.make, numbers(case, "buffer"), backend.calls)
+        self.call = _optimised(self.make, numbers(case, "buffer"), backend.calls)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.call(*inputs)
@@ -350,6 +351,23 @@ def _without(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...
     return tuple(nodes)
 
 
+def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> Any:
+    """Return what `prelude.optimised` does, but never optimised with one call.
+
+    A plan that calls the program again would have the graph optimised by its own calls: each runs
+    a copy, which was not called before. What `make` returns is a function with a graph.
+    """
+    if calls > 1:
+        return prelude.optimised(make, buffers, calls)
+
+    def first(inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        graph = make(inputs).graph
+        create = torch._C._create_function_from_graph
+        return lambda *given: create("forward", graph.copy())(*given)
+
+    return prelude.optimised(first, buffers, 1)
+
+
 class _Imitated(_Scripted):
     """The program as TorchScript's pass should make it: its graph, the casts written by us."""
 
@@ -395,7 +413,7 @@ class _Imitated(_Scripted):
     def optimised(self, graph: Any, calls: int) -> Any:
         """Return a graph as a function that is called so often."""
         made = torch._C._create_function_from_graph("forward", graph)
-        return prelude.optimised(lambda _: made, numbers(self.case, "buffer"), calls)
+        return _optimised(lambda _: made, numbers(self.case, "buffer"), calls)
 
     def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with our casts for the state around it."""

@@ -172,7 +172,7 @@ def _asked(record: DivergenceRecord) -> str:
 
 
 @baseline.command(short_help="Judge every case again: still there, fixed, expired?")
-@options("baseline", "known", "timeout")
+@options("baseline", "known", "timeout", "plugins", "device", "policies")
 def check(**given: Any) -> int:
     """Judge the case of every finding again, and say what came of it.
 
@@ -214,7 +214,7 @@ def _line(entry: Entry, came: Came, late: bool) -> str:
 
 @baseline.command(short_help="Take out what no longer happens.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and write nothing.")
-@options("baseline", "known", "timeout")
+@options("baseline", "known", "timeout", "plugins", "device", "policies")
 def prune(dry_run: bool, **given: Any) -> int:
     """Judge every case again, and take out the findings that no longer happen.
 

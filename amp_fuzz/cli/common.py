@@ -224,6 +224,7 @@ def command_line(*words: str, store: Path | None = None) -> str:
     So is a device of the user's, to commands that judge cases again.
     """
     more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
-    if words[0] in ("explain", "minimize", "replay", "repro"):
+    judges = "explain", "minimize", "replay", "repro"
+    if words[0] in judges or words[:2] in (("baseline", "check"), ("baseline", "prune")):
         more = [*device_words(), *more]
     return shlex.join(["amp-fuzz", *words, *more])

@@ -52,7 +52,7 @@ class _Check:
 
 
 @click.command(short_help="Check the installation.")
-@options("backends", "require", "store", "workers")
+@options("backends", "require", "store", "workers", "plugins", "device", "policies")
 def doctor(**given: Any) -> int:
     """Check the installation: versions, backends, the store, configuration, autocast's kernels.
 
@@ -66,6 +66,8 @@ def doctor(**given: Any) -> int:
         checks += _configuration(resolved)
     except ConfigError as error:
         checks.append(_Check("BROKEN", "configuration", str(error), Exit.USAGE))
+    except ImportError as error:  # the policies of a device need torch
+        checks.append(_Check("BROKEN", "configuration", str(error), Exit.MISSING))
     checks.append(_store(chosen))
     with waiting("importing torch"):
         checks += _torch(chosen)

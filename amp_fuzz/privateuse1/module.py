@@ -10,6 +10,7 @@ from torch.utils import backend_registration
 
 from amp_fuzz.privateuse1 import tensor
 from amp_fuzz.privateuse1.autocast import Autocast
+from amp_fuzz.reference.schemas import check_ops
 from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table, load_table_file
 
 __all__ = ["DEVICE", "DeviceError", "DeviceModule", "install", "supported"]
@@ -80,7 +81,7 @@ def install(
 
     It cannot be undone, and a process can do it once: installing the same again does nothing.
     Raises `DeviceError` where another device has the key, or this torch is too old;
-    `PolicyTableError` for a table that cannot be had.
+    `PolicyTableError` for a table that cannot be had, or that names an op which torch has not.
     """
     global _installed
     wanted = (device, str(policies))
@@ -95,7 +96,11 @@ def install(
             + (f", with the policies of {_installed[1]}" if _installed else "")
             + ": a process can name it once, use another process"
         )
-    table = load_table(str(policies)) if policies in DEVICES else load_table_file(policies)
+    if policies in DEVICES:
+        table = load_table(str(policies))
+    else:
+        table = load_table_file(policies)
+        check_ops(table, str(policies))
     dtypes = [getattr(torch, name) for name in table.supported_dtypes]
     backend_registration._setup_privateuseone_for_python_backend(
         device, backend_module=DeviceModule(dtypes)

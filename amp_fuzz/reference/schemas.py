@@ -1,13 +1,35 @@
-"""What the schema of an op says of one of its calls."""
+"""What the schemas of ops say: of one of their calls, and which there are."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["bound", "draws"]
+from amp_fuzz.reference.tables import PolicyTable, PolicyTableError
+
+__all__ = ["bound", "check_ops", "draws"]
+
+
+def check_ops(table: PolicyTable, file: str) -> None:
+    """Raise `PolicyTableError` for an op of a table that this torch does not have.
+
+    Only of torch's own: a library of a vendor's may not be loaded yet. file: where the table is.
+    """
+    names = torch._C._dispatch_get_all_op_names()
+    own = {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+    for rule in table.rules.values():
+        for op in filter(None, (rule.overload, rule.redispatch)):
+            if "::" not in op and op not in own:
+                near = difflib.get_close_matches(op, own, n=1)
+                way_out = (
+                    f"did you mean {near[0]!r}?" if near else "write it as in 'sum.dim_IntList'"
+                )
+                place = f"{rule.policy}, {rule.versions}"
+                problem = f"torch {table.torch_version} has no op {op!r}; {way_out}"
+                raise PolicyTableError(file, place, problem)
 
 
 def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

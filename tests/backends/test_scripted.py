@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -162,6 +163,21 @@ def test_formulas_of_torchscript_that_are_wrong_in_any_program_are_known() -> No
     rows = case([x("x0", 2, 3, 4), x("w1", 4)], call("mul", "x0", "x0"), call(
         "linear", "v0", "w1", None, to="v1"))  # fmt: skip
     assert judge(SCRIPT, rows).known == "torchscript-linear-vector"
+
+
+@pytest.mark.parametrize("plan", [Plan(calls=2), Plan(steps=3)], ids=["calls", "steps"])
+@pytest.mark.parametrize("backend", [SCRIPT, TRACE], ids=lambda b: b.name)
+def test_a_plan_that_calls_again_leaves_the_first_rung_as_it_is(
+    backend: ScriptBackend, plan: Plan
+) -> None:
+    """The graph is optimised from its second call on, and there the formula of linear is wrong."""
+    body = call("mul", "x0", "x0"), call("linear", "v0", "w1", None, to="v1")
+    again = msgspec.structs.replace(case([x("x0", 4), x("w1", 4)], *body), plan=plan)
+    judge_ = Judge(backend, shipped())
+    with quiet():
+        verdict = judge_.judge(again)
+        assert verdict.known == "torchscript-linear-vector"
+        assert stage_of(judge_, verdict) == backend.name
 
 
 NORM = (

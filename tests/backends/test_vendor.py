@@ -7,6 +7,7 @@ vendor may well have. It is installed as a vendor's would be, by being importabl
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import amp_fuzz
 from amp_fuzz import privateuse1
 from amp_fuzz.config import ConfigError, resolve
 from amp_fuzz.devices import policies_of, with_device
+from amp_fuzz.reference import PolicyTableError
 
 PACKAGE = '''
 """A device module: naming it, its tensors and its autocast are those of the template."""
@@ -98,6 +100,7 @@ def vendor(tmp_path: Path) -> Vendor:
     (tmp_path / "torch_leaves.py").write_text("raise SystemExit('no licence')\n")
     (tmp_path / "table.toml").write_text(TABLE)
     (tmp_path / "bad.toml").write_text("device = ")
+    (tmp_path / "typo.toml").write_text(TABLE.replace('["mm"]', '["mm", "lineer"]'))
     return Vendor(tmp_path)
 
 
@@ -114,6 +117,7 @@ def vendor(tmp_path: Path) -> Vendor:
         (("--device=mydev", "--policies=cude"), 2, "--policies: cude: no such table: use one of"),
         (("--device=mydev", "--policies=none.toml"), 2, "cannot be read as UTF-8 text"),
         (("--device=mydev", "--policies=bad.toml"), 2, "bad.toml: not TOML: Invalid value"),
+        (("--device=mydev", "--policies=typo.toml"), 2, "no op 'lineer'; did you mean 'linear'?"),
         (("--device=mydev", "--policies=~none/a.toml"), 2, "--policies: '~none/a.toml' is not a p"),
         (("--device=leaves",), 4, "torch_leaves cannot be imported: SystemExit: no licence"),
         (("--device=mydev", "--plugins=torch_leaves"), 2, "cannot be imported: SystemExit: no lic"),
@@ -168,6 +172,27 @@ def test_a_file_of_policies_is_beside_the_configuration_that_names_it(
         with_device(resolve({}, environ={}, start=tmp_path))
 
 
+def test_ops_that_torch_does_not_have_are_no_policies(tmp_path: Path) -> None:
+    """Of other libraries' ops nothing is said: theirs may not be loaded yet."""
+    path = tmp_path / "table.toml"
+    for op, problem in (
+        ("sum.dim_Intlist", "has no op 'sum.dim_Intlist'; did you mean 'sum.dim_IntList'?"),
+        ("zzzzzzzzz", "has no op 'zzzzzzzzz'; write it as in 'sum.dim_IntList'"),
+    ):
+        path.write_text(TABLE.replace('"mm"', f'"{op}"'))
+        with pytest.raises(PolicyTableError, match=re.escape(problem)) as raised:
+            policies_of("mydev", str(path))
+        assert raised.value.place == "lower_precision_fp, >=2.7"
+        if privateuse1.supported():
+            with pytest.raises(PolicyTableError, match=re.escape(problem)):
+                privateuse1.install(path, device="wrongops")
+    path.write_text(TABLE.replace('"mm"', '"mine::attention"'))
+    assert set(policies_of("mydev", str(path)).rules) == {"mine::attention"}
+    later = TABLE.replace('"mm"', '"zzzzzzzzz"').replace(">=2.7", ">=99")
+    path.write_text(TABLE + later[later.index("[[group]]") :])
+    assert set(policies_of("mydev", str(path)).rules) == {"mm"}
+
+
 # -- honest, and with a fault ---------------------------------------------------------------------
 
 
@@ -215,6 +240,45 @@ def test_a_missing_fallthrough_is_found_and_can_be_replayed(vendor: Vendor) -> N
     assert "--device=mydev" in replay
     assert vendor.run(*replay, fault="fallthrough").returncode == 1
     assert vendor.run(*replay).returncode == 0
+
+
+@needs_device
+@pytest.mark.slow
+def test_a_baseline_holds_findings_of_the_device(vendor: Vendor) -> None:
+    words = ("--device=mydev", "--ops=softmax", "--cases=6", "--seed=1", "--minimize=5")
+    run = ("run", *words, "--backends=eager-mydev", "--workers=1")
+    assert vendor.run(*run, fault="policy").returncode == 1
+    done = vendor.run("baseline", "update", "--reason=known", fault="policy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    unnamed = vendor.run("baseline", "check", fault="policy")
+    assert unnamed.returncode == 5
+    assert "named by --device=mydev" in " ".join(unnamed.stdout.split())
+    there = vendor.run("baseline", "check", "--device=mydev", fault="policy")
+    assert there.returncode == 0, there.stdout + there.stderr
+    assert "still there" in there.stdout
+    fixed = vendor.run("baseline", "check", "--device=mydev")
+    assert fixed.returncode == 1
+    assert "amp-fuzz baseline prune --device=mydev" in fixed.stdout
+    pruned = vendor.run("baseline", "prune", "--device=mydev")
+    assert pruned.returncode == 0
+    assert ": fixed" in pruned.stdout
+
+
+@needs_device
+def test_the_doctor_looks_at_the_device(vendor: Vendor) -> None:
+    done = vendor.run("doctor", "--device=mydev")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if "backend eager-mydev" in line]
+    assert [row[:3] for row in rows] == [
+        ["ok", "backend", "eager-mydev"],
+        ["ok", "backend", "eager-mydev[shadow]"],
+    ]
+    done = vendor.run("doctor", "--device=nosuch")
+    assert done.returncode == 4
+    assert "2 broken: backend eager-nosuch, backend eager-nosuch[shadow]" in done.stdout
+    done = vendor.run("doctor", "--device=mydev", "--policies=typo.toml")
+    assert done.returncode == 2
+    assert "did you mean 'linear'?" in " ".join(done.stdout.split())
 
 
 @needs_device

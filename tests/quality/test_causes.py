@@ -145,6 +145,20 @@ def test_what_a_context_acts_as_is_one_cause_as_a_dtype_or_as_an_error() -> None
     assert causes(judge, INTO_HALF, groups) == ([], [dtype.fingerprint])  # and is not minimised
 
 
+# A decorator that loses its dtype takes that of the context around it.
+WITHIN = (Autocast(dtype="float32"), F16)
+
+
+def test_what_a_context_acts_as_may_depend_on_one_around_it_that_is_not_needed() -> None:
+    judge = judge_of("decorator-dtype")
+    within = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=WITHIN, entry="decorator")
+    with quiet():
+        assert acts_as(judge, within, judge.backend.run([within])[0])[0] == "dtype=float32"
+    ((record,), _), ((plain,), _) = causes(judge, within), causes(judge, DECORATED)
+    assert record.as_if == ("dtype=bfloat16",)
+    assert record.fingerprint == plain.fingerprint
+
+
 def test_what_acts_as_something_else_is_another_cause() -> None:
     ((dtype,), _) = causes(judge_of("decorator-dtype"), DECORATED)
     ((nothing,), _) = causes(judge_of("decorator-does-nothing"), DECORATED)
@@ -280,6 +294,20 @@ def test_what_two_causes_do_together_is_no_third() -> None:
     assert verdict_of(judge, GROUPED).divergence.kind == "raise"  # type: ignore[union-attr]
     found, met = causes(judge, GROUPED, groups)
     assert (found, set(met)) == ([], known)
+
+
+def test_a_context_that_acted_as_something_else_elsewhere_is_no_third() -> None:
+    judge, groups = judge_of("decorator-dtype", "cat:lower_precision_fp"), Groups()
+    half = x("x0", 2, 2, dtype="bfloat16")
+    within = case([half], call("fft.ifft", "x0"), contexts=WITHIN, entry="decorator")
+    ((dtype,), _) = causes(judge, within, groups)
+    assert dtype.as_if == ("dtype=float32",)
+    ((cat,), _) = causes(judge, CAT, groups)
+    body = call("cat", ["x0", "x0"], 0)
+    inputs = [x("x0", 2, dtype="float16")]  # which cat leaves as it is where the decorator does
+    both = case(inputs, body, contexts=(F16,), entry="decorator", backward="none")
+    found, met = causes(judge, both, groups)
+    assert (found, set(met)) == ([], {dtype.fingerprint, cat.fingerprint})
 
 
 def test_what_they_do_not_do_is_a_third() -> None:

@@ -399,3 +399,53 @@ def test_the_time_limit_holds() -> None:
     last = events[-1]
     assert isinstance(last, Ended)
     assert last.reason == "time"
+
+
+@pytest.mark.parametrize(("pairs", "left"), [(True, "mm+exp"), (False, "exp+softmax")])
+def test_the_guilty_two_are_left_and_not_two_others_that_show_the_same(
+    pairs: bool, left: str
+) -> None:
+    chain = case(
+        [x("x0", 2, 3), x("w1", 3, 2)],
+        call("relu", "x0", to="v0"),
+        call("mm", "v0", "w1", to="v1"),
+        call("exp", "v1", to="v2"),
+        call("softmax", "v2", 0, to="v3"),
+    )
+
+    def ask(candidate: Case) -> Answer:
+        ops = {s.op for s in statements(candidate.program.body)}
+        if eager().reference().run(candidate).raised:
+            return Answer("raised")
+        if {"mm", "exp"} <= ops or {"exp", "softmax"} <= ops:
+            return Answer("diverged", "value", op="exp")
+        return Answer("agreed")
+
+    *_, last = shrink(chain, Target("value"), ask, eager().reference(), seconds=30, pairs=pairs)
+    assert isinstance(last, Shrunk)
+    assert last.op == left
+    assert [s.op for s in statements(last.case.program.body)] == left.split("+")
+
+
+def test_of_a_guilty_pair_one_may_be_left_and_is_named() -> None:
+    """A plainer plan shows alone what took two under the plan that was drawn."""
+    pair = case(
+        [x("x0", 2, 3), x("w1", 3, 2)],
+        call("mm", "x0", "w1", to="v0"),
+        call("exp", "v0", to="v1"),
+        call("relu", "v1", to="v2"),
+        steps=2,
+    )
+
+    def ask(candidate: Case) -> Answer:
+        ops = [s.op for s in statements(candidate.program.body)]
+        if eager().reference().run(candidate).raised:
+            return Answer("raised")
+        if "mm" in ops and ("exp" in ops or candidate.plan.steps == 1):
+            return Answer("diverged", "value", op="mm")
+        return Answer("agreed")
+
+    *_, last = shrink(pair, Target("value"), ask, eager().reference(), seconds=30, pairs=True)
+    assert isinstance(last, Shrunk)
+    assert last.op == "mm"
+    assert [s.op for s in statements(last.case.program.body)] == ["mm"]

@@ -66,6 +66,16 @@ def test_where_none_diverges_alone_the_smallest_pair_is_guilty() -> None:
     assert guilty(CHAIN, values(CHAIN), diverges, pairs=False).op == ""
 
 
+def test_two_that_are_the_whole_case_return_what_it_returns() -> None:
+    """Returned as well, the first may show another divergence, or hide this one."""
+    two = case(CHAIN.program.inputs[:1], call("relu", "x0"), call("exp", "v0", to="v1"))
+    two = msgspec.structs.replace(
+        two, program=msgspec.structs.replace(two.program, outputs=("v1",))
+    )
+    found = guilty(two, values(two), lambda c: len(ops(c)) == 2 and c.program.outputs == ("v1",))
+    assert (found.op, found.case) == ("relu+exp", two)
+
+
 def test_where_it_takes_all_none_is_guilty() -> None:
     found = guilty(CHAIN, values(CHAIN), lambda c: len(ops(c)) == 4)
     assert (found.op, found.numbers, found.case) == ("", (), None)
