@@ -233,6 +233,7 @@ QUIRKS = (
     "compile-atanh",
     "compile-backward-autocast",
     "compile-cat-empty",
+    "compile-checkpoint-zeros",
     "compile-erf",
     "compile-expm1",
     "compile-fractional-pool",
@@ -304,6 +305,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-atanh, compile-erf, compile-expm1, compile-fractional-pool, compile-group-norm,
         compile-hardsigmoid, compile-max-pool-indices, compile-remainder, compile-weight-norm: an op
         is computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
+    compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
+        to what none of its used results depends on.
     compile-functions: a Python function of torch that modes may override is called again from what
         it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
         `torch.chain_matmul` not its ``out=``.
@@ -953,9 +956,12 @@ def checkpoint(device: str) -> Callable[..., Any]:
 
     The recomputation runs under the autocast state of the forward pass, whatever surrounds the
     backward pass (documented for ``preserve_rng_state`` and autocast alike).
+
+    Under the quirk ``compile-checkpoint-zeros`` none is reentrant, as none is that dynamo makes.
     """
 
     def run(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+        use_reentrant = use_reentrant and "compile-checkpoint-zeros" not in _quirks
         state = snapshot(device)
         first = [True]
 

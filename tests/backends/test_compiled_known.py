@@ -70,19 +70,6 @@ EXAMPLES: Mapping[str, Example] = {
         "compile[eager]",
         ("v9", "v1"),
     ),
-    "compile-checkpoint-needless": Example(
-        case(
-            [x("x0"), x("w1")],
-            under(
-                Checkpoint(use_reentrant=True),
-                call("le", "x0", "w1"),
-                call("add", "x0", "x0", to="v1"),
-            ),
-            contexts=(),
-        ),
-        "",
-        "compile[eager]",
-    ),
     "compile-checkpoint-random": Example(
         case(
             [x("x0", 4)],
@@ -655,6 +642,43 @@ UNSHOWN = {
     "compile-rnn-layer",
     "compile-saved-tensors",
 }
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_what_requires_grad_by_a_reentrant_checkpoint_alone_is_explained(out: bool) -> None:
+    """Eager raises, in the backward pass or at an ``out=``; a compiled checkpoint does not."""
+    region = under(
+        Checkpoint(use_reentrant=True),
+        call("le", "x0", "w1"),
+        call("add", "x0", "x0", to="v1"),
+    )
+    written = [call("neg", "x0", form="out", out="v1", to="v2")] if out else []
+    example = Example(case([x("x0"), x("w1")], region, *written, contexts=()), "", "compile[eager]")
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert verdict.known == "compile-checkpoint-zeros"
+    said = "functions with out=... arguments" if out else "none of output has requires_grad=True"
+    assert said in verdict.divergence.expected
+
+
+def test_zeros_that_come_back_from_a_reentrant_checkpoint_alone_are_explained() -> None:
+    """Nothing else is: neither another wrong value nor a gradient that something depends on."""
+    region = under(
+        Checkpoint(use_reentrant=True),
+        call("logaddexp", "w1", "w1"),
+        call("add", "x0", "x0", to="v1"),
+    )
+    inputs = [x("x0"), x("w1")]
+    one = case(inputs, NEG, region, contexts=())
+    example = Example(one, "neg", "compile[eager]", ("v9", "v1"))
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("grad-missing", "compile-checkpoint-zeros")
+    assert judged(example, shipped(), wrong="neg").outcome == "diverged"
+    used = case(inputs, NEG, region, contexts=())
+    lost = Example(used, "logaddexp", "compile[eager]", ("v9", "v0"))
+    assert judged(lost, shipped()).outcome == "agreed"
+    assert judged(lost, shipped(), wrong="logaddexp").outcome == "diverged"
 
 
 def test_a_guard_in_a_guard_turns_inference_mode_on() -> None:
