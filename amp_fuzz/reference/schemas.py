@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.reference.tables import PolicyTable, PolicyTableError
+from amp_fuzz.reference.tables import DEVICES, PolicyTable, PolicyTableError, load_table
 
 __all__ = ["bound", "check_ops", "draws"]
 
@@ -18,18 +18,29 @@ def check_ops(table: PolicyTable, file: str) -> None:
 
     Only of torch's own: a library of a vendor's may not be loaded yet. file: where the table is.
     """
-    names = torch._C._dispatch_get_all_op_names()
-    own = {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
     for rule in table.rules.values():
         for op in filter(None, (rule.overload, rule.redispatch)):
-            if "::" not in op and op not in own:
-                near = difflib.get_close_matches(op, own, n=1)
-                way_out = (
-                    f"did you mean {near[0]!r}?" if near else "write it as in 'sum.dim_IntList'"
-                )
-                place = f"{rule.policy}, {rule.versions}"
-                problem = f"torch {table.torch_version} has no op {op!r}; {way_out}"
-                raise PolicyTableError(file, place, problem)
+            name, _, overload = op.partition(".")
+            there = [o.removeprefix("default") for o in _overloads(name)]
+            if "::" in op or overload in there:
+                continue
+            others = [f"{name}.{o}".removesuffix(".") for o in there]
+            others = others or [r.overload for d in DEVICES for r in load_table(d).rules.values()]
+            near = difflib.get_close_matches(op, others, n=1)
+            way_out = f"did you mean {near[0]!r}?" if near else "write it as in 'sum.dim_IntList'"
+            place = f"{rule.policy}, {rule.versions}"
+            problem = f"torch {table.torch_version} has no op {op!r}; {way_out}"
+            raise PolicyTableError(file, place, problem)
+
+
+def _overloads(name: str) -> Sequence[str]:
+    """Return the overloads of one of torch's ops, or () if there is none of the name."""
+    try:
+        packet = getattr(torch.ops.aten, name)
+    except AttributeError:
+        return ()
+    found: Sequence[str] = packet.overloads()
+    return found
 
 
 def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -356,9 +356,9 @@ def _spread(start: int, i: int) -> int:
 
 def _frame(plan: Plan | None, device: str) -> Frame:
     frame = Frame(dtype=_table(device).default_dtype)
-    if plan is None or plan.thread == "inside":
+    if plan is None:
         return frame
-    for context in plan.contexts:
+    for context in plan.contexts if plan.thread != "inside" else ():
         frame = _inner(frame, context, device)
     return replace(
         frame,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -38,7 +39,7 @@ from amp_fuzz.program import (
     uses,
 )
 from amp_fuzz.reference import DEVICES
-from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.strategies.drawing import draw_program, usable
 from amp_fuzz.strategies.idioms import IDIOMS, stages
 from tests.helpers import STEADY, drawn, eager, one_line
 
@@ -408,6 +409,16 @@ def test_most_draws_run_to_their_end() -> None:
             if seen.raised is not None:
                 raised[seen.raised.text[:60]] += 1
     assert sum(raised.values()) < 75, raised.most_common(10)
+
+
+def test_a_custom_op_in_a_thread_of_its_own_writes_none_of_its_inputs() -> None:
+    """It declares that it does not, and a case that says otherwise cannot be read again."""
+    for entry in ("custom_op", "register_autocast"):
+        plan = Plan(contexts=(Autocast(),), entry=entry, thread="inside")  # type: ignore[arg-type]
+        for seed in range(40):
+            source = random.Random(seed).randbytes
+            program = draw_program(source, "cpu", plan=plan, focus=[CATALOGUE["abs"]])
+            assert all(spec.role != "buffer" for spec in program.inputs), seed
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
