@@ -222,6 +222,19 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-checkpoint-zeros": Example(
+        "compile[eager]",
+        case(
+            [x("x0"), x("w1")],
+            NEG,
+            under(
+                Checkpoint(use_reentrant=True),
+                call("le", "x0", "w1"),
+                call("add", "x0", "x0", to="v1"),
+            ),
+            contexts=(),
+        ),
+    ),
     "compile-views": Example(
         AOT,
         case(
