@@ -153,10 +153,10 @@ class Shadow(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.reach = samples, reach
         self.flushes, self.reorders = flushes, reorders
-        self._seed, self._calls = seed, 0
-        self._generator = torch.Generator().manual_seed(seed)
-        # For what only a bounded run draws: it has to stay in step with one that is not.
-        self._coins = torch.Generator().manual_seed(seed)
+        self._seed, self._calls = seed, 0  # `_begin` seeds both generators, for each op
+        self._generator = torch.Generator()
+        # For what only a bounded run draws: results of one op stay in step with one that is not.
+        self._coins = torch.Generator()
         self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
         self.refused: dict[str, str] = {}
 

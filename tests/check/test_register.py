@@ -87,9 +87,9 @@ SMALL = ("run", "--backends=eager-cpu", "--workers=2", "--seed=3")
 
 def test_a_run_draws_them_in_every_worker(project: Path) -> None:
     (project / "amp-fuzz.toml").write_text('plugins = ["usual.amp_ops"]\n')
-    text = run(project, *SMALL, "--ops=usual,relu", "--cases=100")
+    text = run(project, *SMALL, "--ops=usual,relu", "--cases=300")
     # The draws may meet a known finding of torch's own; then the words are the second.
-    assert "Nothing diverged: 100 cases" in text or "Nothing new: of 100 cases" in text
+    assert "Nothing diverged: 300 cases" in text or "Nothing new: of 300 cases" in text
     assert "--plugins=usual.amp_ops" in text.rpartition("again:")[2]
     store = Store(project / ".amp-fuzz")
     (name,) = store.runs()

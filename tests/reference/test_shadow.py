@@ -443,7 +443,7 @@ def test_an_element_whose_samples_agree_has_the_spread_of_others() -> None:
     samples = torch.tensor([[1.01, 0.0, 1.99], [0.99, 0.0, 2.01]], dtype=torch.float64)
     clean = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
     band = Band(clean.float(), clean, samples, known=True, left=())
-    assert distance(band, torch.tensor([1.0, 0.001, 2.0])).excess < THRESHOLD
+    assert 1.4 < distance(band, torch.tensor([1.0, 0.001, 2.0])).excess < 1.6
     assert distance(band, torch.tensor([1.0, 0.01, 2.0])).excess > THRESHOLD
 
 
