@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from amp_fuzz import inputs
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict
@@ -18,6 +20,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.reference import Band, distance, shadow
+from amp_fuzz.reference.autocast import active_quirks
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -376,3 +379,23 @@ def test_the_largest_of_some_values_is_one_of_them() -> None:
     assert band.samples.any(-1).all()
     assert distance(band, seen.result).excess == 0
     assert distance(band, torch.zeros_like(seen.result)).excess == float("inf")
+
+
+def test_the_shadows_of_a_case_are_run_once_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is compared with them; those under a quirk are others."""
+    runs: list[tuple[object, ...]] = []
+    honest = ReferenceRuntime.shadowed
+
+    def counted(self: ReferenceRuntime, example: Case, *how: Any) -> Any:
+        runs.append((example.id, active_quirks(), *how))
+        return honest(self, example, *how)
+
+    monkeypatch.setattr(ReferenceRuntime, "shadowed", counted)
+    judge = Judge(Inexact(change=lambda v: v * 1.5), shipped())
+    example = case([x("x0", 4, 4), x("w1", 4, 4)], call("mm", "x0", "w1"))
+    assert judge.judge(example).outcome == "diverged"
+    assert len({quirks for _, quirks, *_ in runs}) > 1
+    assert len(runs) == len(set(runs)) > 1
+    first = len(runs)
+    judge.judge(example)  # torch may be another one by now
+    assert len(runs) == 2 * first
