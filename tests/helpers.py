@@ -259,10 +259,14 @@ library.impl("mm", wrong, "AutocastCPU")
 """
 
 
+# From the text of a script to its exit code and what it printed.
+Run = Callable[[str], tuple[int, str]]
+
+
 @contextmanager
 def runner(
     program: str, folder: Path, stem: str, environment: Mapping[str, str] | None = None
-) -> Iterator[Callable[[str], tuple[int, str]]]:
+) -> Iterator[Run]:
     """Start a Python program that has imported what is slow, and runs scripts in forks of itself.
 
     It is given paths, a line each, and answers with an exit code and what was printed, as JSON.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +22,7 @@ from amp_fuzz.program import Autocast, DType, InferenceMode
 from amp_fuzz.reference import lowered, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
-from tests.helpers import BF16, call, case, drawn, under, x
+from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -190,7 +188,7 @@ def test_a_fault_in_a_decomposition_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("plan", [{}, {"entry": "decorator"}], ids=str)
-def test_frozen_weights_are_constants(plan: dict[str, Any], tmp_path: Any) -> None:
+def test_frozen_weights_are_constants(plan: dict[str, Any], run_script: Run) -> None:
     """Inductor's freezing is reached, with the weight and not the input; a repro does the same."""
     with quiet():  # torch.utils.mkldnn, which it imports, is deprecated
         from torch._inductor import freezing
@@ -213,7 +211,7 @@ def test_frozen_weights_are_constants(plan: dict[str, Any], tmp_path: Any) -> No
     assert constants == [1]
     assert backend.fit(backend.fit(example)) == backend.fit(example)
     assert str(verdict.case).count("no_grad") == 1
-    _runs(repro(verdict.case, backend, Divergence("value", "v1", "", "")), tmp_path)
+    _runs(run_script, repro(verdict.case, backend, Divergence("value", "v1", "", "")))
 
 
 def test_the_bisector_names_the_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,21 +281,19 @@ def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:
     ids=str,
 )
 def test_a_repro_compiles_as_the_backend_does(
-    plan: dict[str, Any], kind: Kind, where: str, tmp_path: Any
+    plan: dict[str, Any], kind: Kind, where: str, run_script: Run
 ) -> None:
     text = repro(case(INPUTS, *BODY, **plan), AOT, Divergence(kind, where, "", ""))
     assert 'backend="aot_eager"' in text
-    _runs(text, tmp_path, 0 if kind == "dtype" else 1)
+    _runs(run_script, text, 0 if kind == "dtype" else 1)
 
 
-def _runs(text: str, folder: Any, wrong: int = 1) -> None:
+def _runs(run_script: Run, text: str, wrong: int = 1) -> None:
     """Run a repro: it ends with 0, and with `wrong` if what is compiled were another program."""
-    path = folder / "repro.py"
     other = text.replace("def program(x0, w1):", "def program(x0, w1):\n    w1 = w1 * 1.5\n")
-    for source, code in ((text, 0), (other, wrong)):
-        path.write_text(source)
-        done = subprocess.run([sys.executable, path], capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr + source
+    for source, expected in ((text, 0), (other, wrong)):
+        code, printed = run_script(source)
+        assert code == expected, printed + source
 
 
 def test_a_repro_of_integers_compares_them_exactly() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +21,7 @@ from amp_fuzz.program import Autocast, Checkpoint, regions
 from amp_fuzz.reference import customop
 from amp_fuzz.repro import repro
 from tests.faults.fault import patched
-from tests.helpers import call, case, under, x
+from tests.helpers import Run, call, case, under, x
 
 Op: Any = custom_ops.CustomOpDef
 _register_autocast, _register_autograd = Op.register_autocast, Op.register_autograd
@@ -247,23 +244,14 @@ IGNORED = "torch._library.custom_ops.CustomOpDef.register_autocast = lambda *arg
         ),
     ],
 )
-def test_a_repro_shows_a_fault_and_only_that(name: str, tmp_path: Path) -> None:
+def test_a_repro_shows_a_fault_and_only_that(name: str, run_script: Run) -> None:
     with _ignored():
         verdict = judged(name, REGISTERED)
     assert verdict.divergence is not None
-    for prefix, code in ((IGNORED, 1), ("", 0)):
-        script = tmp_path / "repro.py"
-        script.write_text(repro(verdict.case, backends()[name], verdict.divergence, prefix=prefix))
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _ALONE.format(str(script))],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-
-
-_ALONE = "import runpy, sys; sys.modules['amp_fuzz'] = None; runpy.run_path({!r})"
+    for prefix, expected in ((IGNORED, 1), ("", 0)):
+        text = repro(verdict.case, backends()[name], verdict.divergence, prefix=prefix)
+        code, printed = run_script(text)
+        assert code == expected, printed
 
 
 # -- what an op leaves behind ----------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
-from tests.helpers import call, case, under, x
+from tests.helpers import Run, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -86,7 +83,7 @@ def test_programs_of_the_generator_run() -> None:
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_a_composite_op_loses_its_region_when_it_is_decomposed(tmp_path: Path) -> None:
+def test_a_composite_op_loses_its_region_when_it_is_decomposed(run_script: Run) -> None:
     """docs/findings/export.md; pytorch#137274. If torch mends it, the page is to be changed."""
     inputs = [x("x0", 3, 2, 2), x("x1", 1, 2, 3), *(x(f"w{i}", 3, 2 + (i == 3)) for i in (2, 3))]
     rnn = call("rnn_tanh", "x0", "x1", ["w2", "w3"], False, 1, 0.0, False, False, False, to="v0 v1")
@@ -96,10 +93,7 @@ def test_a_composite_op_loses_its_region_when_it_is_decomposed(tmp_path: Path) -
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "dtype")
     assert judge(PLAIN, example).outcome == "agreed"
-    path = tmp_path / "repro.py"
     with quiet():
-        path.write_text(repro(verdict.case, DECOMPOSED, verdict.finding("all")))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
+        text = repro(verdict.case, DECOMPOSED, verdict.finding("all"))
+    code, printed = run_script(text)
+    assert code == 1, printed

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
 from amp_fuzz.without import WITHOUT
-from tests.helpers import BF16, call, case, under, x
+from tests.helpers import BF16, Run, call, case, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
 ALL = [b for b in backends().values() if isinstance(b, ScriptBackend)]
@@ -572,17 +570,13 @@ def test_an_audit_leaves_out_what_it_cannot_say() -> None:
     ],
     ids=lambda v: v.name if isinstance(v, ScriptBackend) else str(v),
 )
-def test_a_repro_shows_it(backend: ScriptBackend, plan: dict[str, Any], tmp_path: Path) -> None:
+def test_a_repro_shows_it(backend: ScriptBackend, plan: dict[str, Any], run_script: Run) -> None:
     inputs = [x("x0", 4, 4, dtype="bfloat16"), x("w1", 4, 4)]
     example = case(inputs, call("exp", "x0"), call("mm", "v0", "w1", to="v1"), **plan)
     verdict = judge(backend, example, known=False)
     assert verdict.outcome == "diverged"
     with quiet():
         text = repro(verdict.case, backend, verdict.finding("all"))
-    path = tmp_path / "repro.py"
-    path.write_text(text)
     assert "amp_fuzz" not in text
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
+    code, printed = run_script(text)
+    assert code == 1, printed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.pytest_form import pytest_form
 from amp_fuzz.script import Found
-from tests.helpers import BF16, F16, FAULT, call, case, runner, under, x
+from tests.helpers import BF16, F16, FAULT, Run, call, case, runner, under, x
 
 # Imports once what takes long, then runs pytest on each file in a process of its own.
 RUNNER = """
@@ -38,8 +38,6 @@ for line in sys.stdin:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps([code, open(path + ".out").read()]), flush=True)
 """
-
-Run = Callable[[str], tuple[int, str]]
 
 
 MM = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))

@@ -6,11 +6,9 @@ import ast
 import itertools
 import math
 import random
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,47 +27,10 @@ from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Stateme
 from amp_fuzz.repro import repro
 from amp_fuzz.script import ReproError, literal
 from amp_fuzz.strategies.drawing import draw_case
-from tests.helpers import FAULT, runner
+from tests.helpers import FAULT, Run
 
 BFLOAT16 = Autocast(dtype="bfloat16")
 FORWARD = Plan(contexts=(BFLOAT16,), backward="none")
-
-# Imports torch once, then runs each script that it is told of in a process of its own, in which
-# amp_fuzz cannot be imported, and answers with the exit code and what was printed.
-RUNNER = """
-import json, os, runpy, sys
-import torch, torch._dynamo, torch._subclasses.fake_tensor  # what takes long to import
-
-sys.modules["amp_fuzz"] = None
-for line in sys.stdin:
-    path = line.strip()
-    child = os.fork()
-    if child == 0:
-        out = os.open(path + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1), os.dup2(out, 2)
-        code = 0
-        try:
-            sys.argv = [path]
-            runpy.run_path(path, run_name="__main__")
-        except SystemExit as error:
-            code = int(error.code or 0)
-        except BaseException as error:
-            print(repr(error))
-            code = 99
-        sys.stdout.flush()
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(json.dumps([code, open(path + ".out").read()]), flush=True)
-"""
-
-Run = Callable[[str], tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with runner(RUNNER, tmp_path_factory.mktemp("repro"), "repro") as run:
-        yield run
-
 
 # -- cases ----------------------------------------------------------------------------------------
 
@@ -160,7 +121,7 @@ def backend(name: str) -> Backend:
     ],
 )
 def test_known_bugs_reproduce_with_only_torch(
-    known: str, case: Case, name: str, tmp_path: Path
+    run_script: Run, known: str, case: Case, name: str
 ) -> None:
     on = backend(name)
     with quiet():
@@ -169,16 +130,12 @@ def test_known_bugs_reproduce_with_only_torch(
     finding = msgspec.structs.replace(
         verdict.finding("test"), explicit=explicit_form(case, on.reference())
     )
-    script = tmp_path / "repro.py"
-    script.write_text(repro(case, on, finding))
-    blocked = f"import runpy, sys; sys.modules['amp_fuzz'] = None; runpy.run_path({str(script)!r})"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", blocked], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert f"torch:    {torch.__version__}" in done.stdout
-    assert "expected:" in done.stdout
-    assert "observed:" in done.stdout
+    code, printed = run_script(repro(case, on, finding))
+    assert code == 1, printed
+    assert "Warning" not in printed
+    assert f"torch:    {torch.__version__}" in printed
+    assert "expected:" in printed
+    assert "observed:" in printed
 
 
 def test_script_reads_like_an_issue() -> None:
@@ -273,20 +230,20 @@ sys.exit(observed != expected)
         ("crash", "", "import os; os.abort()", MM),
     ],
 )
-def test_every_kind(run: Run, kind: Any, where: str, body: str, case: Case) -> None:
+def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Case) -> None:
     finding = Divergence(kind, where, "this", "that")
     on = backend("eager-cpu")
-    assert run(repro(case, on, finding)) == (0, ANY), "honest torch"
+    assert run_script(repro(case, on, finding)) == (0, ANY), "honest torch"
     if body:
         fault = FAULT.format(body=body)
-        assert run(repro(case, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
+        assert run_script(repro(case, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
 
 
-def test_timeouts_are_told_from_answers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeouts_are_told_from_answers(run_script: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_fuzz.repro.TIMEOUT", 1)
     fault = FAULT.format(body="import time; time.sleep(60)")
     script = repro(MM, backend("eager-cpu"), Divergence("timeout", "", "", ""), prefix=fault)
-    code, printed = run(script)
+    code, printed = run_script(script)
     assert code == 1
     assert "observed: no answer for 1 s" in printed
 
@@ -327,36 +284,38 @@ class Altered:
     ],
 )
 def test_gradients_that_the_reference_has_otherwise(
-    run: Run, kind: Any, change: Callable[[torch.Tensor], torch.Tensor | None]
+    run_script: Run, kind: Any, change: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> None:
     finding = Divergence(kind, "w1.grad", "", "")
     altered: Any = Altered(backend("eager-cpu"), "w1.grad", change)
-    assert run(repro(MM, altered, finding))[0] == 1
-    assert run(repro(MM, backend("eager-cpu"), finding))[0] == 0
+    assert run_script(repro(MM, altered, finding))[0] == 1
+    assert run_script(repro(MM, backend("eager-cpu"), finding))[0] == 0
 
 
 @pytest.mark.parametrize(
     ("observed", "body"),
     [("0 not finite", "y = y / 0"), ("2: excess 90, bias 3", "y = y * 2")],
 )
-def test_a_range_is_left_by_infinities_or_by_numbers(run: Run, observed: str, body: str) -> None:
+def test_a_range_is_left_by_infinities_or_by_numbers(
+    run_script: Run, observed: str, body: str
+) -> None:
     """Where both sides are finite, how far they are off is what the script compares."""
     finding = Divergence("range", "v0", "1 +- 0.1, mm.default left the range", observed)
     on = backend("compile[eager]")
-    assert run(repro(MM, on, finding)) == (0, ANY), "honest torch"
+    assert run_script(repro(MM, on, finding)) == (0, ANY), "honest torch"
     fault = FAULT.format(body=body)
-    assert run(repro(MM, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
+    assert run_script(repro(MM, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
 
 
-def test_something_else_in_the_way_is_neither(run: Run) -> None:
+def test_something_else_in_the_way_is_neither(run_script: Run) -> None:
     finding = Divergence("dtype", "v0", "float32", "bfloat16")
     fault = FAULT.format(body="raise ValueError('seeded')")
-    code, printed = run(repro(MM, backend("eager-cpu"), finding, prefix=fault))
+    code, printed = run_script(repro(MM, backend("eager-cpu"), finding, prefix=fault))
     assert code == 125
     assert "cannot tell, since it raises: ValueError('seeded')" in printed
 
 
-def test_error_at_another_line_is_told_by_the_line(run: Run) -> None:
+def test_error_at_another_line_is_told_by_the_line(run_script: Run) -> None:
     program = Program(
         (tensor("x0", (2, 3)), tensor("x1", (2, 3))),
         (call("v0", "mm", Ref("x0"), Ref("x1")),),
@@ -366,11 +325,11 @@ def test_error_at_another_line_is_told_by_the_line(run: Run) -> None:
     honest = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
     finding = Divergence("raise", "v0 = torch.mm(x0, x1)", honest, honest)
     script = repro(case, backend("eager-cpu"), finding)
-    code, printed = run(script)
+    code, printed = run_script(script)
     assert code == 0
     assert "observed: RuntimeError at v0 = torch.mm(x0, x1)" in printed
     moved = script.replace("    v0 = torch.mm(x0, x1)\n", "    v0 = torch.mm(x0,  x1)\n")
-    assert run(moved)[0] == 1
+    assert run_script(moved)[0] == 1
 
 
 def test_a_label_that_is_never_observed_is_an_error() -> None:
@@ -382,7 +341,7 @@ def test_a_label_that_is_never_observed_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["eager-cpu", "fake-cuda", "fake-maia"])
-def test_drawn_cases_that_agree_exit_0(run: Run, name: str) -> None:
+def test_drawn_cases_that_agree_exit_0(run_script: Run, name: str) -> None:
     on = backend(name)
     tried = 0
     for seed in range(6):
@@ -395,7 +354,7 @@ def test_drawn_cases_that_agree_exit_0(run: Run, name: str) -> None:
         for kind in ("raise", "state", *(("bitwise",) if on.values else ("dtype", "shape"))):
             script = repro(case, on, Divergence(kind, label, "", ""))  # type: ignore[arg-type]
             assert imported(script) <= {"torch", *sys.stdlib_module_names}
-            assert run(script) == (0, ANY), script
+            assert run_script(script) == (0, ANY), script
             tried += 1
     assert tried >= 6
 
