@@ -55,3 +55,11 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
     with runner(RUNNER, tmp_path_factory.mktemp("scripts"), "script") as run:
         yield run
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the workers that a test starts be forks of a process that has imported all."""
+    from tests.forks import fork_workers
+
+    fork_workers(monkeypatch.setattr)

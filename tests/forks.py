@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Done", "forked"]
+__all__ = ["Done", "fork_workers", "forked"]
 
 # Modules of what is installed alone: the server is started in any folder. `torch._dynamo` is what
 # torch imports at the first checkpoint, optimizer step or custom op.
@@ -106,12 +106,22 @@ def _begin(
 
 def _fork_workers() -> None:
     """Have this process take its workers from the server that it came from."""
-    from amp_fuzz import audit, processes
-
     # The server is no child of this process, which could ask it whether it runs.
     forkserver._forkserver.ensure_running = lambda: None
-    processes.get_context = lambda method: _Context()
-    audit._SPAWN = _Context()
+    fork_workers(setattr)
+
+
+def fork_workers(replace: Callable[[Any, str, Any], object]) -> None:
+    """Have the workers of this process be forks of the server.
+
+    replace: `setattr`, or what undoes it at the end of a test.
+    """
+    from amp_fuzz import audit, processes
+
+    context = _Context()
+    context.set_forkserver_preload(PRELOADED)
+    replace(processes, "get_context", lambda method: context)
+    replace(audit, "_SPAWN", context)
 
 
 def forked(

@@ -145,6 +145,7 @@ def test_a_wrong_dtype_is_a_finding() -> None:
 # -- many processes -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_find_what_one_process_finds() -> None:
     ops = [CATALOGUE[name] for name in ("mm", "cat", "_addmm_activation")]
     parts = list(audit([CPU, CUDA], ops, known=shipped(), workers=2))

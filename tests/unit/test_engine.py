@@ -258,6 +258,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_crash_and_a_hang_each_cost_one_case(
     fragile: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
