@@ -26,13 +26,16 @@ class Kernels:
 
 @lru_cache(maxsize=16)
 def kernels(device: str) -> Kernels:
-    """Return the kernels listed for a device type, overload names without ``aten::``."""
+    """Return torch's kernels for a device type, overload names without ``aten::``.
+
+    Other libraries' ops may have autocast kernels of their own, once they are imported.
+    """
     outside = device == torch._C._get_privateuse1_backend_name()
     key = "AutocastPrivateUse1" if outside else f"Autocast{device.upper()}"
     listed = sorted(
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
     )
     why = {n: UNREACHABLE[n] for n in listed if n in UNREACHABLE}
     return Kernels(tuple(n for n in listed if n not in why), why)

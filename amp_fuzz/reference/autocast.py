@@ -848,11 +848,14 @@ class autocast:
         traceback: TracebackType | None,
     ) -> None:
         s, d = _here(), self.device
+        saved = self._saved.states.pop()
+        if s.nesting == 0:  # the state was reset since, as what was left behind by others is
+            return
         _queries.leave()
         s.nesting -= 1
         if s.nesting == 0:
             clear_cache()
-        enabled, dtype, table, s.cache_enabled = self._saved.states.pop()
+        enabled, dtype, table, s.cache_enabled = saved
         s.enabled[d] = enabled
         _restore(s.dtypes, d, dtype)
         _restore(s.tables, d, table)
@@ -1134,6 +1137,8 @@ def reset() -> None:
     s.enabled.clear()
     s.dtypes.clear()
     s.tables.clear()
+    for _ in range(s.nesting):
+        _queries.leave()
     s.cache_enabled, s.nesting = True, 0
     dispatch.switch(on=False)
     clear_cache()

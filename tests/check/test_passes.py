@@ -109,12 +109,16 @@ def _stops_gradients(x: Tensor) -> Tensor:
     return x @ x.T
 
 
+ASKED = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
+
+
 @pytest.mark.parametrize("function", [_enters, _switches, _stops_gradients])
 @pytest.mark.parametrize("autocast", [torch.bfloat16, None])
 def test_a_callable_that_leaves_state_changed_does_not_pass(
     function: Callable[[Tensor], Tensor], autocast: Any
 ) -> None:
     backends = [*EAGER, "fake-cuda", *AOT]
+    torchs = [getattr(torch, name) for name in ASKED]
     result = amp_fuzz.check(function, X, backends=backends, autocast=autocast)
     assert not result
     statuses = {run.status for run in result.runs}
@@ -124,6 +128,7 @@ def test_a_callable_that_leaves_state_changed_does_not_pass(
     assert "LEAVES STATE CHANGED" in str(result).splitlines()[0]
     assert not torch.is_autocast_enabled("cpu")
     assert torch.is_grad_enabled()
+    assert [getattr(torch, name) for name in ASKED] == torchs, "the reference still answers"
     assert amp_fuzz.check(nn.Linear(8, 8), X, backends=EAGER)
 
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 
 from amp_fuzz import reference
 from amp_fuzz.reference import Cast, KernelCall, Policy, load_table
-from amp_fuzz.reference.autocast import state
+from amp_fuzz.reference.autocast import reset, state
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -1115,3 +1115,20 @@ def test_what_one_quirk_imitates_is_gone_with_it() -> None:
         assert (2 % x).sum() == 0
         torch.mm(torch.ones(2, 2), torch.ones(2, 2))
     assert [call.overload for call in calls] == ["mm"]
+
+
+def test_a_reset_gives_torch_its_queries_back_whoever_leaves_a_context_after_it() -> None:
+    """What is checked may enter a context and not leave it, or only when it is collected."""
+    asked = torch.get_autocast_dtype
+    left = reference.autocast("cpu", dtype=torch.float16)
+    left.__enter__()
+    with reference.autocast("cpu", enabled=False):
+        assert torch.get_autocast_dtype is not asked
+        reset()
+        assert torch.get_autocast_dtype is asked
+    fresh = state()
+    left.__exit__(None, None, None)
+    assert state() == fresh
+    with reference.autocast("cpu", dtype=torch.float16):
+        assert torch.get_autocast_dtype("cpu") is torch.float16
+    assert torch.get_autocast_dtype is asked

@@ -107,6 +107,7 @@ def handing_on() -> Iterator[None]:
     tables = [load_table(device) for device in DEVICES]
     overloads = {rule.overload for table in tables for rule in table.rules.values()}
     overloads |= {rule.redispatch for table in tables for rule in table.rules.values()} - {None}
+    overloads = {name for name in overloads if "::" not in name}  # custom ops of other tests
 
     def hand(overload: str) -> Callable[..., None]:
         def kernel(*args: Any, **kwargs: Any) -> None:
