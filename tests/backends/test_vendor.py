@@ -17,9 +17,11 @@ import pytest
 
 import amp_fuzz
 from amp_fuzz import privateuse1
+from amp_fuzz.cli import main
 from amp_fuzz.config import ConfigError, resolve
 from amp_fuzz.devices import policies_of, with_device
 from amp_fuzz.reference import PolicyTableError
+from tests.forks import forked
 
 PACKAGE = '''
 """A device module: naming it, its tensors and its autocast are those of the template."""
@@ -69,10 +71,12 @@ class Vendor:
     """A folder where the device's package can be imported."""
 
     folder: Path
+    files: Path
 
     def run(
-        self, *words: str, fault: str = "", program: tuple[str, ...] = ("-c", MAIN)
+        self, *words: str, fault: str = "", program: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a fork, or what is given to Python in a new process."""
         root = str(Path(amp_fuzz.__file__).parents[1])
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("AMP_FUZZ_")},
@@ -80,6 +84,10 @@ class Vendor:
             "MYDEV_FAULT": fault,
             "COLUMNS": "200",
         }
+        if not program:
+            place = {"folder": self.folder, "environment": environment, "files": self.files}
+            done = forked(main, words, **place, seconds=500)  # type: ignore[arg-type]
+            return subprocess.CompletedProcess(words, done.code, done.out, done.err)
         return subprocess.run(
             [sys.executable, *program, *words],
             cwd=self.folder,
@@ -92,7 +100,7 @@ class Vendor:
 
 
 @pytest.fixture
-def vendor(tmp_path: Path) -> Vendor:
+def vendor(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Vendor:
     for name in ("torch_mydev", "mydev_tools"):  # found by its name, and by --plugins
         (tmp_path / name).mkdir()
     (tmp_path / "torch_mydev" / "__init__.py").write_text(PACKAGE)
@@ -101,7 +109,7 @@ def vendor(tmp_path: Path) -> Vendor:
     (tmp_path / "table.toml").write_text(TABLE)
     (tmp_path / "bad.toml").write_text("device = ")
     (tmp_path / "typo.toml").write_text(TABLE.replace('["mm"]', '["mm", "lineer"]'))
-    return Vendor(tmp_path)
+    return Vendor(tmp_path, tmp_path_factory.mktemp("outputs"))
 
 
 # -- what is asked for ----------------------------------------------------------------------------
@@ -198,7 +206,8 @@ def test_ops_that_torch_does_not_have_are_no_policies(tmp_path: Path) -> None:
 
 @needs_device
 def test_an_honest_device_conforms(vendor: Vendor) -> None:
-    done = vendor.run("audit", "--device=mydev", "--ops=mm,softmax", "--workers=1")
+    words = ("audit", "--device=mydev", "--ops=mm,softmax", "--workers=1")
+    done = vendor.run(*words, program=("-c", MAIN))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("eager-mydev")]
     assert [(name, differ) for name, _, _, _, _, differ in rows] == [
