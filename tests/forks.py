@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Done", "fork_workers", "forked"]
+__all__ = ["Done", "Forked", "fork_workers", "forked"]
 
 # Modules of what is installed alone: the server is started in any folder. `torch._dynamo` is what
 # torch imports at the first checkpoint, optimizer step or custom op.
@@ -46,7 +46,7 @@ class Done:
         return lines[0]
 
 
-class _Worker(ForkServerProcess):
+class Forked(ForkServerProcess):
     """A process that a fork starts: its environment, its outputs and its end are as if spawned."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,13 +56,17 @@ class _Worker(ForkServerProcess):
     def run(self) -> None:
         _become(self._environment, [file.detach() for file in self._outputs])
         try:
-            super().run()
+            self.main()
         finally:
             atexit._run_exitfuncs()
 
+    def main(self) -> None:
+        """Do what the process is for."""
+        super().run()
+
 
 class _Context(ForkServerContext):
-    Process = _Worker
+    Process = Forked
 
 
 def _become(environment: dict[str, str], outputs: list[int]) -> None:

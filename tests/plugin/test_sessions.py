@@ -12,9 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from amp_fuzz.cli import main
 from amp_fuzz.fingerprints import title
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import Store
+from tests.forks import forked
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forking")
@@ -39,7 +41,6 @@ def mm(a, b):
 
 library.impl("mm", mm, "AutocastCPU")
 """
-MAIN = "import sys; from amp_fuzz.cli import main; sys.exit(main())"
 QUIET = "ignore:(?s).*Overriding a previously registered kernel:UserWarning"
 
 
@@ -334,13 +335,15 @@ def test_a_session_whose_time_is_over_says_so(project: pytest.Pytester) -> None:
     )
 
 
-def test_a_baseline_is_judged_first_and_an_expired_entry_fails(project: pytest.Pytester) -> None:
+def test_a_baseline_is_judged_first_and_an_expired_entry_fails(
+    project: pytest.Pytester, tmp_path: Path
+) -> None:
     project.makeconftest(FAULT.format(first=""))
     args = (*SMALL, CPU, "-W", QUIET, "amp-fuzz::eager-cpu")
     project.runpytest_subprocess(*args).assert_outcomes(failed=3)
     update = ("baseline", "update", "--reason=a fault of ours", "--expires=2999-01-01")
-    done = subprocess.run([sys.executable, "-c", MAIN, *update], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = forked(main, update, folder=project.path, environment=dict(os.environ), files=tmp_path)
+    assert done.code == 0, done.err
     known = project.runpytest_subprocess(*args)
     known.assert_outcomes(passed=5)  # with the baseline's item, and that of the store's findings
     assert known.ret == 0, said(known)
