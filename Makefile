@@ -10,8 +10,9 @@ TEST_ARGS ?=
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Never prompt, say only errors, never resolve past constraints.txt.
-PIP   := $(BIN)/python -m pip install --no-input --disable-pip-version-check -qq \
+# Never prompt, say only errors, never resolve past constraints.txt; compile what is imported, when it
+# is: most files of torch and JAX never are.
+PIP   := $(BIN)/python -m pip install --no-input --disable-pip-version-check --no-compile -qq \
          --constraint constraints.txt
 
 .DEFAULT_GOAL := help
