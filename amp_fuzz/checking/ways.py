@@ -17,12 +17,16 @@ import torch
 from amp_fuzz import prelude, reference
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.compiled import CompileBackend, graphs
+from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.exported import ExportBackend
+from amp_fuzz.backends.fake import FakeBackend
+from amp_fuzz.backends.jaxed import JaxBackend
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring
+from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking.running import Names, call, outputs_of
@@ -37,6 +41,9 @@ from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]
 
+# What these do with a case is done with a callable, below.
+_CALLED = (EagerBackend, FakeBackend, VendorBackend, CompileBackend, ExportBackend)
+
 
 def refusal(backend: Any, subject: Subject) -> str:
     """Return why a backend cannot call a callable, or ""."""
@@ -44,8 +51,13 @@ def refusal(backend: Any, subject: Subject) -> str:
         return "TorchScript's own casts can be told from bugs in drawn cases only"
     if isinstance(backend, PrivateUse1Backend | TorchaxBackend):
         return "its device is in a process of its own, which is given cases, not callables"
+    if isinstance(backend, JaxBackend):
+        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
     if not isinstance(backend, TorchBackend):
         return "it runs cases, not callables: make it an amp_fuzz.backends TorchBackend"
+    kind = type(backend)
+    if not any(kind.run is k.run and kind.observe is k.observe for k in _CALLED):
+        return "it runs cases in a way of its own, in which callables are not called"
     if isinstance(backend, CompileBackend) and backend.freezing and not subject.modules:
         return "only modules can be frozen"
     return ""

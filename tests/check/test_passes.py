@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import amp_fuzz
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
+from tests.helpers import WrongKernel
 
 EAGER = ["eager-cpu"]
 AOT = ["compile[aot_eager]"]
@@ -151,6 +155,37 @@ def test_what_the_compiler_left_to_eager_is_said_of_this_call() -> None:
     assert "2 graphs; the rest ran as eager: " in broken.detail
     (whole,) = amp_fuzz.check(lambda x: x @ x.T, X, backends=AOT).runs
     assert whole.detail.endswith("1 graph")
+
+
+@pytest.mark.parametrize("name", ["script", "privateuse1", "torchax", "jax", "jax[cpu]"])
+def test_a_backend_that_would_not_be_run_is_no_pass(name: str) -> None:
+    result = amp_fuzz.check(nn.Linear(8, 8), X, backends=[name])
+    assert [run.status for run in result.runs] == ["skipped"]
+    assert not result
+
+
+def test_nor_is_a_backend_of_ones_own_that_runs_cases_in_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = WrongKernel(EagerBackend("cpu"), "mm")
+
+    class Own(EagerBackend):
+        name = "own-cpu"
+
+        def run(self, cases: Sequence[Case]) -> list[Observation]:
+            return list(made.run(cases))
+
+    class Same(EagerBackend):
+        name = "same-cpu"
+
+    known = {b.name: b for b in (Own("cpu"), Same("cpu"))}
+    monkeypatch.setattr("amp_fuzz.backends.base.backends", lambda: known)
+    own, same = amp_fuzz.check(nn.Linear(8, 8), X, backends=["own-cpu", "same-cpu"]).runs
+    assert (own.status, own.detail.partition(",")[0]) == (
+        "skipped",
+        "it runs cases in a way of its own",
+    )
+    assert same.status == "agreed"
 
 
 @pytest.mark.parametrize(
