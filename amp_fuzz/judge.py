@@ -38,7 +38,7 @@ from amp_fuzz.oracle import (
 from amp_fuzz.program import Statement, returning_all, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
-from amp_fuzz.reference.autocast import active_quirks, supposed
+from amp_fuzz.reference.autocast import active_quirks, asking, supposed
 from amp_fuzz.reference.xla import noting
 from amp_fuzz.without import WITHOUT
 
@@ -367,16 +367,40 @@ class Judge:
             more = self._agrees_with(case, found, observed, names)
             return None if more is None else [*(k.id for k in chosen), *more]
 
-        for entry in quirky:
-            if (ids_ := explained([entry])) is not None:
-                return self._sound(case, [entry], ids_)
-        if len(quirky) < 2 or (ids_ := explained(quirky)) is None:
+        every, quirky = quirky, self._asked_for(case, found, quirky)
+        with asking() as asked:
+            for entry in quirky:
+                if (ids_ := explained([entry])) is not None:
+                    return self._sound(case, [entry], ids_)
+        while True:  # one of them may make the reference ask for others
+            quirky = [k for k in every if k in quirky or k.quirk in asked]
+            with asking() as asked:
+                ids_ = explained(quirky) if len(quirky) > 1 else None
+            if ids_ is not None or all(k in quirky for k in every if k.quirk in asked):
+                break
+        if ids_ is None:
             return ""
-        for entry in tuple(quirky):  # several at once: those without which it is not explained
-            fewer = [k for k in quirky if k is not entry]
-            if (without := explained(fewer)) is not None:
-                quirky, ids_ = fewer, without
+        size = len(quirky) // 2
+        while size:  # only those without which it is not explained; most are of every backend, last
+            for start in reversed(range(0, len(quirky), size)):
+                fewer = quirky[:start] + quirky[start + size :]
+                if fewer and (without := explained(fewer)) is not None:
+                    quirky, ids_ = fewer, without
+            size //= 2
         return self._sound(case, quirky, ids_)
+
+    def _asked_for(self, case: Case, found: Divergence, entries: list[Known]) -> list[Known]:
+        """Return the entries whose quirks may change what the reference does with a case.
+
+        Those of every backend that it does not ask for leave it as it is. A relation is between
+        other cases.
+        """
+        if sum(entry.general for entry in entries) < 3 or found.kind == "relation":
+            return entries
+        asked = self.backend.reference().asked(case)
+        if asked is None:
+            return entries
+        return [entry for entry in entries if entry.quirk in asked or not entry.general]
 
     def agrees_with(
         self, case: Case, observed: Observation, policies: Mapping[str, Policy | None]

@@ -79,6 +79,10 @@ class ApartReference(ReferenceRuntime):
         """Run one case there."""
         return self.process.run(case, reference=True)
 
+    def asked(self, case: Case) -> set[str] | None:
+        """Return None: what is asked there is not heard here."""
+        return None
+
 
 def _table(policies: str) -> PolicyTable:
     """Return the policies; the default dtype of a PrivateUse1 device is always float16."""

@@ -12,7 +12,7 @@ import torch
 from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.reference.autocast import active_quirks, reset, state
+from amp_fuzz.reference.autocast import active_quirks, asking, reset, state
 from amp_fuzz.reference.shadows import Band, Reach, Shadow
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
@@ -46,6 +46,15 @@ class ReferenceRuntime:
             seen = harness.run(self.meant(case), self.of(case))
         seen.kernels = kernels
         return seen
+
+    def asked(self, case: Case) -> set[str] | None:
+        """Run one case, and return the quirks that this depends on, of those of every backend.
+
+        None: it cannot be said, since it runs elsewhere.
+        """
+        with asking() as names:
+            self.run(case)
+        return names
 
     def shadowed(
         self, case: Case, samples: int, seed: int, reach: Reach = "nominal"

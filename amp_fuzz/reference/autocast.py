@@ -283,6 +283,25 @@ QUIRKS = (
     "xla-masked-products",
     "xla-subnormals",
 )
+
+
+class _Noting(frozenset[str]):
+    """Names that note which names are looked for in them."""
+
+    asked: set[str]
+
+    @classmethod
+    def of(cls, names: frozenset[str], asked: set[str]) -> _Noting:
+        """Return such names, and note in a set what they are asked."""
+        made = cls(names)
+        made.asked = asked
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+
 _quirks: frozenset[str] = frozenset()
 
 
@@ -378,6 +397,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     if unknown := names - set(QUIRKS):
         raise ValueError(f"quirks={sorted(unknown)!r} are unknown: use {', '.join(QUIRKS)}")
     before, _quirks = _quirks, names
+    if isinstance(before, _Noting):
+        _quirks = _Noting.of(names, before.asked)
     try:
         yield
     finally:
@@ -389,6 +410,21 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
 def active_quirks() -> frozenset[str]:
     """Return the quirks that are being imitated."""
     return _quirks
+
+
+@contextmanager
+def asking() -> Iterator[set[str]]:
+    """Collect the quirks that the reference asks for by ``in``, in any thread.
+
+    It does the same with one that it does not ask for as without it.
+    """
+    global _quirks
+    asked: set[str] = set()
+    before, _quirks = _quirks, _Noting.of(_quirks, asked)
+    try:
+        yield asked
+    finally:
+        _quirks = before
 
 
 _supposed: Mapping[str, Policy | None] = {}

@@ -16,6 +16,7 @@ import torch
 from amp_fuzz import harness
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.config import Options
 from amp_fuzz.harness import Observation, Raised
@@ -459,7 +460,7 @@ def test_a_wrong_kernel_of_the_same_op_is_not_explained(name: str) -> None:
     assert verdict.outcome == "diverged"
 
 
-def test_two_bugs_in_one_case_are_explained_together() -> None:
+def two_bugs() -> Example:
     layer = EXAMPLES["query-asks-cuda"].case
     *_, transformer = layer.program.body
     both = case(
@@ -470,11 +471,45 @@ def test_two_bugs_in_one_case_are_explained_together() -> None:
         contexts=(F16,),
         backward="none",
     )
-    example = Example("eager-cpu", both)
+    return Example("eager-cpu", both)
+
+
+def test_two_bugs_in_one_case_are_explained_together() -> None:
+    example = two_bugs()
     one, other = entry("cache-ignores-dtype"), entry("query-asks-cuda")
     assert judged(example, (one, other)).known == "cache-ignores-dtype+query-asks-cuda"
     assert judged(example, (one,)).outcome == "diverged"
     assert judged(example, (other,)).outcome == "diverged"
+
+
+def test_what_the_reference_does_not_ask_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is, where it asks for it under another quirk only."""
+    nested = EXAMPLES["cache-ignores-dtype"].case
+    asked = backends()["eager-cpu"].reference().asked(nested)
+    assert asked is not None
+    assert "cache-ignores-dtype" in asked
+    assert asked.isdisjoint({"custom-fwd-setup-context", "func-grad-ambient-backward"})
+
+    tried: list[set[str]] = []
+    agrees_with = Judge._agrees_with
+
+    def noted(self: Judge, one: Case, found: Any, seen: Any, names: Sequence[str]) -> Any:
+        tried.append(set(names))
+        return agrees_with(self, one, found, seen, names)
+
+    monkeypatch.setattr(Judge, "_agrees_with", noted)
+    example = Example("eager-cpu", nested)
+    others = tuple(k for k in shipped() if k.id != "cache-ignores-dtype")
+    assert judged(example, shipped()).known == "cache-ignores-dtype"
+    assert judged(example, others).outcome == "diverged"
+    assert tried
+    assert set().union(*tried) <= asked
+
+    monkeypatch.setattr(ReferenceRuntime, "asked", lambda self, case: {"query-asks-cuda"})
+    tried.clear()
+    both = judged(two_bugs(), shipped()).known.split("+")
+    assert sorted(both) == ["cache-ignores-dtype", "query-asks-cuda"]
+    assert tried[0] == {"query-asks-cuda"}
 
 
 def test_an_honest_case_needs_no_explanation() -> None:
