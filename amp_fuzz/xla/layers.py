@@ -12,6 +12,7 @@ from jax import lax
 
 from amp_fuzz.xla.core import (
     Array,
+    absolute,
     cast,
     derived,
     lower,
@@ -405,14 +406,14 @@ def _mse(x: Array, target: Array) -> Array:
 @_paired("huber_loss", first=True)
 def _huber(x: Array, target: Array, delta: float = 1.0) -> Array:
     off = x - target
-    size = jnp.abs(off)
+    size = absolute(off)
     return jnp.where(size <= delta, 0.5 * off * off, delta * (size - 0.5 * delta))
 
 
 @_paired("smooth_l1_loss")
 def _smooth_l1(x: Array, target: Array, beta: float = 1.0) -> Array:
     off = x - target
-    size = jnp.abs(off)
+    size = absolute(off)
     if beta == 0:
         return size
     return jnp.where(size < beta, 0.5 * off * off / beta, size - 0.5 * beta)

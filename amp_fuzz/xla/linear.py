@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from amp_fuzz.xla.core import Array, cast, lower, opmath, spread
+from amp_fuzz.xla.core import Array, cast, derived, lower, opmath, spread
 
 # -- linear algebra -----------------------------------------------------------------------------
 
@@ -86,10 +86,16 @@ def _svd(
     return found
 
 
+def _hermitian(x: Array, triangle: str) -> Array:
+    """Return the Hermitian matrix of which a triangle is given."""
+    own = jnp.tril(x) if triangle == "L" else jnp.conj(jnp.swapaxes(jnp.triu(x), -1, -2))
+    return jnp.tril(own) + jnp.conj(jnp.swapaxes(jnp.tril(own, -1), -1, -2))
+
+
 @lower("_linalg_eigh")
 def _eigh(x: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
-    own = jnp.tril(x) if UPLO == "L" else jnp.conj(jnp.swapaxes(jnp.triu(x), -1, -2))
-    whole = jnp.tril(own) + jnp.conj(jnp.swapaxes(jnp.tril(own, -1), -1, -2))
+    # Its gradient is of the whole matrix, and not of the triangle that is read.
+    whole = derived(lambda x: _hermitian(x, UPLO), lambda r, x: jnp.ones_like(x))(x)
     if not compute_v:
         return jnp.linalg.eigvalsh(whole, symmetrize_input=False), jnp.zeros((0,), x.dtype)
     values, vectors = jnp.linalg.eigh(whole, symmetrize_input=False)

@@ -338,6 +338,27 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             *(call("mul", f"v{2 * i}", "x1", to=f"v{2 * i + 1}") for i in range(len(SMOOTH))),
             contexts=(),
         ),
+        case(
+            [x("w0", 3, domain="zeros"), x("x1", 3, domain="unit")],
+            *(call(op, "w0", to=f"v{i}") for i, op in enumerate(("abs", "logsigmoid"))),
+            call("binary_cross_entropy_with_logits", "w0", "x1", reduction="none", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 2, 3, domain="zeros")],
+            *(
+                call("linalg.vector_norm", "w0", p, to=f"v{i}")
+                for i, p in enumerate((1, math.inf, -math.inf))
+            ),
+            contexts=(),
+        ),
+        case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0"), contexts=()),
+        case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0", UPLO="U"), contexts=()),
+        case(
+            [x("w0", 1, 1, 5, 1, 4), x("w1", 1, 1, 1, 1, 3, values=BIG)],
+            call("grid_sampler_3d", "w0", "w1", 0, 0, False, form="overload"),
+            contexts=(),
+        ),
     ],
     ids=[
         *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
@@ -350,6 +371,11 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "solve-mixed",
             "clamp-nan",
             "large-activations",
+            "slopes-at-0",
+            "norms-at-0",
+            "eigenvalues-lower",
+            "eigenvalues-upper",
+            "grid-far-outside",
         ),
     ],
 )
