@@ -462,6 +462,82 @@ def test_the_gamma_function_is_known(jitted: JaxBackend, op: str) -> None:
 
 
 @needs_jax
+def test_log1p_of_float64_is_known_where_it_loses_digits(jitted: JaxBackend) -> None:
+    one = case(
+        [x("x0", 1, dtype="float64", values="bfda825ed8de92a9")],  # -0.4142071
+        call("log1p", "x0"),
+        backward="none",
+    )
+    with quiet():
+        assert_known(jitted, one, "xla-log1p")
+    listed = next(k for k in shipped() if k.id == "xla-log1p")
+    for expected, excess, known in (
+        ("-0.534788", "146", True),
+        ("-0.534788", "4.5e+09", False),
+        ("-0.634788", "146", False),
+    ):
+        said = {"expected": f"{expected} +- 1e-16 at [0], float64"}
+        said["observed"] = f"{expected}: excess {excess}, bias 0.5"
+        assert listed.explains("value", ["log1p"], "v0", **said) == known
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        case(
+            [x("x0", 4, 3, dtype="float64", domain="subnormal"), x("x1", 3, dtype="float64")],
+            call("float_power", "x0", -1.5),
+            call("log", "x0", to="v1"),
+            call("sqrt", "x0", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 4, 6, 3, domain="subnormal"), x("w1", 6, domain="subnormal")],
+            call("group_norm", "w0", 3, "w1", "w1"),
+            call("batch_norm.batch_statistics", "w0", None, None, "w1", "w1", True, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 6, 17, domain="subnormal"), x("x1", 6, 17, domain="subnormal")],
+            call("add", "x0", "x1"),
+            call("amax", "v0", 1, True, to="v1"),
+            call("eq", "v1", "x0", to="v2"),
+            contexts=(),
+        ),
+    ],
+    ids=["not-finite", "norms", "equal"],
+)
+def test_what_comes_of_subnormal_numbers_is_known(jitted: JaxBackend, one: Case) -> None:
+    with quiet():
+        assert_known(jitted, one, "xla-subnormals")
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        case(
+            [x("x0", 3, 4, dtype="float64", domain="overflow")],
+            call("linalg.cross", "x0", "x0", dim=0),
+            call("relu6", "v0", to="v1"),
+            call("neg", "v0", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 1, 1, 2, values="7f61b1e6" * 2)],
+            call("upsample_linear1d", "x0", [1], False, form="overload"),
+            contexts=(),
+        ),
+    ],
+    ids=["cross", "mean-of-two"],
+)
+def test_what_a_rewritten_sum_makes_infinite_is_of_range(jitted: JaxBackend, one: Case) -> None:
+    with quiet():
+        assert_known(jitted, one, "xla-range")
+
+
+@needs_jax
 def test_a_masked_product_is_known_when_compiled(
     jitted: JaxBackend, faulty: tuple[JaxBackend, Path]
 ) -> None:
