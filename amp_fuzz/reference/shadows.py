@@ -356,7 +356,10 @@ class Shadow(TorchDispatchMode):
 
     def _beyond(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Return for each result where a sum of some of its terms may leave the range, if any."""
-        whole = call.on([c[0].abs() if c.is_floating_point() else c[0] for c in inputs])
+        try:
+            whole = call.on([c[0].abs() if c.dtype in UNIT_ROUNDOFF else c[0] for c in inputs])
+        except RuntimeError:  # no such op of real numbers
+            return []
         dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
         wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
         limit = torch.finfo(torch.float64 if wide else torch.float32).max

@@ -352,6 +352,12 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             ),
             contexts=(),
         ),
+        case(
+            [x("w0", 3, 3, dtype="float64", domain="psd")],
+            call("linalg.cholesky", "w0", upper=True),
+            call("linalg.cholesky_ex", "w0", to="v1 v2"),
+            contexts=(),
+        ),
         case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0"), contexts=()),
         case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0", UPLO="U"), contexts=()),
         case(
@@ -373,6 +379,7 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "large-activations",
             "slopes-at-0",
             "norms-at-0",
+            "cholesky",
             "eigenvalues-lower",
             "eigenvalues-upper",
             "grid-far-outside",

@@ -661,9 +661,10 @@ def test_a_power_may_round_its_exponent() -> None:
     ("op", "high"),
     [
         (lambda x: torch.linalg.cross(x, x.flip(0), dim=0), 1e160),
+        (lambda x: torch.vdot(*[torch.complex(x, x).flatten()] * 2), 1e160),
         (lambda x: functional.interpolate(x[None], 1, mode="linear"), 1.5e308),
     ],
-    ids=["cross", "mean"],
+    ids=["cross", "complex", "mean"],
 )
 def test_what_is_beyond_the_range_inside_an_op_is_not_sure(
     op: Callable[[torch.Tensor], torch.Tensor], high: float
