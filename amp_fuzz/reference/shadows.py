@@ -275,8 +275,8 @@ class Shadow(TorchDispatchMode):
             made = self._run(call, inputs)
             if self.flushes and call.divides and len(inputs) > 1:
                 made = [self._divided(made[0], inputs[1], call.tensors[1])]
-            if self.reorders and (call.adds or call.averages > 1):
-                beyond = self._beyond(call, inputs)
+            if self.reorders and (call.adds or call.transforms or call.averages > 1):
+                beyond = self._beyond(call, inputs, results)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -354,12 +354,19 @@ class Shadow(TorchDispatchMode):
         values, index[0] = found.values, call.on([copies[0]])[-1]
         return [values, index]
 
-    def _beyond(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _beyond(
+        self, call: _Call, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
         """Return for each result where a sum of some of its terms may leave the range, if any."""
-        try:
-            whole = call.on([c[0].abs() if c.dtype in UNIT_ROUNDOFF else c[0] for c in inputs])
-        except RuntimeError:  # no such op of real numbers
-            return []
+        sizes = [c[0].abs() if c.dtype in UNIT_ROUNDOFF else c[0] for c in inputs]
+        if call.transforms:  # which may divide last; of a Hermitian tensor half is given
+            dims = bound(call.func, call.args, call.kwargs)["dim"]
+            whole = [2 * sizes[0].sum(dims, keepdim=True).expand(results[0].shape)]
+        else:
+            try:
+                whole = call.on(sizes)
+            except RuntimeError:  # no such op of real numbers
+                return []
         dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
         wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
         limit = torch.finfo(torch.float64 if wide else torch.float32).max
@@ -612,6 +619,7 @@ class _Call:
         self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
         self.normalises = facts.normalises
         self.averages = _AVERAGING.get(func, 1)
+        self.transforms = func in _TRANSFORMS
         self.random = facts.draws and draws(func, args, kwargs)
         self.unstable = func in _SORTING and self.tensors[0].dim() > 0
         self.unstable = self.unstable and not bound(func, args, kwargs).get("stable")
@@ -647,6 +655,8 @@ class _Call:
         A norm multiplies what is left of a mean by the reciprocal of a deviation, which is told
         beside it: one over the root of `eps`, where all elements are small.
         """
+        if self.func is _aten.renorm.default:  # what it multiplies by may be as small
+            return max(1.0, float(self.tensors[0].detach().nan_to_num().abs().amax()))
         if not self.normalises:
             return 1.0
         given = bound(self.func, self.args, self.kwargs)
@@ -749,6 +759,8 @@ _AVERAGING = {
     _aten.upsample_bilinear2d.default: 4,
     _aten.upsample_trilinear3d.default: 8,
 }
+
+_TRANSFORMS = frozenset((_aten._fft_c2c.default, _aten._fft_r2c.default, _aten._fft_c2r.default))
 
 # Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or
 # their reciprocals, they choose others.

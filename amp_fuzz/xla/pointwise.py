@@ -349,8 +349,8 @@ def _pow(a: Any, b: Any) -> Array:
 
 def _fixed_power(x: Array, exponent: float) -> Array:
     """Return a power to a number, with torch's derivative."""
-    if exponent == 0:
-        return jnp.ones_like(x)
+    if exponent == 0:  # its gradient is a tensor of zeros, which are NaN times NaN
+        return derived(lambda x: jnp.ones_like(x), lambda r, x: jnp.zeros_like(x))(x)
     return derived(
         lambda x: _as_torch_powers(x, exponent),
         lambda r, x: exponent * _as_torch_powers(x, exponent - 1),

@@ -358,6 +358,12 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             call("linalg.cholesky_ex", "w0", to="v1 v2"),
             contexts=(),
         ),
+        case(
+            [x("w0", 1, values="bf800000")],
+            call("sqrt", "w0"),
+            call("pow.Tensor_Scalar", "v0", 0, to="v1"),
+            contexts=(),
+        ),
         case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0"), contexts=()),
         case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0", UPLO="U"), contexts=()),
         case(
@@ -380,6 +386,7 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "slopes-at-0",
             "norms-at-0",
             "cholesky",
+            "power-0",
             "eigenvalues-lower",
             "eigenvalues-upper",
             "grid-far-outside",
@@ -512,8 +519,14 @@ def test_log1p_of_float64_is_known_where_it_loses_digits(jitted: JaxBackend) -> 
             call("eq", "v1", "x0", to="v2"),
             contexts=(),
         ),
+        case(
+            [x("x0", 2, 1, values="7f61b1e6" * 2)],
+            call("renorm", "x0", 1, 0, 2.0),
+            contexts=(),
+            backward="none",
+        ),
     ],
-    ids=["not-finite", "norms", "equal"],
+    ids=["not-finite", "norms", "equal", "renorm"],
 )
 def test_what_comes_of_subnormal_numbers_is_known(jitted: JaxBackend, one: Case) -> None:
     with quiet():
@@ -536,8 +549,10 @@ def test_what_comes_of_subnormal_numbers_is_known(jitted: JaxBackend, one: Case)
             call("upsample_linear1d", "x0", [1], False, form="overload"),
             contexts=(),
         ),
+        case([x("x0", 6, 4, values="7f61b1e6" * 24)], call("fft.ifftn", "x0"), contexts=()),
+        case([x("x0", 6, 4, values="7f61b1e6" * 24)], call("fft.ihfft", "x0"), contexts=()),
     ],
-    ids=["cross", "mean-of-two"],
+    ids=["cross", "mean-of-two", "inverse-fft", "inverse-hfft"],
 )
 def test_what_a_rewritten_sum_makes_infinite_is_of_range(jitted: JaxBackend, one: Case) -> None:
     with quiet():
