@@ -511,12 +511,29 @@ def _multilabel_margin(x: Array, target: Array, reduction: int) -> tuple[Array, 
 # -- distances ----------------------------------------------------------------------------------
 
 
+def _length(off: Array, p: float) -> Array:
+    """Return the norms of rows; of equal largest elements each has the whole gradient."""
+    if p != math.inf:
+        return norm(off, p, (off.ndim - 1,), False)
+
+    @jax.custom_jvp
+    def largest(size: Array) -> Array:
+        return jnp.max(size, -1)
+
+    @largest.defjvp
+    def each(primals: Any, tangents: Any) -> Any:
+        made = largest(*primals)
+        return made, jnp.sum(jnp.where(primals[0] == made[..., None], tangents[0], 0), -1)
+
+    return largest(absolute(off))
+
+
 @lower("_cdist_forward")
 def _cdist(a: Array, b: Array, p: float, mode: int | None) -> Array:
     off = a[..., :, None, :] - b[..., None, :, :]
     # The largest distance overlooks NaN here, as the kernel does; that of pdist does not.
     off = jnp.where(jnp.isnan(off), 0, off) if p == math.inf else off
-    return norm(off, float(p), (off.ndim - 1,), False)
+    return _length(off, float(p))
 
 
 @lower("_euclidean_dist")
@@ -531,4 +548,4 @@ def _euclidean(a: Array, b: Array) -> Array:
 @lower("_pdist_forward")
 def _pdist(x: Array, p: float = 2) -> Array:
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    return norm(x[rows] - x[columns], float(p), (1,), False)
+    return _length(x[rows] - x[columns], float(p))

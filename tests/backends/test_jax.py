@@ -364,6 +364,11 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             call("pow.Tensor_Scalar", "v0", 0, to="v1"),
             contexts=(),
         ),
+        case(
+            [x("w4", 8, 3, dtype="float16", domain="subnormal", layout="strided")],
+            call("pdist", "w4", p=math.inf),
+            seed=33460,
+        ),
         case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0"), contexts=()),
         case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0", UPLO="U"), contexts=()),
         case(
@@ -387,6 +392,7 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "norms-at-0",
             "cholesky",
             "power-0",
+            "equal-distances",
             "eigenvalues-lower",
             "eigenvalues-upper",
             "grid-far-outside",
