@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.reference.schemas import draws
+from amp_fuzz.reference.schemas import bound, draws
 
 __all__ = [
     "UNIT_ROUNDOFF",
@@ -275,8 +275,8 @@ class Shadow(TorchDispatchMode):
             made = self._run(call, inputs)
             if self.flushes and call.divides and len(inputs) > 1:
                 made = [self._divided(made[0], inputs[1], call.tensors[1])]
-            if self.reorders and call.adds:
-                beyond = self._beyond(call, inputs)
+            if self.reorders and (call.adds or call.transforms or call.averages > 1):
+                beyond = self._beyond(call, inputs, results)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -287,12 +287,12 @@ class Shadow(TorchDispatchMode):
         if len(made) != len(written):  # a kernel may give gradients that nobody asked for
             made = []
         none = [None] * len(written)
+        gain = call.gain(results) if self.flushes else 1
         for t, copies, end in zip(written, made or none, beyond or none, strict=True):
+            terms = call.terms(t) * gain
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
-            elif self._store(
-                t, copies, known=known, left=left, quiet=quiet, terms=call.terms(t), ends=end
-            ):
+            elif self._store(t, copies, known=known, left=left, quiet=quiet, terms=terms, ends=end):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
@@ -302,20 +302,75 @@ class Shadow(TorchDispatchMode):
 
         None where the copies came to different shapes, as those of `nonzero` may.
         """
+        if call.equates and len(inputs[0]) > _MANY:
+            return [self._equated(call, inputs)]
+        if call.func is _aten.pow.Tensor_Scalar and call.tensors[0].dtype is torch.float32:
+            return [self._raised(inputs[0], call.args[1])]
         if call.elementwise:
             return [*call.at_once(inputs)]
+        if call.unstable:
+            return [*self._sorted(call, inputs[0])]
         made = [call.on([i[k] for i in inputs]) for k in range(self.samples + 1)]
         return [
             torch.stack(copies) if len({c.shape for c in copies}) == 1 else None
             for copies in zip(*made, strict=True)
         ]
 
-    def _beyond(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _raised(self, copies: torch.Tensor, exponent: float) -> torch.Tensor:
+        """Return powers to a number, which every second copy has in float32.
+
+        torch's kernel rounds it for the elements that it computes as a vector, and not for the
+        last few; at 1e19 that is 35 units of a result.
+        """
+        exponents = torch.full((len(copies),), exponent, dtype=torch.float64)
+        exponents[1::2] = exponents[1::2].float().double()
+        return torch.pow(copies, exponents.reshape(-1, *[1] * (copies.dim() - 1)))
+
+    def _equated(self, call: _Call, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return whether two tensors are equal; some copies are, where the samples' order varies.
+
+        As their difference may cancel: noise alone makes no two sums equal.
+        """
+        made, (one, other) = call.at_once(inputs)[0], call.aligned(inputs)
+        same = self._cancelled(one - other) == 0
+        return made & ~same if call.func is _aten.ne.Tensor else made | same
+
+    def _sorted(self, call: _Call, copies: torch.Tensor) -> list[torch.Tensor]:
+        """Return sorted copies and their indices, with zeros in any order.
+
+        Every second copy has them in the order that they came in, the clean one in torch's. Noise
+        parts all other numbers that are equal.
+        """
+        given = bound(call.func, call.args, call.kwargs)
+        dim, descending = int(given.get("dim", -1)), bool(given.get("descending", False))
+        dim = dim % max(copies.dim() - 1, 1) + 1
+        order = torch.rand(copies.shape, generator=self._generator).argsort(dim)
+        size = [1] * copies.dim()
+        size[dim] = -1
+        order[1::2] = torch.arange(copies.shape[dim]).reshape(size)
+        mixed = copies.gather(dim, order)
+        found = torch.sort(mixed, stable=True, dim=dim, descending=descending)
+        index = order.gather(dim, found.indices)
+        values, index[0] = found.values, call.on([copies[0]])[-1]
+        return [values, index]
+
+    def _beyond(
+        self, call: _Call, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
         """Return for each result where a sum of some of its terms may leave the range, if any."""
-        whole = call.on([c[0].abs() if c.is_floating_point() else c[0] for c in inputs])
+        sizes = [c[0].abs() if c.dtype in UNIT_ROUNDOFF else c[0] for c in inputs]
+        if call.transforms:  # which may divide last; of a Hermitian tensor half is given
+            dims = bound(call.func, call.args, call.kwargs)["dim"]
+            whole = [2 * sizes[0].sum(dims, keepdim=True).expand(results[0].shape)]
+        else:
+            try:
+                whole = call.on(sizes)
+            except RuntimeError:  # no such op of real numbers
+                return []
         dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
         wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
         limit = torch.finfo(torch.float64 if wide else torch.float32).max
+        whole = [size * call.averages for size in whole] if call.averages > 1 else whole
         found = [~(size.abs() <= limit) if size.is_floating_point() else None for size in whole]
         return [b if b is not None and b.any() else None for b in found]
 
@@ -338,7 +393,9 @@ class Shadow(TorchDispatchMode):
         u = UNIT_ROUNDOFF[compute or torch.float32]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
-    def _flushed(self, copies: torch.Tensor, nominal: torch.Tensor, terms: int = 0) -> torch.Tensor:
+    def _flushed(
+        self, copies: torch.Tensor, nominal: torch.Tensor, terms: float = 0
+    ) -> torch.Tensor:
         """Return copies with 0 for subnormal numbers.
 
         Every second copy has 0 for all of them, the others for half, the clean one for none.
@@ -413,7 +470,7 @@ class Shadow(TorchDispatchMode):
         known: bool,
         left: tuple[str, ...],
         quiet: bool = False,
-        terms: int = 0,
+        terms: float = 0,
         ends: torch.Tensor | None = None,
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
@@ -450,7 +507,11 @@ class Shadow(TorchDispatchMode):
             if beyond.any():
                 leaves = bool((beyond & torch.isfinite(copies[0])).any())
                 if self.reach != "unbounded":
-                    copies = torch.where(finite, copies, value)
+                    # Of a number that is taken for 0 the logarithm is infinite, and no NaN.
+                    own = finite | ~torch.isfinite(copies[0]) if self.flushes else finite
+                    if self.reach == "bounded" and self.reorders:
+                        own = own | ~torch.isfinite(copies)  # it left the range before
+                    copies = torch.where(own, copies, value)
             if self.reach == "bounded":
                 # A kernel may add two products, each beyond the range where their sum is not.
                 copies = _ended(copies, limits.max / 4)
@@ -522,6 +583,7 @@ class _Facts:
     factors: bool
     adds: bool
     divides: bool
+    normalises: bool
 
 
 @cache
@@ -541,6 +603,7 @@ def _facts(func: Any) -> _Facts:
         factors=name.startswith(_FACTORING),
         adds=name.partition(".")[0] in _ADDING,
         divides=name in ("div.Tensor", "div_.Tensor"),
+        normalises=any(part in name for part in ("batch_norm", "group_norm", "layer_norm")),
     )
 
 
@@ -554,7 +617,17 @@ class _Call:
         self.view, self.draws, self.uninitialised = facts.view, facts.draws, facts.uninitialised
         self.moves, self.pointwise = facts.moves, facts.pointwise
         self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
+        self.normalises = facts.normalises
+        self.averages = _AVERAGING.get(func, 1)
+        self.transforms = func in _TRANSFORMS
         self.random = facts.draws and draws(func, args, kwargs)
+        self.unstable = func in _SORTING and self.tensors[0].dim() > 0
+        self.unstable = self.unstable and not bound(func, args, kwargs).get("stable")
+        self.equates = (
+            func in _EQUATING
+            and len(self.tensors) == 2
+            and all(t.dtype.is_floating_point for t in self.tensors)
+        )
         copies = func in (_aten.clone.default, _aten._to_copy.default)
         copies = copies and kwargs.get("memory_format") in (None, torch.preserve_format)
         self.elementwise = bool(self.tensors) and (facts.batched or copies)
@@ -575,6 +648,23 @@ class _Call:
         if self.moves:
             return 0
         return max([4, *(t.numel() // max(result.numel(), 1) for t in self.tensors)])
+
+    def gain(self, results: Sequence[torch.Tensor]) -> float:
+        """Return how much larger a number may come out than it was inside of a kernel.
+
+        A norm multiplies what is left of a mean by the reciprocal of a deviation, which is told
+        beside it: one over the root of `eps`, where all elements are small.
+        """
+        if self.func is _aten.renorm.default:  # what it multiplies by may be as small
+            return max(1.0, float(self.tensors[0].detach().nan_to_num().abs().amax()))
+        if not self.normalises:
+            return 1.0
+        given = bound(self.func, self.args, self.kwargs)
+        told = [given[name] for name in ("rstd", "save_invstd") if name in given]
+        sizes = [t for t in (*told, *results[2:3]) if isinstance(t, torch.Tensor) and t.numel()]
+        if given.get("eps"):
+            return 1 / math.sqrt(given["eps"])
+        return max([1.0, *(float(t.detach().nan_to_num().abs().amax()) for t in sizes)])
 
     def _targets(self, schema: Any) -> list[int]:
         """Return the numbers, among the tensors, of those that the op writes.
@@ -606,8 +696,12 @@ class _Call:
 
     def at_once(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run an elementwise op on all copies ``[K + 1, *shape]`` in one call."""
+        return self.on(self.aligned(tensors))
+
+    def aligned(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of one rank, so that they broadcast."""
         rank = max(t.dim() for t in tensors)
-        return self.on([t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in tensors])
+        return [t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in tensors]
 
     def written(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what the op wrote: arguments in place, then the results that are new."""
@@ -645,14 +739,28 @@ _COPIES = frozenset(
     )
 )
 
+# Ops that promise nothing of the order of equal elements, unless they are asked to be stable.
+_SORTING = frozenset((_aten.sort.default, _aten.sort.stable))
+
+_EQUATING = frozenset((_aten.eq.Tensor, _aten.ne.Tensor))
+
 # Ops whose results are sums of many terms, in the order that a kernel likes.
 _ADDING = frozenset(
     [
         *("_addmm_activation", "addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"),
         *("baddbmm_", "bmm", "convolution", "cumsum", "dot", "mean", "mm", "mv", "nansum"),
-        *("sum", "vdot"),
+        *("linalg_cross", "sum", "vdot"),
     ]
 )
+
+# Ops whose results are means of so many elements: a compiler may add these before it divides.
+_AVERAGING = {
+    _aten.upsample_linear1d.default: 2,
+    _aten.upsample_bilinear2d.default: 4,
+    _aten.upsample_trilinear3d.default: 8,
+}
+
+_TRANSFORMS = frozenset((_aten._fft_c2c.default, _aten._fft_r2c.default, _aten._fft_c2r.default))
 
 # Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or
 # their reciprocals, they choose others.

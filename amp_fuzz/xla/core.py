@@ -21,6 +21,7 @@ from amp_fuzz.catalogue.promotion import floating, is_complex, is_float, result_
 __all__ = [
     "LOWERINGS",
     "Array",
+    "absolute",
     "cast",
     "derived",
     "find",
@@ -144,6 +145,13 @@ def derived(function: Lowering, *partials: Lowering) -> Lowering:
 
     made.defjvp(rule)  # type: ignore[attr-defined]
     return made
+
+
+def absolute(x: Array) -> Array:
+    """Return the absolute value; its derivative is 0 at 0, where JAX has 1, and at NaN."""
+    if not is_float(x.dtype.name):
+        return jnp.abs(x)
+    return derived(jnp.abs, lambda r, x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)))(x)
 
 
 # -- pointwise ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from jax import lax
 
 from amp_fuzz.xla.core import (
     Array,
+    absolute,
     cast,
     derived,
     lower,
@@ -405,14 +406,14 @@ def _mse(x: Array, target: Array) -> Array:
 @_paired("huber_loss", first=True)
 def _huber(x: Array, target: Array, delta: float = 1.0) -> Array:
     off = x - target
-    size = jnp.abs(off)
+    size = absolute(off)
     return jnp.where(size <= delta, 0.5 * off * off, delta * (size - 0.5 * delta))
 
 
 @_paired("smooth_l1_loss")
 def _smooth_l1(x: Array, target: Array, beta: float = 1.0) -> Array:
     off = x - target
-    size = jnp.abs(off)
+    size = absolute(off)
     if beta == 0:
         return size
     return jnp.where(size < beta, 0.5 * off * off / beta, size - 0.5 * beta)
@@ -510,12 +511,29 @@ def _multilabel_margin(x: Array, target: Array, reduction: int) -> tuple[Array, 
 # -- distances ----------------------------------------------------------------------------------
 
 
+def _length(off: Array, p: float) -> Array:
+    """Return the norms of rows; of equal largest elements each has the whole gradient."""
+    if p != math.inf:
+        return norm(off, p, (off.ndim - 1,), False)
+
+    @jax.custom_jvp
+    def largest(size: Array) -> Array:
+        return jnp.max(size, -1)
+
+    @largest.defjvp
+    def each(primals: Any, tangents: Any) -> Any:
+        made = largest(*primals)
+        return made, jnp.sum(jnp.where(primals[0] == made[..., None], tangents[0], 0), -1)
+
+    return largest(absolute(off))
+
+
 @lower("_cdist_forward")
 def _cdist(a: Array, b: Array, p: float, mode: int | None) -> Array:
     off = a[..., :, None, :] - b[..., None, :, :]
     # The largest distance overlooks NaN here, as the kernel does; that of pdist does not.
     off = jnp.where(jnp.isnan(off), 0, off) if p == math.inf else off
-    return norm(off, float(p), (off.ndim - 1,), False)
+    return _length(off, float(p))
 
 
 @lower("_euclidean_dist")
@@ -530,4 +548,4 @@ def _euclidean(a: Array, b: Array) -> Array:
 @lower("_pdist_forward")
 def _pdist(x: Array, p: float = 2) -> Array:
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    return norm(x[rows] - x[columns], float(p), (1,), False)
+    return _length(x[rows] - x[columns], float(p))

@@ -24,6 +24,27 @@ def _inverse(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     return jnp.linalg.inv(x), _no_error(x)
 
 
+def _hermitian(x: Array, upper: bool) -> Array:
+    """Return the Hermitian matrix of which one triangle is read: the other may hold anything.
+
+    torch's gradient is of the whole matrix, and Hermitian.
+    """
+
+    def adjoint(x: Array) -> Array:
+        return jnp.conj(jnp.swapaxes(x, -1, -2))
+
+    @jax.custom_jvp
+    def whole(x: Array) -> Array:
+        own = jnp.tril(adjoint(x) if upper else x)
+        return own + adjoint(jnp.tril(own, -1))
+
+    @whole.defjvp
+    def both(primals: Any, tangents: Any) -> Any:
+        return whole(*primals), (tangents[0] + adjoint(tangents[0])) / 2
+
+    return whole(x)
+
+
 @lower("linalg_cholesky_ex")
 def _cholesky_ex(
     x: Array, *, upper: bool = False, check_errors: bool = False
@@ -33,10 +54,7 @@ def _cholesky_ex(
 
 @lower("cholesky")
 def _cholesky(x: Array, upper: bool = False) -> Array:
-    # One triangle is read: the other may hold anything.
-    own = jnp.conj(jnp.swapaxes(x, -1, -2)) if upper else x
-    whole = jnp.tril(own) + jnp.conj(jnp.swapaxes(jnp.tril(own, -1), -1, -2))
-    made = lax.linalg.cholesky(whole, symmetrize_input=False)
+    made = lax.linalg.cholesky(_hermitian(x, upper), symmetrize_input=False)
     return jnp.conj(jnp.swapaxes(made, -1, -2)) if upper else made
 
 
@@ -88,8 +106,7 @@ def _svd(
 
 @lower("_linalg_eigh")
 def _eigh(x: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
-    own = jnp.tril(x) if UPLO == "L" else jnp.conj(jnp.swapaxes(jnp.triu(x), -1, -2))
-    whole = jnp.tril(own) + jnp.conj(jnp.swapaxes(jnp.tril(own, -1), -1, -2))
+    whole = _hermitian(x, UPLO == "U")
     if not compute_v:
         return jnp.linalg.eigvalsh(whole, symmetrize_input=False), jnp.zeros((0,), x.dtype)
     values, vectors = jnp.linalg.eigh(whole, symmetrize_input=False)

@@ -15,6 +15,7 @@ from amp_fuzz.catalogue.promotion import floating, is_complex, is_float
 from amp_fuzz.xla.core import (
     LOWERINGS,
     Array,
+    absolute,
     cast,
     derived,
     is_array,
@@ -45,7 +46,7 @@ def _sign(x: Array) -> Array:
 
 @lower("abs")
 def _abs(x: Array) -> Array:
-    return jnp.abs(x) if jnp.issubdtype(x.dtype, jnp.inexact) or x.dtype == bool else lax.abs(x)
+    return absolute(x)
 
 
 lower("sign")(pointwise(lambda x: lax.stop_gradient(_sign(x))))
@@ -348,8 +349,8 @@ def _pow(a: Any, b: Any) -> Array:
 
 def _fixed_power(x: Array, exponent: float) -> Array:
     """Return a power to a number, with torch's derivative."""
-    if exponent == 0:
-        return jnp.ones_like(x)
+    if exponent == 0:  # its gradient is a tensor of zeros, which are NaN times NaN
+        return derived(lambda x: jnp.ones_like(x), lambda r, x: jnp.zeros_like(x))(x)
     return derived(
         lambda x: _as_torch_powers(x, exponent),
         lambda r, x: exponent * _as_torch_powers(x, exponent - 1),
@@ -586,7 +587,7 @@ def _softplus(x: Array, beta: float = 1, threshold: float = 20) -> Array:
 
 @_activation("log_sigmoid")
 def _log_sigmoid(x: Array) -> Array:
-    return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
+    return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-absolute(x)))
 
 
 def _log_sigmoid_forward(x: Array) -> tuple[Array, Array]:

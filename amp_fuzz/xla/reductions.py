@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from amp_fuzz.catalogue.promotion import floating, is_complex, is_float
-from amp_fuzz.xla.core import LOWERINGS, Array, cast, derived, kept, lower, opmath, wide
+from amp_fuzz.xla.core import LOWERINGS, Array, absolute, cast, derived, kept, lower, opmath, wide
 
 __all__ = ["axes", "total"]
 
@@ -272,7 +272,7 @@ def _std_mean(
 
 def norm(x: Array, order: float, over: tuple[int, ...], keepdim: bool) -> Array:
     """Return a vector norm of a floating or complex array; its gradient at 0 is 0, as torch's."""
-    size = jnp.abs(x)
+    size = absolute(x)
     if order == 0:
         return jnp.sum(lax.stop_gradient((size != 0).astype(size.dtype)), over, keepdims=keepdim)
     if order == math.inf:

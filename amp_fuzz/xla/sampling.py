@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from amp_fuzz.xla.core import LOWERINGS, Array, cast, lower, opmath, promote, wide
+from amp_fuzz.xla.core import (
+    LOWERINGS,
+    Array,
+    absolute,
+    cast,
+    is_array,
+    lower,
+    opmath,
+    promote,
+    wide,
+)
 
 # -- resizing -----------------------------------------------------------------------------------
 
@@ -73,7 +83,7 @@ def _cubic(x: Array, size: Sequence[int], align: bool, *scales: Any) -> Array:
             (lambda v: ((_A * v - 5 * _A) * v + 8 * _A) * v - 4 * _A),
             (lambda v: ((_A + 2) * v - (_A + 3)) * v * v + 1),
         )
-        factors = (far(t + 1), near(t), near(1 - t), far(2 - t))
+        factors = (far(t + 1), near(t), near(1 - t), far((1 - t) + 1))  # rounded as torch rounds
         made = 0
         for k, factor in enumerate(factors):
             index = np.clip(low - 1 + k, 0, have - 1)
@@ -106,7 +116,7 @@ def _padded(at: Array, size: int, padding: int, align: bool) -> Array:
         if low == high:
             return jnp.zeros_like(at)
         span, start = (high - low) / 2, low / 2
-        off = jnp.abs(at - start)
+        off = jnp.where(at < start, start - at, at - start)
         extra = lax.rem(off, jnp.asarray(span, off.dtype))
         flips = jnp.floor(lax.stop_gradient(off) / span)
         at = jnp.where(flips % 2 == 0, extra + start, span - extra + start)
@@ -150,11 +160,12 @@ def _grid_sampler(n: int) -> Any:
 def _cubic_corners(w: Array) -> list[tuple[Array, Array]]:
     low = jnp.floor(w)
     t = w - low
+    last = (1 - t) + 1
     parts = (
         ((_A * (t + 1) - 5 * _A) * (t + 1) + 8 * _A) * (t + 1) - 4 * _A,
         ((_A + 2) * t - (_A + 3)) * t * t + 1,
         ((_A + 2) * (1 - t) - (_A + 3)) * (1 - t) * (1 - t) + 1,
-        ((_A * (2 - t) - 5 * _A) * (2 - t) + 8 * _A) * (2 - t) - 4 * _A,
+        ((_A * last - 5 * _A) * last + 8 * _A) * last - 4 * _A,
     )
     return [(low + k - 1, part) for k, part in enumerate(parts)]
 
@@ -173,7 +184,10 @@ def _gathered(x: Array, corners: Any, sizes: Sequence[int]) -> Array:
         factor: Any = 1.0
         for (at, part), size in zip(picked, sizes, strict=True):
             at = lax.stop_gradient(at)
-            inside = inside & (at >= 0) & (at <= size - 1)
+            within = (at >= 0) & (at <= size - 1)
+            inside = inside & within
+            # Far outside it is NaN: torch's kernel of three dimensions leaves such terms out.
+            part = jnp.where(within, part, 0) if n == 3 and is_array(part) else part
             index.append(jnp.clip(jnp.nan_to_num(at), 0, size - 1).astype("int32"))
             factor = factor * part
         batch = jnp.arange(x.shape[0]).reshape(-1, *[1] * n)
@@ -294,7 +308,7 @@ def _logits(
 ) -> Array:
     dtype = target.dtype.name  # the kernel works in what it made of the target
     own, t = (cast(o, wide(promote(x, target))) for o in (x, target))
-    low = jnp.minimum(own, 0) - jnp.log1p(jnp.exp(-jnp.abs(own)))
+    low = jnp.minimum(own, 0) - jnp.log1p(jnp.exp(-absolute(own)))
     factor = 1 if pos_weight is None else (opmath(pos_weight) - 1) * t + 1
     terms = (1 - t) * own - factor * low
     if weight is not None:

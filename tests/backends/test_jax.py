@@ -338,6 +338,44 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             *(call("mul", f"v{2 * i}", "x1", to=f"v{2 * i + 1}") for i in range(len(SMOOTH))),
             contexts=(),
         ),
+        case(
+            [x("w0", 3, domain="zeros"), x("x1", 3, domain="unit")],
+            *(call(op, "w0", to=f"v{i}") for i, op in enumerate(("abs", "logsigmoid"))),
+            call("binary_cross_entropy_with_logits", "w0", "x1", reduction="none", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 2, 3, domain="zeros")],
+            *(
+                call("linalg.vector_norm", "w0", p, to=f"v{i}")
+                for i, p in enumerate((1, math.inf, -math.inf))
+            ),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 3, 3, dtype="float64", domain="psd")],
+            call("linalg.cholesky", "w0", upper=True),
+            call("linalg.cholesky_ex", "w0", to="v1 v2"),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 1, values="bf800000")],
+            call("sqrt", "w0"),
+            call("pow.Tensor_Scalar", "v0", 0, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("w4", 8, 3, dtype="float16", domain="subnormal", layout="strided")],
+            call("pdist", "w4", p=math.inf),
+            seed=33460,
+        ),
+        case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0"), contexts=()),
+        case([x("w0", 3, 3)], call("linalg.eigvalsh", "w0", UPLO="U"), contexts=()),
+        case(
+            [x("w0", 1, 1, 5, 1, 4), x("w1", 1, 1, 1, 1, 3, values=BIG)],
+            call("grid_sampler_3d", "w0", "w1", 0, 0, False, form="overload"),
+            contexts=(),
+        ),
     ],
     ids=[
         *("prelu-infinity", "min-infinity", "addr-promotes", "addr-scalar", "batch-norm-range"),
@@ -350,6 +388,14 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
             "solve-mixed",
             "clamp-nan",
             "large-activations",
+            "slopes-at-0",
+            "norms-at-0",
+            "cholesky",
+            "power-0",
+            "equal-distances",
+            "eigenvalues-lower",
+            "eigenvalues-upper",
+            "grid-far-outside",
         ),
     ],
 )
@@ -433,6 +479,90 @@ def test_the_gamma_function_is_known(jitted: JaxBackend, op: str) -> None:
     assert seen is not None
     exact = getattr(torch, op)(torch.tensor([1.0, 2.0, 3.0]))
     assert 0 < (seen - exact).abs().max() < 2e-6
+
+
+@needs_jax
+def test_log1p_of_float64_is_known_where_it_loses_digits(jitted: JaxBackend) -> None:
+    one = case(
+        [x("x0", 1, dtype="float64", values="bfda825ed8de92a9")],  # -0.4142071
+        call("log1p", "x0"),
+        backward="none",
+    )
+    with quiet():
+        assert_known(jitted, one, "xla-log1p")
+    listed = next(k for k in shipped() if k.id == "xla-log1p")
+    for expected, excess, known in (
+        ("-0.534788", "146", True),
+        ("-0.534788", "4.5e+09", False),
+        ("-0.634788", "146", False),
+    ):
+        said = {"expected": f"{expected} +- 1e-16 at [0], float64"}
+        said["observed"] = f"{expected}: excess {excess}, bias 0.5"
+        assert listed.explains("value", ["log1p"], "v0", **said) == known
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        case(
+            [x("x0", 4, 3, dtype="float64", domain="subnormal"), x("x1", 3, dtype="float64")],
+            call("float_power", "x0", -1.5),
+            call("log", "x0", to="v1"),
+            call("sqrt", "x0", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("w0", 4, 6, 3, domain="subnormal"), x("w1", 6, domain="subnormal")],
+            call("group_norm", "w0", 3, "w1", "w1"),
+            call("batch_norm.batch_statistics", "w0", None, None, "w1", "w1", True, to="v1"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 6, 17, domain="subnormal"), x("x1", 6, 17, domain="subnormal")],
+            call("add", "x0", "x1"),
+            call("amax", "v0", 1, True, to="v1"),
+            call("eq", "v1", "x0", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 2, 1, values="7f61b1e6" * 2)],
+            call("renorm", "x0", 1, 0, 2.0),
+            contexts=(),
+            backward="none",
+        ),
+    ],
+    ids=["not-finite", "norms", "equal", "renorm"],
+)
+def test_what_comes_of_subnormal_numbers_is_known(jitted: JaxBackend, one: Case) -> None:
+    with quiet():
+        assert_known(jitted, one, "xla-subnormals")
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        case(
+            [x("x0", 3, 4, dtype="float64", domain="overflow")],
+            call("linalg.cross", "x0", "x0", dim=0),
+            call("relu6", "v0", to="v1"),
+            call("neg", "v0", to="v2"),
+            contexts=(),
+        ),
+        case(
+            [x("x0", 1, 1, 2, values="7f61b1e6" * 2)],
+            call("upsample_linear1d", "x0", [1], False, form="overload"),
+            contexts=(),
+        ),
+        case([x("x0", 6, 4, values="7f61b1e6" * 24)], call("fft.ifftn", "x0"), contexts=()),
+        case([x("x0", 6, 4, values="7f61b1e6" * 24)], call("fft.ihfft", "x0"), contexts=()),
+    ],
+    ids=["cross", "mean-of-two", "inverse-fft", "inverse-hfft"],
+)
+def test_what_a_rewritten_sum_makes_infinite_is_of_range(jitted: JaxBackend, one: Case) -> None:
+    with quiet():
+        assert_known(jitted, one, "xla-range")
 
 
 @needs_jax

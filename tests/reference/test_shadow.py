@@ -592,6 +592,95 @@ def test_what_cancels_may_be_0_and_what_does_not_may_not() -> None:
             assert bool(reached) == (cancels and samples > 16)
 
 
+def test_what_a_norm_loses_comes_out_larger_where_numbers_are_flushed() -> None:
+    """A difference below the smallest normal number is multiplied by up to one over root eps."""
+    small = torch.tensor([[1e-38, 3e-38, 2e-38, 4e-38]])
+    for flushes in (False, True):
+        mode = Shadow(flushes=flushes)
+        with mode:
+            found = functional.layer_norm(small, [4])
+        assert (off(mode.band(found), found * 0) < THRESHOLD) == flushes
+        assert off(mode.band(found), found * 400) > THRESHOLD
+
+
+def test_what_a_flushed_number_makes_of_nan_stands_beside_it() -> None:
+    small = torch.tensor([-1e-40, -1.0])
+    for flushes in (False, True):
+        mode = Shadow(flushes=flushes)
+        with mode:
+            found = small.log()
+        samples = mode.band(found).samples
+        assert bool(torch.isinf(samples[:, 0]).any()) == flushes
+        assert torch.isnan(samples[:, 1]).all()
+
+
+def test_two_sums_may_be_equal_and_two_others_may_not() -> None:
+    some = randn(64) * 8
+    other = some.roll(1)
+    for gap, equal in ((0.0, True), (1.0, False)):
+        mode = Shadow(64)
+        with mode:
+            sums = some.sum(), other.sum() + gap
+            same, unlike = torch.eq(*sums), torch.ne(*sums)
+        assert {bool(s) for s in mode.band(same).samples} == {equal, False}
+        assert {bool(s) for s in mode.band(unlike).samples} == {not equal, True}
+
+
+def test_zeros_are_sorted_in_any_order_unless_it_is_promised() -> None:
+    zeros = torch.cat([torch.zeros(18), torch.ones(1)])
+    for stable in (False, True):
+        mode = Shadow(64)
+        with mode:
+            values, index = torch.sort(zeros, stable=stable)
+            argued = torch.argsort(zeros)
+        for found in (index, argued) if not stable else (index,):
+            samples = mode.band(found).samples
+            kept = torch.arange(19).expand(64, -1)
+            assert torch.equal(samples.sort(1).values, kept)
+            assert bool((samples == kept).all(1).any())
+            assert bool((samples != kept).any()) != stable
+            assert (samples[:, 18] == 18).all()
+        assert torch.equal(mode.band(values).clean, values.double())
+
+
+def test_a_power_may_round_its_exponent() -> None:
+    """Torch's own kernel does, but for the elements that fill no vector."""
+    x = torch.full((18,), 1.4689889862971032e19)
+    mode = Shadow()
+    with mode:
+        found = x.pow(1.7)
+    band = mode.band(found)
+    exact = x.double().pow(1.7), x.double().pow(float(torch.tensor(1.7)))
+    assert not torch.equal(*(e.float() for e in exact))
+    for power in exact:
+        assert off(band, power.float()) < THRESHOLD
+    assert off(band, (exact[1] + 6 * (exact[1] - exact[0])).float()) > THRESHOLD
+
+
+@pytest.mark.parametrize(
+    ("op", "high"),
+    [
+        (lambda x: torch.linalg.cross(x, x.flip(0), dim=0), 1e160),
+        (lambda x: torch.vdot(*[torch.complex(x, x).flatten()] * 2), 1e160),
+        (lambda x: functional.interpolate(x[None], 1, mode="linear"), 1.5e308),
+    ],
+    ids=["cross", "complex", "mean"],
+)
+def test_what_is_beyond_the_range_inside_an_op_is_not_sure(
+    op: Callable[[torch.Tensor], torch.Tensor], high: float
+) -> None:
+    """Nor is what is computed from it."""
+    for size, sure in ((high, False), (1.0, True)):
+        found = []
+        for reach in ("bounded", "unbounded"):
+            x = torch.full((3, 2), size, dtype=torch.float64)
+            with Shadow(reach=reach, reorders=True) as mode:  # type: ignore[arg-type]
+                band = mode.band(op(x).neg())
+            found.append(band.samples)
+            assert bool(band.left) != sure
+        assert torch.equal(found[0], found[1]) == sure
+
+
 def test_either_of_two_needs_no_shadows() -> None:
     assert torch.equal(either(X, X + 1), X)
 
