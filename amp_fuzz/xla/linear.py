@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from amp_fuzz.xla.core import Array, cast, lower, opmath, spread
+from amp_fuzz.xla.reductions import safe_softmax
 
 # -- linear algebra -----------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ def _attention(
         else:
             scores = scores + opmath(attn_mask)
     total = jax.nn.logsumexp(scores, axis=-1)
-    made = jnp.matmul(jax.nn.softmax(scores, axis=-1), v)
+    made = jnp.matmul(safe_softmax(scores, -1), v)
     return cast(made, query.dtype.name), lax.stop_gradient(total)
 
 

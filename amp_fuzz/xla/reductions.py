@@ -182,11 +182,18 @@ def _count_nonzero(x: Array, dims: Any = None) -> Array:
 # -- softmax ------------------------------------------------------------------------------------
 
 
-@lower("_softmax", "_safe_softmax")
-def _softmax(x: Array, dim: int, half_to_float: Any = False, **_: Any) -> Array:
+@lower("_softmax")
+def _softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
     if not x.ndim:
         return _softmax(x.reshape(1), 0).reshape(())
     return cast(jax.nn.softmax(opmath(x), axis=dim), x.dtype.name)
+
+
+@lower("_safe_softmax")
+def safe_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    """Return the softmax, and zeros where all of a row is masked by -inf; so are its gradients."""
+    masked = jnp.all(x == -jnp.inf, axis=dim, keepdims=True)
+    return jnp.where(masked, jnp.zeros_like(x), _softmax(jnp.where(masked, 0, x), dim))
 
 
 @lower("_log_softmax")

@@ -21,7 +21,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import InferenceMode, NoGrad
+from amp_fuzz.program import DType, InferenceMode, NoGrad
 from amp_fuzz.reference import quirks
 from amp_fuzz.xla.ops import NOT_LOWERED
 from tests.faults.lowerings import FAULTS
@@ -183,6 +183,23 @@ SAMPLE += ("max_pool2d", "clamp", "interpolate", "linalg.inv", "huber_loss", "wh
 def test_lowerings_do_as_torch_does(faulty: tuple[JaxBackend, Path]) -> None:
     """Shapes, dtypes and values, forward and backward, as a run judges them."""
     assert conformance(faulty[0], [op for op in SAMPLE if op in CATALOGUE]) > 12
+
+
+@needs_jax
+@pytest.mark.parametrize("heads", [(), (2,)], ids=["math", "flash"])
+@pytest.mark.parametrize(
+    ("dtype", "mask"),
+    [("bool", "000000010101000100"), ("float32", "ff800000" * 3 + "00000000" * 3 + "ff800000" * 3)],
+)
+def test_rows_that_a_mask_takes_out_are_zeros(
+    jitted: JaxBackend, heads: tuple[int, ...], dtype: DType, mask: str
+) -> None:
+    shape = (1, *heads, 3, 4)
+    inputs = [*(x(f"w{i}", *shape) for i in range(3)), x("x3", 3, 3, dtype=dtype, values=mask)]
+    attention = call("scaled_dot_product_attention", "w0", "w1", "w2", attn_mask="x3")
+    with quiet():
+        verdict = Judge(jitted, shipped()).judge(case(inputs, attention, contexts=()))
+    assert verdict.outcome == "agreed", verdict.divergence
 
 
 @needs_jax
