@@ -60,7 +60,7 @@ The same cases as drawn, as scripts that import only torch, run with `TORCHDYNAM
 ([benchmarks/torch_minifier.py](../benchmarks/torch_minifier.py)). A `sitecustomize` seeds the fault
 in every process, those of the minifier too. Calls are those of the graph before and after; the
 script that is left is run with the fault and without. Seconds are CPU seconds of all processes.
-What was cut took longer than 400 s on the clock, on a machine that other work had most of. Cases
+What was cut took longer than 150 s on the clock, on a machine that other work had most of. Cases
 that are not in the table were not run.
 """
 
