@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import msgspec
 
 from amp_fuzz.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.oracle.compare import Divergence, compare
-from amp_fuzz.program import Autocast, NoGrad, Region, regions, statements
+from amp_fuzz.program import Autocast, NoGrad, Region, regions, returning_all, statements
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 
@@ -205,10 +206,23 @@ def _together(
         return None
     values = {n for s in statements(case.program.body) for n in s.outputs}  # returned or not
     made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in values]
-    outputs = enumerate(case.program.outputs)
-    made = made or [n for i, n in outputs if run(_until(case, i)).raised]
+    # In the backward pass: the first value, returned or not, whose own backward pass raises for it.
+    said = _line(raised)
+    alone = (n for n in returning_all(case.program).outputs if _says(run(_only(case, n)), said))
+    outputs = (n for i, n in enumerate(case.program.outputs) if run(_until(case, i)).raised)
+    made = made or list(islice(chain(alone, outputs), 1))
     where = made[0] if made else raised.text
     return Divergence("relation", f"{name}: {where}", "no error", f"{raised.kind}: {_line(raised)}")
+
+
+def _only(case: Case, name: str) -> Case:
+    return msgspec.structs.replace(
+        case, program=msgspec.structs.replace(case.program, outputs=(name,))
+    )
+
+
+def _says(seen: Observation, line: str) -> bool:
+    return seen.raised is not None and _line(seen.raised) == line
 
 
 def _until(case: Case, last: int) -> Case:

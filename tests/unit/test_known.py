@@ -679,6 +679,27 @@ def test_a_batching_rule_that_fails_under_autocast_only_is_known() -> None:
     assert verdict.known == "vmap-batching-rules"
 
 
+def test_so_it_is_where_only_the_backward_pass_raises_for_it() -> None:
+    """The value whose backward pass raises need not be returned; the first that is, is none."""
+    one = case(
+        [x("w0", 1, 1, 1), x("x1", 1, 1)],
+        under(
+            BF16,
+            call("bmm", "w0", "w0"),
+            call("layer_norm", "v0", [1, 1], "x1", to="v1"),
+        ),
+        call("float", "v1", form="method", to="v2"),
+        contexts=(),
+        transform="vmap_grad",
+    )
+    program = msgspec.structs.replace(one.program, outputs=("v2",))
+    one = msgspec.structs.replace(one, program=program)
+    verdict = judged(Example("eager-cpu", one), shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.where) == ("relation", "transform: v1")
+    assert verdict.known == "vmap-batching-rules"
+
+
 def test_another_error_of_a_batching_rule_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that is wrong at a listed op, in another way than the known one."""
 
