@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import HealthCheck, Phase, find, settings
@@ -259,21 +259,47 @@ library.impl("mm", wrong, "AutocastCPU")
 """
 
 
-# From the text of a script to its exit code and what it printed.
-Run = Callable[[str], tuple[int, str]]
+# What runs each script that it is told of in a fork of itself, and answers how that ended.
+_FORKS = """
+import json, os, sys
+
+sys.modules["amp_fuzz"] = None
+for line in sys.stdin:
+    path = line.strip()
+    child = os.fork()
+    if child == 0:
+        for number, name in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(path + name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        code = run(path)
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([code, open(path + ".out").read(), open(path + ".err").read()]), flush=True)
+"""
+
+
+class Ran(NamedTuple):
+    """How a script ended: its exit code, and what it wrote to standard output and error."""
+
+    code: int
+    printed: str
+    complained: str
+
+
+Run = Callable[[str], Ran]  # from the text of a script
 
 
 @contextmanager
 def runner(
     program: str, folder: Path, stem: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Run]:
-    """Start a Python program that has imported what is slow, and runs scripts in forks of itself.
+    """Start a Python process that has imported what is slow, and runs scripts in forks of itself.
 
-    It is given paths, a line each, and answers with an exit code and what was printed, as JSON.
-    Yields a function from the text of a script to these.
+    program: what it imports, and a function ``run`` from the path of a script to an exit code. The
+    scripts cannot import `amp_fuzz`. stem: how their files are called, before a number.
     """
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", program],
+        [sys.executable, "-I", "-c", program + _FORKS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -284,13 +310,12 @@ def runner(
     assert process.stdout is not None
     to, back, numbers = process.stdin, process.stdout, count(1)
 
-    def run(text: str) -> tuple[int, str]:
+    def run(text: str) -> Ran:
         path = folder / f"{stem}{next(numbers)}.py"
         path.write_text(text)
         to.write(f"{path}\n")
         to.flush()
-        code, printed = json.loads(back.readline())
-        return code, printed
+        return Ran(*json.loads(back.readline()))
 
     yield run
     to.close()

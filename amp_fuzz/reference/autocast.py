@@ -104,6 +104,7 @@ class _State:
         self.tables: dict[str, PolicyTable] = {}
         self.cache_enabled = True
         self.nesting = 0
+        self.resets = 0
         self.answers = True
         self.keeps_casts = True
         self.imitates = 0
@@ -867,9 +868,8 @@ class autocast:
         s, d = _here(), self.device
         _register(self.table.rules)
         _lend(torchax.names(_quirks))
-        self._saved.states.append(
-            (s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled)
-        )
+        before = s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled
+        self._saved.states.append((s.resets, *before))
         s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table
         s.cache_enabled = self.cache_enabled
         s.nesting += 1
@@ -884,15 +884,14 @@ class autocast:
         traceback: TracebackType | None,
     ) -> None:
         s, d = _here(), self.device
-        saved = self._saved.states.pop()
-        if s.nesting == 0:  # the state was reset since, as what was left behind by others is
+        resets, enabled, dtype, table, cache_enabled = self._saved.states.pop()
+        if s.resets != resets:  # it was left behind, and what it had set is gone
             return
         _queries.leave()
         s.nesting -= 1
         if s.nesting == 0:
             clear_cache()
-        enabled, dtype, table, s.cache_enabled = saved
-        s.enabled[d] = enabled
+        s.enabled[d], s.cache_enabled = enabled, cache_enabled
         _restore(s.dtypes, d, dtype)
         _restore(s.tables, d, table)
         dispatch.switch(s.on())
@@ -1175,6 +1174,6 @@ def reset() -> None:
     s.tables.clear()
     for _ in range(s.nesting):
         _queries.leave()
-    s.cache_enabled, s.nesting = True, 0
+    s.cache_enabled, s.nesting, s.resets = True, 0, s.resets + 1
     dispatch.switch(on=False)
     clear_cache()

@@ -292,7 +292,7 @@ def _runs(run_script: Run, text: str, wrong: int = 1) -> None:
     """Run a repro: it ends with 0, and with `wrong` if what is compiled were another program."""
     other = text.replace("def program(x0, w1):", "def program(x0, w1):\n    w1 = w1 * 1.5\n")
     for source, expected in ((text, 0), (other, wrong)):
-        code, printed = run_script(source)
+        code, printed, _ = run_script(source)
         assert code == expected, printed + source
 
 

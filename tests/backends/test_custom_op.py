@@ -250,7 +250,7 @@ def test_a_repro_shows_a_fault_and_only_that(name: str, run_script: Run) -> None
     assert verdict.divergence is not None
     for prefix, expected in ((IGNORED, 1), ("", 0)):
         text = repro(verdict.case, backends()[name], verdict.divergence, prefix=prefix)
-        code, printed = run_script(text)
+        code, printed, _ = run_script(text)
         assert code == expected, printed
 
 

@@ -95,5 +95,5 @@ def test_a_composite_op_loses_its_region_when_it_is_decomposed(run_script: Run) 
     assert judge(PLAIN, example).outcome == "agreed"
     with quiet():
         text = repro(verdict.case, DECOMPOSED, verdict.finding("all"))
-    code, printed = run_script(text)
+    code, printed, _ = run_script(text)
     assert code == 1, printed

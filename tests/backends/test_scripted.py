@@ -578,5 +578,5 @@ def test_a_repro_shows_it(backend: ScriptBackend, plan: dict[str, Any], run_scri
     with quiet():
         text = repro(verdict.case, backend, verdict.finding("all"))
     assert "amp_fuzz" not in text
-    code, printed = run_script(text)
+    code, printed, _ = run_script(text)
     assert code == 1, printed

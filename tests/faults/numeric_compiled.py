@@ -358,7 +358,7 @@ def _logsumexp_first(honest: Any, x: Tensor, dim: Any, keepdim: bool = False) ->
 
 
 def _template(name: str, mechanism: str, what: str, method: str, code: str, *ops: str) -> None:
-    """Make a fault in the C++ that Inductor writes for an op; ``{}`` is the honest code."""
+    """Make a fault in the C++ that Inductor writes for an op; ``{0}`` is the honest code."""
 
     @contextmanager
     def corrupt() -> Iterator[None]:
@@ -387,13 +387,15 @@ def _patched_static(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Itera
         setattr(owner, name, before)
 
 
-_template("inductor-exp-gain", "gain", "exp is 1 % too large", "exp", "({}*1.01f)", "exp.default")
+GAIN = "({0} * decltype({0})(1.01))"  # of any type: a number, a vector of numbers
+
+_template("inductor-exp-gain", "gain", "exp is 1 % too large", "exp", GAIN, "exp.default")
 _template(
     "inductor-rsqrt-gain",
     "gain",
     "rsqrt is 1 % too large",
     "rsqrt",
-    "({}*1.01f)",
+    GAIN,
     "rsqrt.default",
     "native_layer_norm.default",
     "native_group_norm.default",
@@ -404,7 +406,7 @@ _template(
     "sign",
     "sigmoid is that of the negated argument",
     "sigmoid",
-    "(1.0f - {})",
+    "(decltype({0})(1) - {0})",
     "sigmoid.default",
     "silu.default",
     "glu.default",

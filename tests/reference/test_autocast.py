@@ -1132,3 +1132,15 @@ def test_a_reset_gives_torch_its_queries_back_whoever_leaves_a_context_after_it(
     with reference.autocast("cpu", dtype=torch.float16):
         assert torch.get_autocast_dtype("cpu") is torch.float16
     assert torch.get_autocast_dtype is asked
+
+
+def test_a_context_from_before_a_reset_ends_nothing_that_was_entered_after_it() -> None:
+    left = reference.autocast("cpu", dtype=torch.float16)
+    left.__enter__()
+    reset()
+    with reference.autocast("cpu", dtype=torch.bfloat16):
+        inside = state()
+        left.__exit__(None, None, None)
+        assert state() == inside
+        assert torch.mm(X, X).dtype is torch.bfloat16
+    assert torch.mm(X, X).dtype is F32

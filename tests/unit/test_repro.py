@@ -130,9 +130,8 @@ def test_known_bugs_reproduce_with_only_torch(
     finding = msgspec.structs.replace(
         verdict.finding("test"), explicit=explicit_form(case, on.reference())
     )
-    code, printed = run_script(repro(case, on, finding))
-    assert code == 1, printed
-    assert "Warning" not in printed
+    code, printed, complained = run_script(repro(case, on, finding))
+    assert (code, complained) == (1, ""), printed
     assert f"torch:    {torch.__version__}" in printed
     assert "expected:" in printed
     assert "observed:" in printed
@@ -233,17 +232,17 @@ sys.exit(observed != expected)
 def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Case) -> None:
     finding = Divergence(kind, where, "this", "that")
     on = backend("eager-cpu")
-    assert run_script(repro(case, on, finding)) == (0, ANY), "honest torch"
+    assert run_script(repro(case, on, finding)).code == 0, "honest torch"
     if body:
         fault = FAULT.format(body=body)
-        assert run_script(repro(case, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
+        assert run_script(repro(case, on, finding, prefix=fault)).code == 1, "faulty torch"
 
 
 def test_timeouts_are_told_from_answers(run_script: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_fuzz.repro.TIMEOUT", 1)
     fault = FAULT.format(body="import time; time.sleep(60)")
     script = repro(MM, backend("eager-cpu"), Divergence("timeout", "", "", ""), prefix=fault)
-    code, printed = run_script(script)
+    code, printed, _ = run_script(script)
     assert code == 1
     assert "observed: no answer for 1 s" in printed
 
@@ -288,8 +287,8 @@ def test_gradients_that_the_reference_has_otherwise(
 ) -> None:
     finding = Divergence(kind, "w1.grad", "", "")
     altered: Any = Altered(backend("eager-cpu"), "w1.grad", change)
-    assert run_script(repro(MM, altered, finding))[0] == 1
-    assert run_script(repro(MM, backend("eager-cpu"), finding))[0] == 0
+    assert run_script(repro(MM, altered, finding)).code == 1
+    assert run_script(repro(MM, backend("eager-cpu"), finding)).code == 0
 
 
 @pytest.mark.parametrize(
@@ -302,15 +301,15 @@ def test_a_range_is_left_by_infinities_or_by_numbers(
     """Where both sides are finite, how far they are off is what the script compares."""
     finding = Divergence("range", "v0", "1 +- 0.1, mm.default left the range", observed)
     on = backend("compile[eager]")
-    assert run_script(repro(MM, on, finding)) == (0, ANY), "honest torch"
+    assert run_script(repro(MM, on, finding)).code == 0, "honest torch"
     fault = FAULT.format(body=body)
-    assert run_script(repro(MM, on, finding, prefix=fault)) == (1, ANY), "faulty torch"
+    assert run_script(repro(MM, on, finding, prefix=fault)).code == 1, "faulty torch"
 
 
 def test_something_else_in_the_way_is_neither(run_script: Run) -> None:
     finding = Divergence("dtype", "v0", "float32", "bfloat16")
     fault = FAULT.format(body="raise ValueError('seeded')")
-    code, printed = run_script(repro(MM, backend("eager-cpu"), finding, prefix=fault))
+    code, printed, _ = run_script(repro(MM, backend("eager-cpu"), finding, prefix=fault))
     assert code == 125
     assert "cannot tell, since it raises: ValueError('seeded')" in printed
 
@@ -325,11 +324,11 @@ def test_error_at_another_line_is_told_by_the_line(run_script: Run) -> None:
     honest = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
     finding = Divergence("raise", "v0 = torch.mm(x0, x1)", honest, honest)
     script = repro(case, backend("eager-cpu"), finding)
-    code, printed = run_script(script)
+    code, printed, _ = run_script(script)
     assert code == 0
     assert "observed: RuntimeError at v0 = torch.mm(x0, x1)" in printed
     moved = script.replace("    v0 = torch.mm(x0, x1)\n", "    v0 = torch.mm(x0,  x1)\n")
-    assert run_script(moved)[0] == 1
+    assert run_script(moved).code == 1
 
 
 def test_a_label_that_is_never_observed_is_an_error() -> None:
@@ -354,7 +353,7 @@ def test_drawn_cases_that_agree_exit_0(run_script: Run, name: str) -> None:
         for kind in ("raise", "state", *(("bitwise",) if on.values else ("dtype", "shape"))):
             script = repro(case, on, Divergence(kind, label, "", ""))  # type: ignore[arg-type]
             assert imported(script) <= {"torch", *sys.stdlib_module_names}
-            assert run_script(script) == (0, ANY), script
+            assert run_script(script).code == 0, script
             tried += 1
     assert tried >= 6
 
@@ -411,13 +410,3 @@ def test_literals_are_short_and_exact(value: torch.Tensor, text: str) -> None:
     again = eval(text, {"torch": torch, "inf": math.inf, "nan": math.nan})
     assert again.dtype == value.dtype
     assert same(again, value)
-
-
-class _Any:
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-ANY = _Any()
