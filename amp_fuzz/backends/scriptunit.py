@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 import torch._jit_internal
-from torch.jit import _recursive, _state, _trace, frontend
+from torch.jit import _recursive, _script, _state, _trace, frontend
 
 __all__ = ["fresh_unit", "usable"]
 
@@ -32,8 +32,14 @@ _STATE = (
     "_script_classes",
     "_name_to_pyclass",
 )
+_MODULES: tuple[Any, ...] = (frontend, _recursive, _script)
 _TRACERS: tuple[Any, ...] = (_trace._trace_impl, _trace.trace, _trace.trace_module)
-_PARSE: Any = vars(frontend)["parse_def"]
+# What reads source and makes trees of it, by the modules that took it by name.
+_READERS: tuple[tuple[Any, str], ...] = (
+    (inspect, "getsourcelines"),
+    (torch._jit_internal, "get_type_hint_captures"),
+    *((module, name) for name in ("get_jit_def", "get_jit_class_def") for module in _MODULES),
+)
 _WITNESS = "__torch__.torch.nn.functional.interpolate"
 
 
@@ -42,19 +48,27 @@ def _overloads() -> dict[str, list[Any]]:
     return {name: list(functions) for name, functions in known.items()}
 
 
-@lru_cache(maxsize=512)
-def _kept(read: Any, thing: Any) -> Any:
-    return read(thing)
+@lru_cache(maxsize=1024)
+def _kept(read: Any, *how: Any, **named: Any) -> Any:
+    return read(*how, **named)
 
 
 def _reader(read: Any) -> Any:
-    """Return a function that reads source and does so once for what is torch's own."""
+    """Return a function that reads source and does so once for what is torch's own.
 
-    def reads(thing: Any) -> Any:
-        ours = str(getattr(thing, "__module__", "")).startswith("torch.")
-        return _kept(read, thing) if ours else read(thing)
+    What it makes of it, trees, is never changed: compiling makes graphs of them.
+    """
+
+    def reads(thing: Any, *how: Any, **named: Any) -> Any:
+        code = inspect.isroutine(thing) or inspect.isclass(thing)
+        if code and str(getattr(thing, "__module__", "")).startswith("torch."):
+            return _kept(read, thing, *how, **named)
+        return read(thing, *how, **named)
 
     return reads
+
+
+_READS = tuple((m, name, _reader(getattr(m, name))) for m, name in _READERS if hasattr(m, name))
 
 
 # Torch forgets the overloads of a function when it has compiled them: they are noted before that.
@@ -105,7 +119,6 @@ def fresh_unit() -> Iterator[Any]:
         for function in _TRACERS:
             stack.enter_context(_defaults(function, unit))
         stack.enter_context(patch.object(torch._jit_internal, "_overloaded_fns", overloads))
-        stack.enter_context(patch.object(frontend, "parse_def", _reader(_PARSE)))
-        lines = _reader(inspect.getsourcelines)
-        stack.enter_context(patch.object(inspect, "getsourcelines", lines))
+        for module, name, reads in _READS:
+            stack.enter_context(patch.object(module, name, reads))
         yield unit
