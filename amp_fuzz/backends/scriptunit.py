@@ -49,20 +49,23 @@ def _overloads() -> dict[str, list[Any]]:
 
 
 @lru_cache(maxsize=1024)
-def _kept(read: Any, *how: Any, **named: Any) -> Any:
+def _kept(methods: tuple[Any, ...], read: Any, *how: Any, **named: Any) -> Any:
     return read(*how, **named)
 
 
 def _reader(read: Any) -> Any:
     """Return a function that reads source and does so once for what is torch's own.
 
-    What it makes of it, trees, is never changed: compiling makes graphs of them.
+    What it makes of it, trees, is never changed: compiling makes graphs of them. A class that has
+    got another method is read again.
     """
 
     def reads(thing: Any, *how: Any, **named: Any) -> Any:
         code = inspect.isroutine(thing) or inspect.isclass(thing)
         if code and str(getattr(thing, "__module__", "")).startswith("torch."):
-            return _kept(read, thing, *how, **named)
+            members = vars(thing).values() if inspect.isclass(thing) else ()
+            methods = tuple(m for m in members if inspect.isfunction(m))
+            return _kept(methods, read, thing, *how, **named)
         return read(thing, *how, **named)
 
     return reads

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -293,23 +293,29 @@ class _Writer:
         return made.output()
 
 
+@lru_cache(maxsize=4096)
+def _schema(text: str) -> Any:
+    return torch._C.parse_schema(text)
+
+
+@lru_cache(maxsize=4096)
+def _optional_in(text: str) -> tuple[int, ...]:
+    arguments = _schema(text).arguments
+    return tuple(i for i, a in enumerate(arguments) if isinstance(a.type, torch._C.OptionalType))
+
+
 def _writes(node: Any) -> bool:
-    schema = torch._C.parse_schema(node.schema())
-    return bool(schema.is_mutable)
+    return bool(_schema(node.schema()).is_mutable)
 
 
-def _optional(node: Any) -> list[int]:
+def _optional(node: Any) -> Sequence[int]:
     """Return which arguments of a node are optional tensors, by the schema."""
-    if not node.kind().startswith("aten::"):
-        return []
-    arguments = torch._C.parse_schema(node.schema()).arguments
-    return [i for i, a in enumerate(arguments) if isinstance(a.type, torch._C.OptionalType)]
+    return _optional_in(node.schema()) if node.kind().startswith("aten::") else ()
 
 
 def _has_dtype(node: Any) -> bool:
     """Return whether an explicit ``dtype`` is given."""
-    schema = torch._C.parse_schema(node.schema())
-    for argument, value in zip(schema.arguments, node.inputs(), strict=True):
+    for argument, value in zip(_schema(node.schema()).arguments, node.inputs(), strict=True):
         if argument.name == "dtype":
             return not isinstance(value.type(), torch._C.NoneType)
     return False

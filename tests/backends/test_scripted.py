@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch.jit import frontend
 
+from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends
 from amp_fuzz.backends.scripted import ScriptBackend, script_source
@@ -471,6 +473,48 @@ def test_units_know_nothing_of_each_other() -> None:
     assert torch.jit._state._python_cu is known
     assert None not in found
     assert found[0].graph is not found[1].graph
+
+
+def test_trees_of_torch_are_made_once_and_again_of_what_is_patched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trees() -> list[Any]:
+        with fresh_unit():
+            functions = (
+                (torch.nn.functional.softsign, "softsign"),
+                (torch.nn.functional.silu, "silu"),
+            )
+            made = [frontend.get_jit_def(*function) for function in functions]
+            return [*made, frontend.get_jit_class_def(torch.autocast, "autocast")]
+
+    first, second = trees(), trees()
+    assert [a is b for a, b in zip(first, second, strict=True)] == [True] * 3
+    monkeypatch.setattr(torch.nn.functional, "softsign", torch.nn.functional.silu)
+    monkeypatch.setattr(torch.autocast, "__exit__", torch.nn.Module.extra_repr)
+    third = trees()
+    assert [a is b for a, b in zip(first, third, strict=True)] == [False, True, False]
+
+
+def test_what_is_imitated_is_the_graph_of_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled once for both; another program is compiled again."""
+    defined: list[str] = []
+    unit = torch._C.CompilationUnit
+    define = unit.define
+
+    def noting(self: Any, text: str, names: Any) -> None:
+        defined.append(text)
+        define(self, text, names)
+
+    monkeypatch.setattr(unit, "define", noting)
+    example = case([x("x0", 2, 2)], call("mm", "x0", "x0"))
+    other = case([x("x0", 2, 2)], call("matmul", "x0", "x0"))
+    with quiet(), reference.quirks(["torchscript-pass"]):
+        SCRIPT.run([example])
+        before = len(defined)
+        SCRIPT.reference().run(example)
+        assert len(defined) == before
+        SCRIPT.reference().run(other)
+        assert len(defined) == before + 1
 
 
 @pytest.mark.parametrize(
