@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+import torch._dynamo.guards
 
-from amp_fuzz.backends import backends, choose
+from amp_fuzz.backends import backends, choose, compiled
 from amp_fuzz.backends.compiled import LADDER, CompileBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
@@ -52,13 +54,31 @@ def test_a_backward_pass_is_traced_under_what_will_surround_it(plan: dict[str, A
     assert verdict.outcome == "agreed", verdict.divergence
 
 
+def test_guards_are_checked_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo would call it once for each graph: a torch that has it otherwise shows here."""
+    timed: list[object] = []
+    times = torch._dynamo.guards.profile_guard_manager
+
+    def noting(*of: Any) -> float:
+        timed.append(of)
+        return times(*of)
+
+    monkeypatch.setattr(torch._dynamo.guards, "profile_guard_manager", noting)
+    assert AOT.run([case(INPUTS, *BODY)])[0].graphs == 1
+    assert timed == []
+    assert torch._dynamo.guards.profile_guard_manager is noting
+    monkeypatch.setattr(compiled, "untimed", nullcontext)
+    assert AOT.run([case(INPUTS, *BODY)])[0].graphs == 1
+    assert len(timed) == 1
+
+
 def test_a_case_that_is_left_to_eager_is_not_passed_in_silence() -> None:
     """Dynamo makes no graph of a program whose only op looks at values, and runs it in eager."""
     left = judge(AOT, case([x("x0", 3, 4)], call("corrcoef", "x0"), backward="none"))
     assert (left.outcome, left.uncompiled) == ("agreed", True)
     assert left.record("statistics").uncompiled
-    compiled = judge(AOT, case(INPUTS, *BODY))
-    assert (compiled.outcome, compiled.uncompiled) == ("agreed", False)
+    made = judge(AOT, case(INPUTS, *BODY))
+    assert (made.outcome, made.uncompiled) == ("agreed", False)
 
 
 def test_a_backward_pass_beside_a_bare_thread_is_traced_under_its_own_contexts() -> None:
