@@ -111,7 +111,7 @@ def test_a_fault_in_a_compiler_is_minimised_on_its_stage_and_confirmed_on_the_wh
 
 
 # Rows that changed their fingerprint, or are larger than they may be; docs/minimize.md says why.
-CHANGED = {"eager/neg-backward", "compiled/inductor-sigmoid-sign"}
+CHANGED = {"eager/neg-backward"}
 LARGER = {"eager/var-of-squares": 4}
 
 
