@@ -227,8 +227,10 @@ def _observer(
             # A copy: a later in-place op must not change what was seen here. (It changes neither
             # dtype nor shape, which is all that a fake tensor has.) Without its history, which may
             # hold this very dictionary through a Python function: no collector sees that cycle.
-            value = tensor.detach()
-            values[label] = value if runtime.fake else value.clone()
+            # No mode follows the copy: nothing is computed from it.
+            with nullcontext() if runtime.noted is None else _disable_current_modes():
+                value = tensor.detach()
+                values[label] = value if runtime.fake else value.clone()
             if runtime.noted is not None:
                 runtime.noted(label, tensor)
 

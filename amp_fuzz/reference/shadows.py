@@ -380,7 +380,7 @@ class Shadow(TorchDispatchMode):
             return None
         try:
             wide = [t.detach().to(_WIDE[t.dtype]) if t.dtype in _WIDE else t for t in call.tensors]
-            found = call.on([w.clone() for w in wide])
+            found = call.on(wide)  # which writes into copies
         except Exception:
             return None
         return found[0] if found else None
@@ -391,7 +391,9 @@ class Shadow(TorchDispatchMode):
             return copies
         compute = torch.float64 if nominal.dtype in (torch.float64, torch.complex128) else None
         u = UNIT_ROUNDOFF[compute or torch.float32]
-        return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
+        off = copies.clone(memory_format=torch.contiguous_format)
+        off[1:].mul_(self._noise(copies[1:]).mul_(4 * u).add_(1))
+        return off
 
     def _flushed(
         self, copies: torch.Tensor, nominal: torch.Tensor, terms: float = 0
@@ -459,8 +461,11 @@ class Shadow(TorchDispatchMode):
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
-        noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
-        return noise.mul_(2).sub_(1 + 1j if like.is_complex() else 1)
+        if like.is_complex():
+            noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
+            return noise.mul_(2).sub_(1 + 1j)
+        noise = torch.empty(like.shape, dtype=like.dtype)
+        return noise.uniform_(-1, 1, generator=self._generator)
 
     def _store(
         self,
@@ -497,10 +502,11 @@ class Shadow(TorchDispatchMode):
             limits = torch.finfo(_REAL.get(nominal.dtype, nominal.dtype))
             if not quiet:
                 # Below the smallest normal number rounding is absolute; 0 is exact.
-                size = copies[1:].abs()
-                size = torch.where(size == 0, size, size.clamp(min=limits.tiny))
-                step = u * torch.where(torch.isfinite(size), size, 0)  # infinity is no NaN
-                copies = torch.cat([copies[:1], copies[1:] + step * self._noise(copies[1:])])
+                copies = copies.clone(memory_format=torch.contiguous_format)
+                size = copies[1:].abs().nan_to_num_(0, 0, 0)  # infinity is no NaN
+                nothing = size == 0
+                step = size.clamp_(min=limits.tiny).mul_(u).masked_fill_(nothing, 0)
+                copies[1:].add_(self._noise(copies[1:]).mul_(step))
             copies = whole = self._cancelled(self._flushed(copies, nominal, terms))
             finite = torch.isfinite(value)
             beyond = finite.logical_not() | (copies[0].abs() > limits.max)
@@ -560,7 +566,9 @@ class Shadow(TorchDispatchMode):
             wide = plain.to(_WIDE.get(tensor.dtype, tensor.dtype))
             # Bits seen as another dtype (view_as_real, view(dtype)): their copies are not followed.
             known = not views if memory is None else memory.known
-            copies = wide.unsqueeze(0).repeat(self.samples + 1, 1)
+            copies = wide.expand(self.samples + 1, count).clone(
+                memory_format=torch.contiguous_format
+            )
             memory = _Memory(storage, copies, tensor.dtype, known, count=count)
             views[tensor.dtype] = memory
         return memory, _window(memory.copies, tensor)
