@@ -310,11 +310,16 @@ class Shadow(TorchDispatchMode):
             return [*call.at_once(inputs)]
         if call.unstable:
             return [*self._sorted(call, inputs[0])]
-        made = [call.on([i[k] for i in inputs]) for k in range(self.samples + 1)]
+        one_by_one = zip(*(i.unbind() for i in inputs), strict=True)
+        made = [call.on(copy) for copy in one_by_one] if inputs else self._unread(call)
         return [
             torch.stack(copies) if len({c.shape for c in copies}) == 1 else None
             for copies in zip(*made, strict=True)
         ]
+
+    def _unread(self, call: _Call) -> list[list[torch.Tensor]]:
+        """Return what an op makes of no tensors, once for each copy."""
+        return [call.on([]) for _ in range(self.samples + 1)]
 
     def _raised(self, copies: torch.Tensor, exponent: float) -> torch.Tensor:
         """Return powers to a number, which every second copy has in float32.
@@ -485,14 +490,14 @@ class Shadow(TorchDispatchMode):
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
-        memory, window = self._raw(nominal)
+        memory, window = self._raw(nominal, written=copies is not None)
         memory.known = memory.known and known
         for other in self._memories.get(memory.keep._cdata, {}).values():
             if other is not memory:  # the same bits as another dtype: written behind its back
                 other.known = False
         memory.left = tuple(dict.fromkeys((*memory.left, *left)))
         leaves = False
-        value = _seen(_bits(nominal).to(window.dtype), nominal)
+        value = _resolved(nominal).detach().to(window.dtype)
         if copies is None:
             window.copy_(_seen(value, nominal).unsqueeze(0).expand(window.shape))
             return False
@@ -548,11 +553,12 @@ class Shadow(TorchDispatchMode):
         memory, window = self._raw(tensor)
         return memory, _seen(window, tensor)
 
-    def _raw(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
+    def _raw(self, tensor: torch.Tensor, *, written: bool = False) -> tuple[_Memory, torch.Tensor]:
         """Return the memory of a tensor and the window ``[K + 1, *shape]`` of its copies.
 
         Of what the memory holds, whether or not the tensor negates or conjugates it. A tensor that
-        is met for the first time is exact: all copies are what it is.
+        is met for the first time is exact: all copies are what it is. written: all of the window is
+        written next.
         """
         if tensor._is_zerotensor():  # autograd's zeros without memory
             zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=_WIDE.get(tensor.dtype))
@@ -562,13 +568,13 @@ class Shadow(TorchDispatchMode):
         memory = views.get(tensor.dtype)
         count = storage.nbytes() // tensor.element_size()
         if memory is None or memory.count != count:
-            plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
-            wide = plain.to(_WIDE.get(tensor.dtype, tensor.dtype))
             # Bits seen as another dtype (view_as_real, view(dtype)): their copies are not followed.
             known = not views if memory is None else memory.known
-            copies = wide.expand(self.samples + 1, count).clone(
-                memory_format=torch.contiguous_format
-            )
+            dtype = _WIDE.get(tensor.dtype, tensor.dtype)
+            copies = torch.empty(self.samples + 1, count, dtype=dtype)
+            if not (written and tensor.numel() == count and tensor.is_contiguous()):
+                plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
+                copies.copy_(plain)
             memory = _Memory(storage, copies, tensor.dtype, known, count=count)
             views[tensor.dtype] = memory
         return memory, _window(memory.copies, tensor)
@@ -716,6 +722,8 @@ class _Call:
         return [self.tensors[i] for i in self.targets] + self._fresh(results, self.tensors)
 
     def _fresh(self, out: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if not self.targets:
+            return _tensors(out)
         targets = [given[i] for i in self.targets]
         return [t for t in _tensors(out) if not any(t is g for g in targets)]
 
