@@ -262,6 +262,7 @@ QUIRKS = (
     "torchax-composites",
     "torchax-dtype-argument",
     "torchax-float64",
+    "torchax-formulas",
     "torchax-lowerings",
     "torchax-norms",
     "torchax-out",
@@ -355,9 +356,12 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
         tensor of no dimension (`amp_fuzz.reference.torchax`).
     torchax-float64: float64 tensors are cast like any others.
+    torchax-formulas: cumsum, cumprod, fmod, gelu and binary_cross_entropy_with_logits round each
+        step of other formulas in 16 bits; derivatives of quotients, maxima and clamp are JAX's.
     torchax-lowerings: slice_scatter of a negative dimension writes everywhere, embedding_bag has no
         weights, cholesky_inverse is that of ``x @ x.mH``, eigh of the mean of both triangles; the
-        largest of a dimension gives its gradient to all that are equal.
+        largest of a dimension gives its gradient to all that are equal; pow takes roots of -inf for
+        those of inf.
     torchax-norms: layer, group and batch norms, vector and weight norms, and logaddexp are computed
         step by step in the dtype of their input, and statistics have gradients.
     torchax-out: what is given as ``out=`` to some ops becomes what they return, with its dtype and
