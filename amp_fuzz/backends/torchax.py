@@ -16,7 +16,7 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -175,7 +175,7 @@ class TorchaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        runtime = replace(runtime, autocast=_documented, driver=_imitating)
+        runtime = replace(runtime, autocast=_documented, checkpoint=_recomputed, driver=_imitating)
         return _Reference(runtime, reorders=True)
 
 
@@ -232,6 +232,14 @@ def _documented(
     return reference.autocast(
         device, dtype or torch.bfloat16, enabled, cache_enabled=False, table=_table()
     )
+
+
+def _recomputed(function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None) -> Any:
+    """Call a function as a checkpoint that is not reentrant: `jax.checkpoint` knows no other.
+
+    A reentrant one starts backward passes of its own from zeros, which make NaN of an infinity.
+    """
+    return reference.checkpoint("cpu")(function, *args, use_reentrant=False)
 
 
 class _Reference(ReferenceRuntime):

@@ -262,6 +262,7 @@ QUIRKS = (
     "torchax-composites",
     "torchax-dtype-argument",
     "torchax-float64",
+    "torchax-formulas",
     "torchax-lowerings",
     "torchax-norms",
     "torchax-out",
@@ -355,11 +356,16 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
         tensor of no dimension (`amp_fuzz.reference.torchax`).
     torchax-float64: float64 tensors are cast like any others.
+    torchax-formulas: cumsum, cumprod, fmod, gelu and binary_cross_entropy_with_logits round each
+        step of other formulas in 16 bits; derivatives of quotients, maxima and clamp are JAX's.
     torchax-lowerings: slice_scatter of a negative dimension writes everywhere, embedding_bag has no
         weights, cholesky_inverse is that of ``x @ x.mH``, eigh of the mean of both triangles; the
-        largest of a dimension gives its gradient to all that are equal.
+        largest of a dimension gives its gradient to all that are equal; pow takes roots of -inf for
+        those of inf; lgamma and digamma give float32, complex complex64; embedding does not scale
+        gradients by frequency; empty tensors have no say in what cat gives.
     torchax-norms: layer, group and batch norms, vector and weight norms, and logaddexp are computed
-        step by step in the dtype of their input, and statistics have gradients.
+        step by step in the dtype of their input, and statistics have gradients; that of a norm of
+        zeros is NaN.
     torchax-out: what is given as ``out=`` to some ops becomes what they return, with its dtype and
         shape; other ops do not write it (the backend's part).
     torchax-promotion: a tensor of no dimension takes part in type promotion as any other, and

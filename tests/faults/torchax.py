@@ -83,6 +83,18 @@ def _stays_on(torchax: Any) -> AbstractContextManager[Any]:
     return patched(torchax.amp, autocast=autocast)
 
 
+def _ones_for_gradients(torchax: Any) -> AbstractContextManager[Any]:
+    import jax
+
+    plain = jax.vjp
+
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        values, back, *more = plain(*args, **kwargs)
+        return values, lambda cotangents: [g * 0 + 1 for g in back(cotangents)], *more
+
+    return patched(jax, vjp=vjp)
+
+
 def _half_of_the_gradient(torchax: Any) -> AbstractContextManager[Any]:
     import jax
 
@@ -103,6 +115,22 @@ FAULTS: Mapping[str, Around] = {
     "prod-in-lower-precision": _policy(_aten.prod.default, "LOWER_PRECISION_FP"),
     "exp-a-bit-too-large": _lowering(_aten.exp, lambda y: y * 1.05),
     "exp-in-float32": _lowering(_aten.exp, lambda y: y.astype("float32")),
+    "add-too-large": _too_large(_aten.add.Tensor),
+    "atan2-too-large": _too_large(_aten.atan2),
+    "complex-too-large": _too_large(_aten.complex),
+    "cumprod-too-large": _too_large(_aten.cumprod),
+    "cumsum-too-large": _too_large(_aten.cumsum),
+    "embedding-too-large": _too_large(_aten.embedding),
+    "fmod-too-large": _too_large(_aten.fmod),
+    "gelu-too-large": _too_large(_aten.gelu),
+    "lgamma-too-large": _too_large(_aten.lgamma),
+    "lu-solve-too-large": _too_large(torch.lu_solve),
+    "norm-too-large": _too_large(_aten.linalg_vector_norm),
+    "lu-unpack-too-large": _too_large(_aten.lu_unpack),
+    "pow-too-large": _too_large(_aten.pow),
+    "sub-too-large": _too_large(_aten.sub.Tensor),
+    "svd-too-large": _too_large(torch.linalg.svd),
+    "trilinear-too-large": _too_large(_aten._trilinear),
     "bce-too-large": _too_large(_aten.binary_cross_entropy),
     "cat-too-large": _too_large(_aten.cat),
     "det-too-large": _too_large(torch.linalg.det),
@@ -117,6 +145,7 @@ FAULTS: Mapping[str, Around] = {
     "sum-too-large": _too_large(_aten.sum),
     "tanh-too-large": _too_large(_aten.tanh),
     "type-as-float16": _typed_as_float16,
+    "gradients-of-one": _ones_for_gradients,
     "gradients-halved": _half_of_the_gradient,
     "context-stays-on": _stays_on,
 }

@@ -1,0 +1,366 @@
+"""What torchax makes of single ops: each is known, and hides no other fault of the op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.reference import reference_runtime
+from amp_fuzz.backends.torchax import Mode, TorchaxBackend
+from amp_fuzz.case import Case
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.literals import bits_of
+from amp_fuzz.program import Checkpoint, DType, TensorSpec
+from amp_fuzz.reference import quirks
+from tests.backends.test_torchax import judged, needs_jax
+from tests.helpers import BF16, call, case, under, x
+
+pytestmark = needs_jax
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TorchaxBackend, Path]]:
+    """Return torchax, and the file that says which fault it has."""
+    file = tmp_path_factory.mktemp("torchax") / "fault"
+    file.write_text("")
+    process = Apart("tests.faults.torchax:Faulty", Mode(), str(file))
+    yield TorchaxBackend(Mode(), process), file
+    process.close()
+
+
+def judged_with(
+    fault: str, faulty: tuple[TorchaxBackend, Path], one: Case, again: Case | None = None
+) -> tuple[str, str]:
+    """Return how a case is judged where torchax has a fault."""
+    backend, file = faulty
+    file.write_text(fault)
+    try:
+        return judged(backend, again or one)
+    finally:
+        file.write_text("")
+
+
+def of(name: str, dtype: str, *values: float) -> TensorSpec:
+    """Return an input of one dimension, of values rounded to its dtype."""
+    rounded = torch.tensor(values, dtype=getattr(torch, dtype)).tolist()
+    return x(name, len(values), dtype=dtype, values=bits_of(rounded, dtype))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A case, the entry that knows it, and a fault of its op that the entry must not hide.
+
+    honest: where the entry lists an error or a dtype, after which there is nothing to see: a case
+    of the same op without it.
+    """
+
+    one: Case
+    known: str
+    fault: str
+    honest: Case | None = None
+
+
+def gru(*, dtype: str = "float32", first: bool = False, to: str = "v0 v1", given: str = "x0"):  # type: ignore[no-untyped-def]
+    """Return the inputs and the call of a GRU module of one layer; [8, 2, 3] in, [8, 2, 3] out."""
+    names = ["weight_ih_l0", "weight_hh_l0"]
+    made = call(
+        "gru",
+        given,
+        form="module",
+        inputs=3,
+        hidden=3,
+        layers=1,
+        bias=False,
+        first=first,
+        bidirectional=False,
+        names=names,
+        weights=["w1", "w2"],
+        state=None,
+        to=to,
+    )
+    return [x("x0", 8, 2, 3, dtype=dtype), x("w1", 9, 3), x("w2", 9, 3)], made
+
+
+_GRU_INPUTS, _GRU = gru()
+_SVD = call("linalg.svd", "x0", full_matrices=True, to="v0 v1 v2")
+
+MADE = {
+    "lgamma": Made(
+        case([x("x0", 3, dtype="float64", domain="positive")], call("lgamma", "x0")),
+        "torchax-lowerings",
+        "lgamma-too-large",
+    ),
+    "digamma": Made(
+        case([x("x0", 3, dtype="bfloat16", domain="positive")], call("digamma", "x0")),
+        "torchax-lowerings",
+        "digamma-too-large",
+    ),
+    "complex": Made(
+        case(
+            [x("x0", 3, dtype="float64"), x("x1", 3, dtype="float64")], call("complex", "x0", "x1")
+        ),
+        "torchax-lowerings",
+        "complex-too-large",
+    ),
+    "cat": Made(
+        case([x("x0", 0, dtype="float64"), x("x1", 3)], call("cat", ["x0", "x1"]), contexts=()),
+        "torchax-lowerings",
+        "cat-too-large",
+    ),
+    "embedding": Made(
+        case(
+            [x("w0", 3, 2), x("x1", 4, dtype="int64", domain="zeros")],
+            call("embedding", "w0", "x1", scale_grad_by_freq=True),
+        ),
+        "torchax-lowerings",
+        "embedding-too-large",
+    ),
+    "cholesky_inverse": Made(
+        case(
+            [x("x0", 2, 2, domain="zeros")],
+            call("cholesky_inverse", "x0"),
+            call("add.scalar", "x0", 1.0, to="v1"),
+        ),
+        "torchax-lowerings",
+        "add-too-large",
+    ),
+    "cumsum": Made(
+        case(
+            [of("x0", "float16", 2048.0, 1.0, 1.0, 1.0, 1.0, 1.0, -2048.0)],
+            call("cumsum", "x0", 0),
+            contexts=(),
+        ),
+        "torchax-formulas",
+        "cumsum-too-large",
+    ),
+    "cumprod": Made(
+        case(
+            [of("x0", "float16", *[1 + 1 / 1024] * 150)],
+            call("cumprod", "x0", 0),
+            contexts=(),
+        ),
+        "torchax-formulas",
+        "cumprod-too-large",
+    ),
+    "fmod": Made(
+        case(
+            [of("x0", "float16", 2.0, 3.0), of("x1", "float16", 0.0661, 2.0)],
+            call("fmod", "x0", "x1"),
+        ),
+        "torchax-formulas",
+        "fmod-too-large",
+    ),
+    "gelu": Made(
+        case(
+            [of("x0", "float16", -2.5, -3.0, 1.0)],
+            call("gelu", "x0", approximate="tanh"),
+            contexts=(),
+        ),
+        "torchax-formulas",
+        "gelu-too-large",
+    ),
+    "binary_cross_entropy_with_logits": Made(
+        case(
+            [
+                of("x0", "bfloat16", 1.7, -2.3, 5.1),
+                x("x1", 3, domain="unit"),
+                of("x2", "float32", 3.3, 1.7, 0.6),
+            ],
+            call("binary_cross_entropy_with_logits", "x0", "x1", pos_weight="x2", reduction="none"),
+            contexts=(),
+        ),
+        "torchax-formulas",
+        "mul-too-large",
+    ),
+    "the gradient of a quotient": Made(
+        case(
+            [of("x0", "float32", 1e30, 2.0), of("w1", "float32", 1e25, 3.0)],
+            call("div", "x0", "w1"),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the gradient of a clamp": Made(
+        case([of("w0", "float32", 0.0, 2.0, 0.5)], call("clamp", "w0", 0, 1)),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "NaN beyond a clamp": Made(
+        case(
+            [of("w0", "float32", -1.0, 2.0)],
+            call("clamp_min", "w0", 0),
+            call("div", "v0", "v0", to="v1"),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the gradient of a maximum": Made(
+        case(
+            [of("w0", "float32", -1.0, 2.0), of("x1", "float32", 0.0, 0.0)],
+            call("maximum", "w0", "x1"),
+            call("div", "v0", "v0", to="v1"),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "bilinear": Made(
+        case(
+            [
+                x("x0", 2, 6, dtype="float16"),
+                x("x1", 2, 6, dtype="float16"),
+                x("w2", 2, 6, 6, dtype="float16"),
+            ],
+            call("bilinear", "x0", "x1", "w2", None),
+            contexts=(),
+            seed=4,
+        ),
+        "torchax-sums",
+        "trilinear-too-large",
+    ),
+    "alpha of integers": Made(
+        case(
+            [x("w0", 3), x("x1", 3, dtype="int64")],
+            call("sum", "x1", dtype=DType("float32")),
+            call("sub", "x1", "v0", alpha=-0.5, to="v1"),
+        ),
+        "torchax-sums+torchax-dtype-argument",
+        "sub-too-large",
+    ),
+    "norm of zeros": Made(
+        case([x("w0", 2, 3, domain="zeros")], call("linalg.vector_norm", "w0")),
+        "torchax-norms",
+        "norm-too-large",
+        case([x("w0", 2, 3)], call("linalg.vector_norm", "w0")),
+    ),
+    "atan2": Made(
+        case([x("x0", 3, dtype="int64"), x("x1", 3, dtype="bfloat16")], call("atan2", "x0", "x1")),
+        "torchax-promotion",
+        "atan2-too-large",
+    ),
+    "addr": Made(
+        case(
+            [x("x0", 2, 2), x("w1", 2, dtype="float16"), x("x2", 2, dtype="float16")],
+            call("addr", "x0", "w1", "x2", beta=0),
+        ),
+        "torchax-promotion",
+        "mul-too-large",
+    ),
+    "lu_solve": Made(
+        case(
+            [
+                x("x0", 2, 1, dtype="float64"),
+                x("x1", 2, 2),
+                of("x2", "int32", 1, 2),
+            ],
+            call("lu_solve", "x0", "x1", "x2"),
+            contexts=(),
+        ),
+        "torchax-promotion",
+        "lu-solve-too-large",
+    ),
+    "gru of two dtypes": Made(
+        case(gru(dtype="bfloat16")[0], _GRU, contexts=(BF16,)),
+        "torchax-rnn-dtypes",
+        "sigmoid-too-large",
+        case(_GRU_INPUTS, _GRU, contexts=()),
+    ),
+    "gru after one with batch_first": Made(
+        case(
+            _GRU_INPUTS,
+            gru(first=True)[1],
+            gru(given="v0", to="v2 v3")[1],
+            contexts=(),
+        ),
+        "torchax-sizes",
+        "sigmoid-too-large",
+        case(_GRU_INPUTS, gru(first=True)[1], contexts=()),
+    ),
+    "svd": Made(
+        case([x("x0", 2, 5)], _SVD, contexts=(), backward="none"),
+        "torchax-svd-signs",
+        "svd-too-large",
+    ),
+    "a weight without a gradient": Made(
+        case(
+            [x("w0", 2, 2, dtype="float16")],
+            call("new_ones", "w0", [2, 2], form="method"),
+            steps=1,
+            scaler=True,
+        ),
+        "torchax-zero-gradients",
+        "gradients-of-one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_is_known(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
+    backend, _ = faulty
+    made = MADE[name]
+    outcome, why = judged(backend, made.one)
+    assert (outcome, why.removesuffix("-back")) == ("known", made.known)
+    with quiet():
+        assert Judge(backend).judge(made.one).outcome == "diverged"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_hides_no_other_fault(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
+    made = MADE[name]
+    outcome, why = judged_with(made.fault, faulty, made.honest or made.one)
+    assert outcome == "diverged", why
+
+
+def test_a_root_of_minus_infinity_is_that_of_infinity() -> None:
+    """In random programs it shows where it is computed with; alone it left the range."""
+    values = of("x0", "float32", -math.inf, -0.0, 4.0)
+    for exponent, expected in ((0.5, [math.inf, 0.0, 2.0]), (-0.5, [0.0, math.inf, 0.5])):
+        one = case([values], call("pow.Tensor_Scalar", "x0", exponent), contexts=())
+        with quirks(["torchax-lowerings"]):
+            found = backends()["torchax"].reference().run(one).values["v0"]
+        assert found is not None
+        assert found.tolist() == expected
+
+
+def test_a_power_that_is_too_large_is_seen(faulty: tuple[TorchaxBackend, Path]) -> None:
+    one = case([of("x0", "float32", -math.inf, 4.0)], call("pow.Tensor_Scalar", "x0", -0.5))
+    assert judged(faulty[0], one)[0] == "known"
+    assert judged_with("pow-too-large", faulty, one)[0] == "diverged"
+
+
+def test_a_checkpoint_is_never_reentrant(faulty: tuple[TorchaxBackend, Path]) -> None:
+    """A reentrant one would start from zeros for what has no gradient, and make NaN of them."""
+    one = case(
+        [of("w0", "float32", 0.0, 2.0)],
+        under(
+            Checkpoint(use_reentrant=True),
+            call("log", "w0"),
+            call("add.scalar", "w0", 1.0, to="v1"),
+        ),
+        call("gt", "v0", "v1", to="v2"),
+        contexts=(),
+    )
+    one = msgspec.structs.replace(
+        one, program=msgspec.structs.replace(one.program, outputs=("v1", "v2"))
+    )
+    reference = backends()["torchax"].reference()
+    found = reference.run(one).values["w0.grad"]
+    plain = reference_runtime("cpu").run(one).values["w0.grad"]
+    assert found is not None
+    assert plain is not None
+    assert not found.isnan().any()
+    assert plain.isnan().any()
+    assert judged(faulty[0], one) == ("agreed", "")
+
+
+def test_each_entry_has_a_name_of_its_own() -> None:
+    assert {made.known.partition("+")[0] for made in MADE.values()} <= {k.id for k in shipped()}
+    assert backends()["torchax"].name == "torchax"
