@@ -53,7 +53,6 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "scatter_reduce",
     ),
     "one kernel of the CPU is the whole layer": (
-        "_native_multi_head_attention",
         "linear_cross_entropy.chunked",
         "lstm",
         "mkldnn_rnn_layer",
