@@ -282,6 +282,8 @@ class Shadow(TorchDispatchMode):
             made = self._run(call, inputs)
             if self.flushes and call.divides and len(inputs) > 1:
                 made = [self._divided(made[0], inputs[1], call.tensors[1])]
+            if self.flushes and call.bounds and made[0] is not None:
+                made = [self._kept(made[0], before[0][1], call.tensors[0]), *made[1:]]
             if self.in_turn and made[0] is not None:
                 made = [
                     self._added_in_turn(made[0], lost(call.func, call.args, call.kwargs)),
@@ -501,6 +503,21 @@ class Shadow(TorchDispatchMode):
         coin[0], coin[1::2] = False, True
         return torch.where(coin & small, made * 0, made)
 
+    def _kept(
+        self, made: torch.Tensor, copies: torch.Tensor, nominal: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what a clamp comes to, some subnormal inputs as they are.
+
+        It compares them with a bound as if they were 0, and a move keeps what it moves.
+        """
+        if copies.shape != made.shape or nominal.dtype not in UNIT_ROUNDOFF:
+            return made
+        wide = nominal.dtype is torch.float64
+        small = copies.abs() < torch.finfo(torch.float64 if wide else torch.float32).tiny
+        coin = torch.rand(made.shape, generator=self._generator) < 0.5
+        coin[0], coin[2::4] = False, True
+        return torch.where(coin & small, copies, made)
+
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
         noise = torch.rand(like.shape, generator=self._generator, dtype=like.dtype)
@@ -519,8 +536,8 @@ class Shadow(TorchDispatchMode):
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
 
-        ends: where some order of adding leaves the range: a ``bounded`` copy is not what it was
-        there, but not a number, or infinite if it was none.
+        ends: where some order of adding leaves the range: every second ``bounded`` copy is infinite
+        there, and the others are not a number.
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
@@ -559,10 +576,11 @@ class Shadow(TorchDispatchMode):
             if self.reach == "bounded":
                 # A kernel may add two products, each beyond the range where their sum is not.
                 copies = _ended(copies, limits.max / 4)
-                if ends is not None:
-                    unlike = torch.where(torch.isnan(copies), torch.inf, torch.nan)
-                    copies = torch.where(ends, unlike, copies)
                 copies = self._fused(copies, whole) if self.reorders else copies
+                if ends is not None:
+                    unlike = torch.full_like(copies, torch.nan)
+                    unlike[1::2] = torch.inf
+                    copies = torch.where(ends, unlike, copies)
             leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
         return leaves
@@ -665,6 +683,7 @@ class _Call:
         self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
         self.normalises = facts.normalises
         self.averages = _AVERAGING.get(func, 1)
+        self.bounds = func in _BOUNDING
         self.scales = func in _SCALING and bound(func, args, kwargs)["alpha"] != 1
         self.narrow = self._narrow() if facts.casts else 0.0
         self.transforms = func in _TRANSFORMS
@@ -830,6 +849,7 @@ _ADDING = frozenset(
         *(
             "_addmm_activation",
             "_convolution",
+            "_trilinear",
             "addbmm",
             "addmm",
             "addmm_",
@@ -857,6 +877,10 @@ _ADDING = frozenset(
 # not: torch's sum over dimensions that are not neighbours does not (`should_use_acc_buffer`,
 # aten/src/ATen/native/ReduceOps.cpp), and its other sums do.
 _CASTING = frozenset(("cumprod", "cumsum", "mean", "nansum", "prod", "sum"))
+
+_BOUNDING = frozenset(
+    (_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_min.default, _aten.clamp_max.default)
+)
 
 _SCALING = frozenset((_aten.add.Tensor, _aten.add_.Tensor, _aten.sub.Tensor, _aten.sub_.Tensor))
 
