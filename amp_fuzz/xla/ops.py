@@ -58,6 +58,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "mkldnn_rnn_layer",
     ),
     "its kernel calls ops that autocast casts for once more, which a recording does not see": (
+        "_native_multi_head_attention",
         "linalg.matrix_exp",
     ),
     "the CPU has no kernel of it, so that the reference cannot run it": (
