@@ -387,7 +387,7 @@ class Shadow(TorchDispatchMode):
         wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
         limit = torch.finfo(torch.float64 if wide else torch.float32).max
         whole = [size * call.averages for size in whole] if call.averages > 1 else whole
-        found = [~(size.abs() <= limit) if size.is_floating_point() else None for size in whole]
+        found = [size.abs() > limit if size.is_floating_point() else None for size in whole]
         return [b if b is not None and b.any() else None for b in found]
 
     def _scaled_beyond(

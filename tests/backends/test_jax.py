@@ -111,6 +111,17 @@ class Here:
         return self.seen
 
 
+def test_a_nan_that_a_sum_loses_is_not_of_range() -> None:
+    """No order of adding loses it, so that it is no `xla-range`."""
+    one = JAX.fit(case([x("x0", 2, values=f"7fc00000{INF}")], call("sum", "x0"), contexts=()))
+    seen = JAX.reference().run(one)
+    seen.values["v0"] = torch.tensor(3.0)
+    with quiet():
+        honest = dataclasses.replace(BACKENDS["jax[jit]"], process=Here(seen))
+        verdict = Judge(honest, shipped()).judge(one)
+    assert (verdict.outcome, verdict.known) == ("diverged", "")
+
+
 @pytest.mark.parametrize(
     ("jit", "factor", "outcome"),
     [
