@@ -60,8 +60,10 @@ class ReferenceRuntime:
         self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
     ) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, and return a band for each value that is observed."""
-        flushes = "xla-subnormals" in active_quirks()
-        mode = Shadow(samples, seed, reach, flushes=flushes, reorders=self.reorders)
+        flushes, in_turn = (name in active_quirks() for name in ("xla-subnormals", "xla-sums"))
+        mode = Shadow(
+            samples, seed, reach, flushes=flushes, reorders=self.reorders, in_turn=in_turn
+        )
         bands: dict[str, Band] = {}
 
         def note(label: str, tensor: torch.Tensor) -> None:

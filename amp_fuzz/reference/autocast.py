@@ -280,10 +280,13 @@ QUIRKS = (
     "trace-grad-modes",
     "trace-weight-cache",
     "transform-before-autocast",
+    "xla-depthwise",
     "xla-excess-precision",
+    "xla-fast-tanh",
     "xla-gamma",
     "xla-masked-products",
     "xla-subnormals",
+    "xla-sums",
 )
 
 
@@ -390,14 +393,20 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         the trace.
     transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the
         op that was called, but about those that the transform makes of it, at each level again.
+    xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
+        channels of the others, with 0 (`amp_fuzz.reference.xla`).
     xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
         rounded (`amp_fuzz.reference.xla`).
+    xla-fast-tanh: tanh of float32, also in gelu and mish, is a quotient of polynomials, off by up
+        to 4.3 units of 2^-24 where it is near 1 (`amp_fuzz.reference.xla`).
     xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which cancels near 1 and 2
         (`amp_fuzz.reference.xla`).
     xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
         is: a program that XLA compiles selects (`amp_fuzz.reference.lowered`).
     xla-subnormals: shadows take subnormal numbers for 0 at any op, half of the time: XLA's kernels
         for the CPU do, and its moves do not.
+    xla-sums: sums, means and `mse_loss` of float32 lose in the shadows what a sum loses that adds
+        one term after the other (`amp_fuzz.reference.sums`).
     """
     global _quirks
     names = frozenset(names)

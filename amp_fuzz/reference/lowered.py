@@ -492,7 +492,9 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.multilabel_margin_loss_backward.default: _Lowering(
         "compile-zero-dim-loss", _multilabel_margin_backward
     ),
+    **{op: _Lowering("xla-depthwise", function) for op, function in xla.DEPTHWISE.items()},
     **{op: _Lowering("xla-gamma", function) for op, function in xla.FUNCTIONS.items()},
+    **{op: _Lowering("xla-fast-tanh", function) for op, function in xla.TANH.items()},
     _aten.mul.Tensor: _Lowering("xla-masked-products", _masked),
     _aten.mul_.Tensor: _Lowering("xla-masked-products", _in_place(_masked)),
     _aten._weight_norm_interface.default: _Lowering("compile-weight-norm", _weight_norm),

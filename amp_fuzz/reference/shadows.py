@@ -28,7 +28,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_fuzz.reference.exact import EXACT
 from amp_fuzz.reference.schemas import bound, draws
+from amp_fuzz.reference.sums import lost
 
 __all__ = [
     "UNIT_ROUNDOFF",
@@ -129,6 +131,7 @@ class Shadow(TorchDispatchMode):
             computed with, of an op's inputs and of its results, for 0: all, or some.
         reorders: an implementation may add in another order, so that a ``bounded`` copy also ends
             where the sum of the absolute values leaves the range.
+        in_turn: the copies of sums lose what one loses that adds one term after the other.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -149,10 +152,11 @@ class Shadow(TorchDispatchMode):
         *,
         flushes: bool = False,
         reorders: bool = False,
+        in_turn: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.reach = samples, reach
-        self.flushes, self.reorders = flushes, reorders
+        self.flushes, self.reorders, self.in_turn = flushes, reorders, in_turn
         self._seed, self._calls = seed, 0  # `_begin` seeds both generators, for each op
         self._generator = torch.Generator()
         # For what only a bounded run draws: results of one op stay in step with one that is not.
@@ -225,7 +229,7 @@ class Shadow(TorchDispatchMode):
             if self._counts(call, results):
                 return out
             before = [self._copies(t) for t in call.tensors]
-            exact = self._rounds_nothing(call)
+            exact = self._rounds_nothing(call, results)
         if call.uninitialised:
             for t in call.written(results):
                 self._store(t, None, known=True, left=())
@@ -265,17 +269,29 @@ class Shadow(TorchDispatchMode):
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and _equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
+        narrow = call.narrow
         inputs = [
-            self._flushed(copies if quiet else self._perturbed(copies, t), t)
+            self._flushed(copies if quiet else self._perturbed(copies, t, narrow), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
+        if call.integral(results):
+            inputs = call.widened(inputs)
         state = torch.get_rng_state() if call.draws else None
         beyond: list[torch.Tensor | None] = []
         try:
             made = self._run(call, inputs)
             if self.flushes and call.divides and len(inputs) > 1:
                 made = [self._divided(made[0], inputs[1], call.tensors[1])]
-            if self.reorders and (call.adds or call.transforms or call.averages > 1):
+            if self.flushes and call.bounds and made[0] is not None:
+                made = [self._kept(made[0], before[0][1], call.tensors[0]), *made[1:]]
+            if self.in_turn and made[0] is not None:
+                made = [
+                    self._added_in_turn(made[0], lost(call.func, call.args, call.kwargs)),
+                    *made[1:],
+                ]
+            if self.reorders and call.scales:
+                beyond = self._scaled_beyond(call, results)
+            elif self.reorders and (call.adds or call.transforms or call.averages > 1):
                 beyond = self._beyond(call, inputs, results)
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -376,28 +392,58 @@ class Shadow(TorchDispatchMode):
         wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
         limit = torch.finfo(torch.float64 if wide else torch.float32).max
         whole = [size * call.averages for size in whole] if call.averages > 1 else whole
-        found = [~(size.abs() <= limit) if size.is_floating_point() else None for size in whole]
+        found = [size.abs() > limit if size.is_floating_point() else None for size in whole]
         return [b if b is not None and b.any() else None for b in found]
 
-    def _rounds_nothing(self, call: _Call) -> torch.Tensor | None:
+    def _scaled_beyond(
+        self, call: _Call, results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return where ``alpha * other`` leaves the range, which a fused kernel does not round."""
+        given = bound(call.func, call.args, call.kwargs)
+        scaled = given["other"].detach() * given["alpha"]
+        found = torch.isfinite(given["other"]) & ~torch.isfinite(scaled)
+        return [found.expand(results[0].shape)] if found.any() else []
+
+    def _added_in_turn(self, made: torch.Tensor, off: torch.Tensor | None) -> torch.Tensor:
+        """Return copies of a sum with what is lost: every second with all of it, others with less.
+
+        A compiler may add some of the terms by themselves.
+        """
+        if off is None or off.shape != made.shape[1:]:
+            return made
+        part = torch.rand(made.shape, generator=self._coins, dtype=torch.float64)
+        part[0], part[1::2] = 0, 1
+        return made + part * off
+
+    def _rounds_nothing(
+        self, call: _Call, results: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor | None:
         """Return what a pointwise op makes of the nominal values in float64; None: nothing."""
         if not call.pointwise or call.draws:
             return None
         try:
             wide = [t.detach().to(_WIDE[t.dtype]) if t.dtype in _WIDE else t for t in call.tensors]
+            wide = call.widened(wide) if call.integral(results) else wide
             found = call.on(wide)  # which writes into copies
         except Exception:
             return None
         return found[0] if found else None
 
-    def _perturbed(self, copies: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
-        """Return copies of an input, all but the clean one off by up to 4 u(compute)."""
+    def _perturbed(
+        self, copies: torch.Tensor, nominal: torch.Tensor, narrow: float = 0.0
+    ) -> torch.Tensor:
+        """Return copies of an input, all but the clean one off by up to 4 u(compute).
+
+        narrow: the roundoff of a dtype that the op may cast them to before.
+        """
         if nominal.dtype not in UNIT_ROUNDOFF:
             return copies
         compute = torch.float64 if nominal.dtype in (torch.float64, torch.complex128) else None
-        u = UNIT_ROUNDOFF[compute or torch.float32]
+        u = 4 * UNIT_ROUNDOFF[compute or torch.float32]
+        if narrow > UNIT_ROUNDOFF[nominal.dtype]:
+            u += narrow
         off = copies.clone(memory_format=torch.contiguous_format)
-        off[1:].mul_(self._noise(copies[1:]).mul_(4 * u).add_(1))
+        off[1:].mul_(self._noise(copies[1:]).mul_(u).add_(1))
         return off
 
     def _flushed(
@@ -464,6 +510,21 @@ class Shadow(TorchDispatchMode):
         coin[0], coin[1::2] = False, True
         return torch.where(coin & small, made * 0, made)
 
+    def _kept(
+        self, made: torch.Tensor, copies: torch.Tensor, nominal: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what a clamp comes to, some subnormal inputs as they are.
+
+        It compares them with a bound as if they were 0, and a move keeps what it moves.
+        """
+        if copies.shape != made.shape or nominal.dtype not in UNIT_ROUNDOFF:
+            return made
+        wide = nominal.dtype is torch.float64
+        small = copies.abs() < torch.finfo(torch.float64 if wide else torch.float32).tiny
+        coin = torch.rand(made.shape, generator=self._generator) < 0.5
+        coin[0], coin[2::4] = False, True
+        return torch.where(coin & small, copies, made)
+
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""
         if like.is_complex():
@@ -485,8 +546,8 @@ class Shadow(TorchDispatchMode):
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
 
-        ends: where some order of adding leaves the range: a ``bounded`` copy is not what it was
-        there, but not a number, or infinite if it was none.
+        ends: where some order of adding leaves the range: every second ``bounded`` copy is infinite
+        there, and the others are not a number.
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
@@ -526,10 +587,11 @@ class Shadow(TorchDispatchMode):
             if self.reach == "bounded":
                 # A kernel may add two products, each beyond the range where their sum is not.
                 copies = _ended(copies, limits.max / 4)
-                if ends is not None:
-                    unlike = torch.where(torch.isnan(copies), torch.inf, torch.nan)
-                    copies = torch.where(ends, unlike, copies)
                 copies = self._fused(copies, whole) if self.reorders else copies
+                if ends is not None:
+                    unlike = torch.full_like(copies, torch.nan)
+                    unlike[1::2] = torch.inf
+                    copies = torch.where(ends, unlike, copies)
             leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
         return leaves
@@ -596,6 +658,7 @@ class _Facts:
     batched: bool
     factors: bool
     adds: bool
+    casts: bool
     divides: bool
     normalises: bool
 
@@ -616,6 +679,7 @@ def _facts(func: Any) -> _Facts:
         batched=pointwise and not moves and not writes,
         factors=name.startswith(_FACTORING),
         adds=name.partition(".")[0] in _ADDING,
+        casts=name.partition(".")[0] in _CASTING,
         divides=name in ("div.Tensor", "div_.Tensor"),
         normalises=any(part in name for part in ("batch_norm", "group_norm", "layer_norm")),
     )
@@ -633,6 +697,9 @@ class _Call:
         self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
         self.normalises = facts.normalises
         self.averages = _AVERAGING.get(func, 1)
+        self.bounds = func in _BOUNDING
+        self.scales = func in _SCALING and bound(func, args, kwargs)["alpha"] != 1
+        self.narrow = self._narrow() if facts.casts else 0.0
         self.transforms = func in _TRANSFORMS
         self.random = facts.draws and draws(func, args, kwargs)
         self.unstable = func in _SORTING and self.tensors[0].dim() > 0
@@ -647,6 +714,35 @@ class _Call:
         self.elementwise = bool(self.tensors) and (facts.batched or copies)
         self.targets = self._targets(func._schema) if facts.writes else []
         self.follows = all(_plain(t) for t in self.tensors)
+
+    def _narrow(self) -> float:
+        """Return the roundoff of the dtype that a reduction is told; it may cast to it first."""
+        dtype = bound(self.func, self.args, self.kwargs).get("dtype")
+        return 0.0 if dtype is None else UNIT_ROUNDOFF.get(dtype, 0.0)
+
+    def integral(self, results: Sequence[torch.Tensor]) -> bool:
+        """Return whether the op computes a floating result of integers: float64 shows its rounding.
+
+        Not all that do take floats in their place: a condition is a bool.
+        """
+        written = [self.tensors[i] for i in self.targets] or list(results)
+        floats = (torch.bfloat16, torch.float16, torch.float32)
+        if self.moves or not self.pointwise or not written or written[0].dtype not in floats:
+            return False
+        read = [t for i, t in enumerate(self.tensors) if i not in self.targets]
+        if not read or any(t.dtype in UNIT_ROUNDOFF for t in read):
+            return False
+        try:
+            found = self.on(
+                self.widened([t.detach()[..., :1] if t.dim() else t.detach() for t in self.tensors])
+            )
+        except Exception:
+            return False
+        return bool(found) and found[0].dtype is torch.float64
+
+    def widened(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return integers that are read as float64, and what is written too."""
+        return [t.double() for t in tensors]
 
     def views(self, results: Sequence[torch.Tensor]) -> bool:
         """Return whether the results are the arguments' own memory, unwritten."""
@@ -705,7 +801,10 @@ class _Call:
         turn = iter(own)
         args = [_with(a, turn) for a in self.args]
         kwargs = {name: _with(a, turn) for name, a in self.kwargs.items()}
-        out = self.func(*args, **kwargs)
+        func = self.func
+        if own and all(t.dtype is torch.float64 for t in own):
+            func = EXACT.get(func, func)
+        out = func(*args, **kwargs)
         return [_resolved(t) for t in [*(own[i] for i in self.targets), *self._fresh(out, own)]]
 
     def at_once(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -763,11 +862,43 @@ _EQUATING = frozenset((_aten.eq.Tensor, _aten.ne.Tensor))
 # Ops whose results are sums of many terms, in the order that a kernel likes.
 _ADDING = frozenset(
     [
-        *("_addmm_activation", "addbmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"),
-        *("baddbmm_", "bmm", "convolution", "cumsum", "dot", "mean", "mm", "mv", "nansum"),
+        *(
+            "_addmm_activation",
+            "_convolution",
+            "_trilinear",
+            "addbmm",
+            "addmm",
+            "addmm_",
+            "addmv",
+            "addmv_",
+            "baddbmm",
+        ),
+        *(
+            "baddbmm_",
+            "bmm",
+            "convolution",
+            "convolution_backward",
+            "cumsum",
+            "dot",
+            "mean",
+            "mm",
+            "mv",
+            "nansum",
+        ),
         *("linalg_cross", "sum", "vdot"),
     ]
 )
+
+# Reductions that promise to cast to the dtype which they are told, and where that is narrower need
+# not: torch's sum over dimensions that are not neighbours does not (`should_use_acc_buffer`,
+# aten/src/ATen/native/ReduceOps.cpp), and its other sums do.
+_CASTING = frozenset(("cumprod", "cumsum", "mean", "nansum", "prod", "sum"))
+
+_BOUNDING = frozenset(
+    (_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_min.default, _aten.clamp_max.default)
+)
+
+_SCALING = frozenset((_aten.add.Tensor, _aten.add_.Tensor, _aten.sub.Tensor, _aten.sub_.Tensor))
 
 # Ops whose results are means of so many elements: a compiler may add these before it divides.
 _AVERAGING = {

@@ -119,6 +119,34 @@ def _per_channel(x: Array | None, rank: int) -> Array | None:
     return None if x is None else opmath(x).reshape(1, -1, *[1] * (rank - 2))
 
 
+def _weighted(x: Array, mean: Array, factor: Array, weight: Array, over: tuple[int, ...]) -> Array:
+    """Return ``(x - mean) * factor * weight`` per channel, in the dtype of weight.
+
+    A gradient is centred first, and then multiplied with the product of both, as torch has it
+    (batch_norm_backward_cpu_template, aten/src/ATen/native/Normalization.cpp): a factor of 0 beside
+    a large weight gives 0, and what is beyond the range is infinite, not NaN. over: the axes of
+    which mean and factor are; empty if these are given, and have no part in the gradient.
+    """
+    dtype = weight.dtype.name
+
+    @jax.custom_jvp
+    def made(x: Array, weight: Array, mean: Array, factor: Array) -> Array:
+        return cast((x - mean) * factor, dtype) * weight
+
+    @made.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        (x, weight, mean, factor), (dx, dweight, *_) = primals, tangents
+        own = (x - mean) * factor
+        moved = dx * (factor * weight)  # pulled back, what comes first here comes last
+        if over:
+            along = own * jnp.mean(own * moved, axis=over, keepdims=True)
+            moved = moved - jnp.mean(moved, axis=over, keepdims=True) - along
+        own = cast(own, dtype)
+        return own * weight, cast(moved, dtype) + own * dweight
+
+    return made(x, weight, *map(lax.stop_gradient, (mean, factor)))
+
+
 @lower("native_batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit")
 def _batch_norm(
     x: Array,
@@ -139,17 +167,18 @@ def _batch_norm(
     # What is saved of 16 bits is float32 beside float32 weights or statistics only.
     given = [o for o in (weight, bias, mean, variance) if o is not None]
     stats = x.dtype.name if all(o.dtype == x.dtype for o in given) else opmath(x).dtype.name
+    gain = _per_channel(weight, x.ndim)
+    if gain is None:
+        gain = jnp.ones((1,) * x.ndim, opmath(x).dtype)
     if training:
-        made, own_mean, factor = _normalised(_sums(x), over, eps)
-        made = cast(made, opmath(x).dtype.name)
+        _, own_mean, factor = _normalised(_sums(x), over, eps)
+        made = _weighted(_sums(x), own_mean, factor, gain, over)
         saved = tuple(cast(s.reshape(-1), stats) for s in (own_mean, factor))
     else:
         shift: Any = _per_channel(mean, x.ndim)
         size: Any = _per_channel(variance, x.ndim)
-        made = (opmath(x) - shift) * lax.rsqrt(size + eps)
+        made = _weighted(opmath(x), shift, lax.rsqrt(size + eps), gain, ())
         saved = tuple(jnp.zeros((0,), stats) for _ in range(2))
-    if weight is not None:
-        made = made * _per_channel(weight, x.ndim)
     if bias is not None:
         made = made + _per_channel(bias, x.ndim)
     made = cast(made, x.dtype.name)

@@ -20,9 +20,18 @@ def _no_error(x: Array) -> Array:
     return jnp.zeros(x.shape[:-2], "int32")
 
 
+def _singular(lu: Array) -> Array:
+    """Return the number of the first pivot that is 0, from 1; 0 where there is none."""
+    none = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    if not none.shape[-1]:
+        return _no_error(lu)
+    first = jnp.argmax(none, axis=-1) + 1
+    return jnp.where(jnp.any(none, axis=-1), first, 0).astype("int32")
+
+
 @lower("linalg_inv_ex")
 def _inverse(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
-    return jnp.linalg.inv(x), _no_error(x)
+    return jnp.linalg.inv(x), _singular(lax.linalg.lu(lax.stop_gradient(x))[0])
 
 
 def _hermitian(x: Array, upper: bool) -> Array:
@@ -77,7 +86,7 @@ def _solve(
         made = jnp.swapaxes(jnp.linalg.solve(a_, b_), -1, -2)
     made = made[..., 0] if vector else made
     lu, pivots, _ = lax.linalg.lu(lax.stop_gradient(a))
-    return made, lu, pivots + 1, _no_error(a)
+    return made, lu, pivots + 1, _singular(lu)
 
 
 @lower("_linalg_det")
@@ -224,6 +233,50 @@ def _attention(
     total = jax.nn.logsumexp(scores, axis=-1)
     made = jnp.matmul(safe_softmax(scores, -1), v)
     return cast(made, query.dtype.name), lax.stop_gradient(total)
+
+
+@lower("_native_multi_head_attention")
+def _multi_head_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Array,
+    qkv_bias: Array,
+    proj_weight: Array,
+    proj_bias: Array,
+    mask: Array | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Array, Array]:
+    """Return attention and its weights: the fast path of layers in inference.
+
+    What a mask of any dtype has that is not 0 is left out, and a row without anything is NaN
+    (aten/src/ATen/native/transformers/attention.cpp).
+    """
+    batch, _, wide_ = query.shape
+    weights, biases = (jnp.split(opmath(x), 3, axis=0) for x in (qkv_weight, qkv_bias))
+
+    def heads(x: Array, weight: Array, bias: Array) -> Array:
+        made = jnp.matmul(opmath(x), weight.T) + bias
+        return jnp.swapaxes(made.reshape(batch, -1, num_head, wide_ // num_head), 1, 2)
+
+    q, k, v = map(heads, (query, key, value), weights, biases)
+    scores = jnp.matmul(q, jnp.swapaxes(k, -1, -2)) / math.sqrt(wide_ // num_head)
+    if mask is not None:
+        left_out = cast(mask, "bool")
+        if mask_type == 1:  # of what is padded, by batch
+            left_out = left_out[:, None, None, :]
+        scores = jnp.where(left_out, -jnp.inf, scores)
+    made = jax.nn.softmax(scores, axis=-1)
+    whole = jnp.swapaxes(jnp.matmul(made, v), 1, 2).reshape(batch, -1, wide_)
+    whole = jnp.matmul(whole, opmath(proj_weight).T) + opmath(proj_bias)
+    dtype = query.dtype.name
+    if not need_weights:
+        return cast(whole, dtype), jnp.zeros((0,), dtype)
+    return cast(whole, dtype), cast(jnp.mean(made, axis=1) if average_attn_weights else made, dtype)
 
 
 # -- factors ------------------------------------------------------------------------------------

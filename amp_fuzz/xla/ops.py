@@ -53,12 +53,12 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "scatter_reduce",
     ),
     "one kernel of the CPU is the whole layer": (
-        "_native_multi_head_attention",
         "linear_cross_entropy.chunked",
         "lstm",
         "mkldnn_rnn_layer",
     ),
     "its kernel calls ops that autocast casts for once more, which a recording does not see": (
+        "_native_multi_head_attention",
         "linalg.matrix_exp",
     ),
     "the CPU has no kernel of it, so that the reference cannot run it": (

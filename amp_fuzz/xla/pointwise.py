@@ -349,12 +349,24 @@ def _pow(a: Any, b: Any) -> Array:
 
 def _fixed_power(x: Array, exponent: float) -> Array:
     """Return a power to a number, with torch's derivative."""
-    if exponent == 0:  # its gradient is a tensor of zeros, which are NaN times NaN
-        return derived(lambda x: jnp.ones_like(x), lambda r, x: jnp.zeros_like(x))(x)
+    if exponent == 0:
+        return _ones(x)
     return derived(
         lambda x: _as_torch_powers(x, exponent),
         lambda r, x: exponent * _as_torch_powers(x, exponent - 1),
     )(x)
+
+
+@jax.custom_vjp
+def _ones(x: Array) -> Array:
+    """Return ones, whose gradient is a tensor of zeros, whatever it is multiplied with.
+
+    Not none at all: what is computed from it may be NaN times it.
+    """
+    return jnp.ones_like(x)
+
+
+_ones.defvjp(lambda x: (jnp.ones_like(x), x), lambda x, grad: (jnp.zeros_like(x),))
 
 
 def _as_torch_powers(x: Array, exponent: float) -> Array:
@@ -543,12 +555,17 @@ def _softplus_of(x: Array) -> Array:
 def _gelu(x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
         return derived(lambda x: 0.5 * x * (1 + _gelu_tanh(x)), _gelu_tanh_slope)(x)
-    return derived(lambda x: 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5))), _gelu_slope)(x)
+    return derived(lambda x: x * _below(x), _gelu_slope)(x)
+
+
+def _below(x: Array) -> Array:
+    """Return the normal distribution's integral; 1 + erf, which torch has, cancels."""
+    return 0.5 * lax.erfc(-x * math.sqrt(0.5))
 
 
 def _gelu_slope(out: Array, x: Array) -> Array:
     density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return 0.5 * (1 + lax.erf(x * math.sqrt(0.5))) + x * density
+    return _below(x) + x * density
 
 
 def _gelu_tanh(x: Array) -> Array:

@@ -126,12 +126,38 @@ def _trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Array:
-    parts = [
-        jnp.expand_dims(opmath(x), tuple(dims))
-        for x, dims in ((a, expand1), (b, expand2), (c, expand3))
-    ]
-    made = parts[0] * parts[1] * parts[2]
-    return cast(jnp.sum(made, axis=tuple(sumdim)), a.dtype.name)
+    """Return the sum of products of three, as torch adds: that of the first two is summed first.
+
+    So are its gradients (_trilinear_backward, aten/src/ATen/native/Linear.cpp); in another order
+    other products leave the range.
+    """
+    one, two, three, over = (tuple(dims) for dims in (expand1, expand2, expand3, sumdim))
+
+    @jax.custom_vjp
+    def made(a: Array, b: Array, c: Array) -> Array:
+        return _contracted((a, b, c), (one, two, three), over)
+
+    def forward(a: Array, b: Array, c: Array) -> Any:
+        return made(a, b, c), (a, b, c)
+
+    def backward(given: Any, grad: Array) -> Any:
+        a, b, c = given
+        return (
+            _contracted((grad, b, c), (over, two, three), one),
+            _contracted((a, grad, c), (one, over, three), two),
+            _contracted((a, b, grad), (one, two, over), three),
+        )
+
+    made.defvjp(forward, backward)
+    return cast(made(*(opmath(x) for x in (a, b, c))), a.dtype.name)
+
+
+def _contracted(
+    given: Sequence[Array], expand: Sequence[tuple[int, ...]], over: tuple[int, ...]
+) -> Array:
+    a, b, c = (jnp.expand_dims(x, dims) for x, dims in zip(given, expand, strict=True))
+    first = tuple(d for d in over if d in expand[2])
+    return jnp.sum(jnp.sum(a * b, axis=first, keepdims=True) * c, axis=over)
 
 
 # -- convolutions -------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.nn import functional
@@ -737,3 +739,66 @@ def test_small_integers_are_exact_in_float64() -> None:
     seen = shadow(lambda: x * x + 2)
     band = seen.band(seen.result)
     assert bool((band.samples == band.clean).all())
+
+
+def test_what_is_computed_of_integers_is_rounded() -> None:
+    """A function of an integer is no exact number: what is left of a cancellation shows it."""
+
+    def left_over(n: torch.Tensor) -> torch.Tensor:
+        return torch.fmod(n, torch.erf(n))
+
+    found = shadow(left_over, torch.tensor([2, 3]))
+    band = found.band(found.result)
+    assert off(band, torch.fmod(torch.tensor([2, 3]), band.clean.float() * 0 + 1)) > THRESHOLD
+    neighbour = torch.nextafter(torch.erf(torch.tensor([2.0, 3.0])), torch.zeros(2))
+    assert off(band, torch.fmod(torch.tensor([2.0, 3.0]), neighbour)) < THRESHOLD
+    exact = shadow(lambda n: n * 0.5, torch.tensor([2, 3]))
+    assert not (exact.band(exact.result).samples != torch.tensor([1.0, 1.5])).any()
+
+
+def test_a_sum_may_round_its_terms_to_a_narrower_dtype_that_it_is_told() -> None:
+    """Torch does over neighbouring dimensions, and does not over others."""
+    x = torch.tensor([[1.001, -1.0], [100.3, -100.2]], dtype=torch.float16).repeat(1, 4)
+    narrow = x.bfloat16().float().sum().bfloat16()
+    for dtype, may in ((torch.bfloat16, True), (None, False)):
+        found = shadow(lambda t, d=dtype: torch.sum(t, dtype=d), x)
+        band = found.band(found.result)
+        assert (off(band, narrow.to(found.result.dtype)) < THRESHOLD) == may
+        assert off(band, narrow.to(found.result.dtype) * 40) > THRESHOLD
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_what_gelu_loses_in_float64_is_allowed_to_others(approximate: str) -> None:
+    """The copies are float64, too: they take another way than the kernel, which cancels."""
+    x = torch.tensor([-5.5, -4.3], dtype=torch.float64)
+    gelu = functools.partial(torch.nn.functional.gelu, approximate=approximate)
+    found = shadow(gelu, x)
+    band = found.band(found.result)
+    assert 1e-16 < (band.nominal / band.clean - 1).abs().max() < 1e-3
+    assert off(band, band.clean) < 1
+    assert off(band, band.clean * (1 + 1e-2)) > THRESHOLD
+
+
+def test_a_factor_beyond_the_range_may_be_fused_into_a_sum() -> None:
+    """``inf - 2 * 3e38`` is NaN where the product is rounded, and infinite where it is not."""
+    for alpha, may in ((2.0, True), (1.0, False)):
+        bands = []
+        for reach in ("unbounded", "bounded"):
+            with Shadow(8, 3, reach, reorders=True) as mode:
+                found = torch.sub(torch.tensor([torch.inf]), torch.tensor([3e38]), alpha=alpha)
+            bands.append(mode.band(found).samples)
+        assert bool((bands[0] != bands[1]).any()) == may
+
+
+def test_a_sum_in_turn_may_lose_what_equal_terms_lose() -> None:
+    """Of 288 terms that are equal XLA's sum is off by 32 units; of others it is not."""
+    equal, others = torch.full((8, 6, 6), 1.2345), torch.linspace(-1, 1, 288).reshape(8, 6, 6)
+    for x in (equal, others):
+        in_turn = torch.tensor(numpy.add.accumulate(x.flatten().numpy())[-1])
+        for turn in (False, True):
+            with Shadow(in_turn=turn) as mode:
+                found = x.sum()
+            band = mode.band(found)
+            if x is equal:
+                assert (off(band, in_turn) < THRESHOLD) == turn
+            assert off(band, found + x.abs().sum() * 2e-5) > THRESHOLD
