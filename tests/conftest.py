@@ -27,6 +27,9 @@ def run(path):
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+            return 1
         return int(error.code or 0)
     except BaseException as error:
         print(repr(error), file=sys.stderr)

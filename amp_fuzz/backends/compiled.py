@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -318,19 +319,25 @@ def untimed() -> Iterator[None]:
     For a number in its log it flushes the caches of the processor, 40 ms for each graph (torch
     2.13). That the guards hold is checked before that, and whenever the graph is called.
     """
-    import torch._dynamo.guards
+    import torch._dynamo.guards as guards
 
-    times = getattr(torch._dynamo.guards, _TIMES, None)
-    if times is None:
-        yield
-        return
-    setattr(torch._dynamo.guards, _TIMES, lambda *of: 0.0)
+    with _lock:
+        times = _timers[0] if _timers else getattr(guards, _TIMES, None)
+        _timers.append(times)
+        if times is not None:
+            setattr(guards, _TIMES, lambda *of: 0.0)
     try:
         yield
     finally:
-        setattr(torch._dynamo.guards, _TIMES, times)
+        with _lock:
+            _timers.pop()
+            if not _timers and times is not None:
+                setattr(guards, _TIMES, times)
 
 
+_lock = Lock()
+_timers: list[Any] = []
+"""What torch has to time guards, once for each thread that is in `untimed`."""
 _TIMES = "profile_guard_manager"
 
 

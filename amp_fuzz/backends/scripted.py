@@ -260,10 +260,6 @@ def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
     return {"program": program, "autocast": around, "as_custom_op": opaque}
 
 
-# What was scripted last: the text, the unit that keeps what it calls, and its graph, as it was.
-_compiled: list[Any] = ["", None, None]
-
-
 class _Scripted:
     """The program, scripted or traced at its first call and called often enough to be optimised.
 
@@ -306,12 +302,10 @@ class _Scripted:
             self.units.append(unit)
             if self.backend.mode == "trace":
                 return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
-            text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
             with torch_answers():
+                text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
                 unit.define(text, {"torch": torch}.get)
-            made = unit.find_function("program")
-            _compiled[:] = [text, unit, made.graph.copy()]
-            return made
+            return unit.find_function("program")
 
     def plain(self) -> Any:
         """Return the program as Python, under the implementation of autocast that is tested."""
@@ -381,7 +375,7 @@ class _Imitated(_Scripted):
         super().__init__(backend, case, names)
         # From the third call on, gradients come from TorchScript's own formulas.
         self.calls = backend.calls if AUTODIFF_QUIRK in active_quirks() else 1
-        self.graph: Any = None
+        self.function: Any = None
         self.functions: dict[object, Any] = {}
         self.graphs: dict[object, Any] = {}
         self.probes: dict[object, Any] = {}
@@ -399,13 +393,6 @@ class _Imitated(_Scripted):
     def calling(self, opaque: Any) -> Any:
         """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
         return opaque
-
-    def known(self) -> Any:
-        """Return the graph that this text was compiled into last, which depends on nothing else."""
-        if self.backend.mode == "trace" or _compiled[0] != script_source(self.case):
-            return None
-        self.units.append(_compiled[1])
-        return _compiled[2]
 
     def falling_back(self, key: object, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with the casts of the fallback functions that run for these inputs."""
@@ -430,13 +417,13 @@ class _Imitated(_Scripted):
 
     def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with our casts for the state around it."""
-        if self.graph is None:  # what is traced keeps the state of its first call
+        if self.function is None:  # what is traced keeps the state of its first call
             written = numbers(self.case, "buffer")
             given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
             if self.backend.check and CACHE_QUIRK in active_quirks():
                 prelude.traced(self.plain(), given, numbers(self.case, "weight"))  # it may raise
-            self.graph = self.known() or self.compiled(given).graph
-        graph = self.graph.copy()
+            self.function = self.compiled(given)
+        graph = self.function.graph.copy()
         if self.backend.freeze:  # which forgets the dtypes that tracing saw
             torch._C._jit_pass_erase_shape_information(graph)
             if self.backend.mode == "trace":  # where a weight is a constant, and says its own

@@ -15,7 +15,6 @@ import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -48,27 +47,41 @@ def _overloads() -> dict[str, list[Any]]:
     return {name: list(functions) for name, functions in known.items()}
 
 
-@lru_cache(maxsize=1024)
-def _kept(methods: tuple[Any, ...], read: Any, *how: Any, **named: Any) -> Any:
-    return read(*how, **named)
+# By what was asked of whom: what it was made of then, and the tree.
+_kept: dict[Any, tuple[tuple[Any, ...], Any]] = {}
+_MOST = 1024
 
 
 def _reader(read: Any) -> Any:
-    """Return a function that reads source and does so once for what is torch's own.
+    """Return a function that reads source and does so once for functions and classes of torch's.
 
-    What it makes of it, trees, is never changed: compiling makes graphs of them. A class that has
-    got another method is read again.
+    What it makes of it, trees, is never changed: compiling makes graphs of them. What has got
+    other code, another member or another mark for TorchScript since is read again.
     """
 
     def reads(thing: Any, *how: Any, **named: Any) -> Any:
-        code = inspect.isroutine(thing) or inspect.isclass(thing)
-        if code and str(getattr(thing, "__module__", "")).startswith("torch."):
-            members = vars(thing).values() if inspect.isclass(thing) else ()
-            methods = tuple(m for m in members if inspect.isfunction(m))
-            return _kept(methods, read, thing, *how, **named)
-        return read(thing, *how, **named)
+        code = inspect.isfunction(thing) or inspect.isclass(thing)
+        if not code or not str(thing.__module__).startswith("torch."):
+            return read(thing, *how, **named)
+        key = read, thing, how, tuple(named.items())
+        parts = _parts(thing)
+        of, made = _kept.get(key, ((), None))
+        if len(of) != len(parts) or any(a is not b for a, b in zip(of, parts, strict=True)):
+            if len(_kept) >= _MOST:
+                _kept.clear()
+            made = read(thing, *how, **named)
+            _kept[key] = parts, made
+        return made
 
     return reads
+
+
+def _parts(thing: Any) -> tuple[Any, ...]:
+    """Return what the source of a function or class is read from, to be compared by identity."""
+    if inspect.isclass(thing):
+        members = vars(thing).values()
+        return (*members, *(part for m in members if inspect.isfunction(m) for part in _parts(m)))
+    return thing.__code__, getattr(thing, "_torchscript_modifier", None)
 
 
 _READS = tuple((m, name, _reader(getattr(m, name))) for m, name in _READERS if hasattr(m, name))

@@ -552,7 +552,8 @@ class Shadow(TorchDispatchMode):
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
         memory, window = self._raw(nominal, written=copies is not None)
-        memory.known = memory.known and known
+        known = memory.known and known
+        memory.known = False  # until all of it is written
         for other in self._memories.get(memory.keep._cdata, {}).values():
             if other is not memory:  # the same bits as another dtype: written behind its back
                 other.known = False
@@ -561,6 +562,7 @@ class Shadow(TorchDispatchMode):
         value = _resolved(nominal).detach().to(window.dtype)
         if copies is None:
             window.copy_(_seen(value, nominal).unsqueeze(0).expand(window.shape))
+            memory.known = known
             return False
         copies = copies.to(window.dtype)
         if nominal.dtype in UNIT_ROUNDOFF:
@@ -594,6 +596,7 @@ class Shadow(TorchDispatchMode):
                     copies = torch.where(ends, unlike, copies)
             leaves |= ends is not None
         window.copy_(_seen(copies, nominal))
+        memory.known = known
         return leaves
 
     def _fused(self, ended: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,17 @@ def test_guards_are_checked_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(timed) == 1
 
 
+def test_guards_are_timed_again_whoever_is_done_last() -> None:
+    times = torch._dynamo.guards.profile_guard_manager
+    first, second = compiled.untimed(), compiled.untimed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch._dynamo.guards.profile_guard_manager is not times
+    second.__exit__(None, None, None)
+    assert torch._dynamo.guards.profile_guard_manager is times
+
+
 def test_a_case_that_is_left_to_eager_is_not_passed_in_silence() -> None:
     """Dynamo makes no graph of a program whose only op looks at values, and runs it in eager."""
     left = judge(AOT, case([x("x0", 3, 4)], call("corrcoef", "x0"), backward="none"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch._jit_internal import FunctionModifiers
 from torch.jit import frontend
 
-from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends
 from amp_fuzz.backends.scripted import ScriptBackend, script_source
@@ -478,43 +479,40 @@ def test_units_know_nothing_of_each_other() -> None:
 def test_trees_of_torch_are_made_once_and_again_of_what_is_patched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    functional, own = torch.nn.functional, torch.autocast
+
     def trees() -> list[Any]:
         with fresh_unit():
-            functions = (
-                (torch.nn.functional.softsign, "softsign"),
-                (torch.nn.functional.silu, "silu"),
-            )
-            made = [frontend.get_jit_def(*function) for function in functions]
-            return [*made, frontend.get_jit_class_def(torch.autocast, "autocast")]
+            names = "softsign", "silu", "tanhshrink", "hardtanh"
+            made = [frontend.get_jit_def(getattr(functional, n), n) for n in names]
+            return [*made, frontend.get_jit_class_def(own, "autocast")]
 
-    first, second = trees(), trees()
-    assert [a is b for a, b in zip(first, second, strict=True)] == [True] * 3
-    monkeypatch.setattr(torch.nn.functional, "softsign", torch.nn.functional.silu)
-    monkeypatch.setattr(torch.autocast, "__exit__", torch.nn.Module.extra_repr)
-    third = trees()
-    assert [a is b for a, b in zip(first, third, strict=True)] == [False, True, False]
+    def kept() -> list[bool]:
+        return [a is b for a, b in zip(first, trees(), strict=True)]
+
+    first = trees()
+    assert kept() == [True] * 5
+    with monkeypatch.context() as patch:
+        patch.setattr(functional, "softsign", functional.mish)
+        patch.setattr(functional.silu, "__code__", functional.hardswish.__code__)
+        unused = FunctionModifiers.UNUSED
+        patch.setattr(functional.hardtanh, "_torchscript_modifier", unused, raising=False)
+        patch.setattr(own, "__exit__", torch.nn.Module.extra_repr)
+        assert kept() == [False, False, True, False, False]
+    first = trees()
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "other", staticmethod(len), raising=False)
+        assert kept() == [True] * 4 + [False]
 
 
-def test_what_is_imitated_is_the_graph_of_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is compiled once for both; another program is compiled again."""
-    defined: list[str] = []
-    unit = torch._C.CompilationUnit
-    define = unit.define
-
-    def noting(self: Any, text: str, names: Any) -> None:
-        defined.append(text)
-        define(self, text, names)
-
-    monkeypatch.setattr(unit, "define", noting)
-    example = case([x("x0", 2, 2)], call("mm", "x0", "x0"))
-    other = case([x("x0", 2, 2)], call("matmul", "x0", "x0"))
-    with quiet(), reference.quirks(["torchscript-pass"]):
-        SCRIPT.run([example])
-        before = len(defined)
-        SCRIPT.reference().run(example)
-        assert len(defined) == before
-        SCRIPT.reference().run(other)
-        assert len(defined) == before + 1
+def test_trees_of_modules_are_not_kept() -> None:
+    module = torch.nn.Linear(2, 2)
+    with quiet(), fresh_unit():
+        torch.jit.script(module)
+    alive = weakref.ref(module)
+    del module
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize(
