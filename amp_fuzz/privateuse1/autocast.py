@@ -138,8 +138,8 @@ class Autocast:
             and to is self.low()
             and tensor.dtype is torch.float32
             and tensor.requires_grad
+            and not tensor._is_view()  # of a view, is_leaf makes a new grad_fn, and may fail
             and tensor.is_leaf
-            and not tensor._is_view()
             and not torch.is_inference_mode_enabled()
         )
 

@@ -183,6 +183,15 @@ def test_what_is_cached() -> None:
         assert not cached_casts(lambda: torch.mm(x, w))
 
 
+def test_a_view_written_in_inference_mode_is_cast_as_any_other() -> None:
+    """`is_leaf` would make its grad_fn anew, and torch 2.13 fails at that."""
+    with FakeTensorMode():
+        v = (weight() * 2).view(4, 4)
+        with torch.inference_mode(), REFERENCE.bf16():
+            v.add_(1)
+            assert torch.mm(weight(), v).dtype is BF16
+
+
 def updated_in_place(side: Side, *, outer: Any) -> list[float]:
     w, results = torch.ones(2, 2, requires_grad=True), []
     with outer(side):
