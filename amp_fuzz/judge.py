@@ -486,11 +486,10 @@ class Judge:
         run = self.backend.reference().run
         plain = bare(case)
         expected = run(plain)
-        found = self._compare(plain, expected, self._run(plain))
-        if found is not None or not expected.raised or run(case).raised:
-            return plain, found
-        plain = single(plain)
-        return plain, self._compare(plain, run(plain), self._run(plain))
+        if expected.raised and not run(case).raised:
+            plain = single(plain)
+            expected = run(plain)
+        return plain, self._compare(plain, expected, self._run(plain))
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".

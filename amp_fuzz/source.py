@@ -108,6 +108,16 @@ def _tuple(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(names) + ("," if len(names) == 1 else "")
 
 
+# Results that torch declares as optional: TorchScript wants to be told that they are there.
+_OPTIONAL = {"multi_head_attention_forward": 1}
+
+
+def _optional(statement: Statement) -> list[str]:
+    """Return the names of results of a statement that may be None by their type, and are not."""
+    number = _OPTIONAL.get(statement.op, len(statement.outputs))
+    return [name for name in statement.outputs[number:] if name != "_"]
+
+
 class _Body:
     """Writes the body of one program; numbers its statements and its checkpointed blocks."""
 
@@ -123,6 +133,7 @@ class _Body:
                     lines.append(f"{pad}mark({self.statements}, locals())")
                 self.statements += 1
                 lines.append(pad + statement_source(node))
+                lines += (f"{pad}assert {name} is not None" for name in _optional(node))
             elif isinstance(node.context, Checkpoint):
                 lines += self.checkpoint(node, node.context, depth)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -88,14 +89,22 @@ def _without_inference_traces() -> Iterator[None]:
 
 @contextmanager
 def _without_optimised_graphs() -> Iterator[None]:
+    """Whether graphs are optimised is a matter of each thread, those that a plan starts too."""
     import torch
 
-    honest = torch._C._get_graph_executor_optimize()
+    before, run = torch._C._get_graph_executor_optimize(), threading.Thread.run
+
+    def without(thread: threading.Thread) -> None:
+        torch._C._set_graph_executor_optimize(False)
+        run(thread)
+
     torch._C._set_graph_executor_optimize(False)
+    threading.Thread.run = without  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        torch._C._set_graph_executor_optimize(honest)
+        threading.Thread.run = run  # type: ignore[method-assign]
+        torch._C._set_graph_executor_optimize(before)
 
 
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {

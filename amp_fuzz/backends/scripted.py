@@ -9,6 +9,7 @@ where that documented difference explains a divergence, the quirk ``torchscript-
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
+from torch.autograd import profiler
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
@@ -398,17 +400,21 @@ class _Imitated(_Scripted):
         """Return the program with the casts of the fallback functions that run for these inputs."""
         random = torch.get_rng_state()
         written = numbers(self.case, "buffer")
-        self.probes[key](*(x.clone() if i in written else x for i, x in enumerate(inputs)))
+
+        def probe() -> None:
+            self.probes[key](*(x.clone() if i in written else x for i, x in enumerate(inputs)))
+
+        probe()  # from now on it is optimised
+        fell = _fell(probe)
         torch.set_rng_state(random)
-        optimised = torch._C._last_executed_optimized_graph()
-        names = fallen(optimised, [x.requires_grad for x in inputs], torch.is_grad_enabled())
-        if not names:
+        left = fallen(torch._C._last_executed_optimized_graph(), fell)
+        if not left:
             return self.functions[key]
-        if (key, names) not in self.functions:
+        if (key, left) not in self.functions:
             graph = self.graphs[key].copy()
-            write_casts_again(graph, _ambient(), names)
-            self.functions[key, names] = self.optimised(graph, self.calls)
-        return self.functions[key, names]
+            write_casts_again(graph, _ambient(), left)
+            self.functions[key, left] = self.optimised(graph, self.calls)
+        return self.functions[key, left]
 
     def optimised(self, graph: Any, calls: int) -> Any:
         """Return a graph as a function that is called so often."""
@@ -447,6 +453,28 @@ def _ambient() -> Ambient:
     """Return which autocast of the reference is on."""
     on = {device: dtype for device, dtype, enabled, *_ in snapshot("cuda").contexts if enabled}
     return Ambient(on.get("cpu"), on.get("cuda"))
+
+
+# What the interpreter says that it runs, of a part of a graph that is optimised for what requires
+# grad, and instead of it.
+_PART, _FALLBACK = "<forward op>", "fallback_function"
+
+
+def _fell(call: Callable[[], Any]) -> list[bool]:
+    """Return whether a fallback ran, of each such part of the graph that is called, in order."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr that it starts
+    with profiler.profile() as seen:
+        call()
+    parts = [e for e in seen.function_events if e.name in (_PART, _FALLBACK)]
+    parts = [e for e in parts if not any(_within(e, outer) for outer in parts)]
+    parts.sort(key=lambda e: e.time_range.start)
+    return [e.name == _FALLBACK for e in parts]
+
+
+def _within(event: Any, other: Any) -> bool:
+    """Return whether an event is a part of another one; none is of itself."""
+    inner, outer = event.time_range, other.time_range
+    return event is not other and outer.start <= inner.start and inner.end <= outer.end
 
 
 # What TorchScript does to an inlined graph before its autocast pass.

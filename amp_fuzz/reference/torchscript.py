@@ -20,6 +20,7 @@ import torch
 
 __all__ = [
     "Ambient",
+    "Fallen",
     "ScriptPolicies",
     "fallen",
     "inline",
@@ -93,53 +94,60 @@ def write_casts(
     if ambient:
         # Functions that the program calls are graphs of their own: they get theirs before they are
         # inlined, from what is on around the program, not around the call. What they are given for
-        # an optional parameter is no tensor there, but an optional one: it is not cast.
+        # an optional parameter is no tensor there, but an optional one: it is not cast. And what
+        # they are given twice is two values there, each of which is cast.
         for node in [n for n in _nodes(graph) if any(v.unique() in called for v in n.outputs())]:
-            given = {i for i in _optional(node) if node.inputsAt(i).unique() not in called}
-            writer.node(node, ambient, given)
+            given = {i for i, v in enumerate(node.inputs()) if v.unique() not in called}
+            writer.node(node, ambient, given.intersection(_optional(node)), given)
     if ambient or any(_is_context(node) for node in _nodes(graph)):
         writer.block(graph, ambient)
 
 
-def write_casts_again(graph: Any, ambient: Ambient, names: Container[str]) -> None:
-    """Write the casts of the pass once more for the values of some names, as it does in a fallback.
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """What an optimised graph leaves to fallback functions: names of values.
 
-    There it knows no dtypes, and no contexts but those around the program.
+    made: those that they make. given: those that they take, each with its dtype.
+    """
+
+    made: frozenset[str] = frozenset()
+    given: frozenset[tuple[str, torch.dtype | None]] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.made)
+
+
+def write_casts_again(graph: Any, ambient: Ambient, left: Fallen) -> None:
+    """Write the casts of the pass once more for what is left to fallbacks, as it does there.
+
+    There it knows the dtypes of what they take and no others, and no contexts but those around the
+    program.
     """
     if not ambient:
         return
-    writer = _Writer(graph, {}, blind=True)
+    writer = _Writer(graph, {}, known=dict(left.given))
     for node in list(_nodes(graph)):
-        if any(_name_of(value) in names for value in node.outputs()):
+        if any(_name_of(value) in left.made for value in node.outputs()):
             writer.node(node, ambient)
 
 
-def fallen(graph: Any, given: Sequence[bool], grad: bool) -> frozenset[str]:
-    """Return the names of values that an optimised graph leaves to its fallback functions.
+def fallen(graph: Any, fell: Sequence[bool]) -> Fallen:
+    """Return what an optimised graph left to its fallback functions.
 
-    given: which of the inputs require grad. grad: whether grad mode is on around the graph. Parts
-    of a graph are optimised for what required grad when it was profiled, where a ``no_grad`` region
-    says that nothing does; when they are to run with what does, a fallback function runs instead.
+    fell: of each part of it that is optimised for what requires grad, in order, whether a fallback
+    function ran in its place, as it does where something else requires grad than when it was
+    profiled. A graph that has another number of such parts leaves nothing.
     """
-    inputs = zip(graph.inputs(), given, strict=True)
-    trains = {value.unique(): requires for value, requires in inputs}
-    names: set[str] = set()
-    off = 0 if grad else 1
-    for node in graph.nodes():
-        if node.kind() in ("prim::Enter", "prim::Exit"):
-            if _class_of(node.input()).endswith(".no_grad"):
-                off += 1 if node.kind() == "prim::Enter" else -1
-        elif node.kind() == "prim::RequiresGradCheck":
-            checked = list(zip(node.inputs(), node.outputs(), strict=False))  # then its answer
-            for value, output in checked:
-                trains[output.unique()] = trains.get(value.unique(), False)
-            if any(trains[o.unique()] != o.requires_grad() for _, o in checked):
-                names |= _grouped(node)
-        else:
-            of = [v for n in (node, *_nodes_in(node)) for v in n.inputs()]
-            requires = not off and any(trains.get(v.unique(), False) for v in of)
-            trains |= {v.unique(): requires for v in node.outputs()}
-    return frozenset(names)
+    checks = [node for node in graph.nodes() if node.kind() == "prim::RequiresGradCheck"]
+    if len(checks) != len(fell):
+        return Fallen()
+    back = [check for check, whether in zip(checks, fell, strict=True) if whether]
+    given = (
+        (_name_of(value), output.type().dtype())
+        for check in back
+        for value, output in zip(check.inputs(), check.outputs(), strict=False)  # then its answer
+    )
+    return Fallen(frozenset().union(*map(_grouped, back)), frozenset(given))
 
 
 def _nodes_in(node: Any) -> Iterator[Any]:
@@ -208,13 +216,17 @@ def _class_of(value: Any) -> str:
 
 
 class _Writer:
-    """Writes casts. blind: no dtype of a value is known."""
+    """Writes casts. known: the dtypes of values, by name, in place of those that the graph says."""
 
     def __init__(
-        self, graph: Any, current: Mapping[str, torch.dtype], *, blind: bool = False
+        self,
+        graph: Any,
+        current: Mapping[str, torch.dtype],
+        *,
+        known: Mapping[str, torch.dtype | None] | None = None,
     ) -> None:
         self.graph, self.current, self.policies = graph, current, load_policies().of
-        self.blind = blind
+        self.known = known
 
     def block(self, block: Any, outer: Ambient) -> None:
         stack: list[Ambient] = []
@@ -241,8 +253,13 @@ class _Writer:
         chosen = self.current[device] if dtype is None else _BY_NUMBER[dtype]
         return replace(outer, **{device: chosen if given["_enabled"] else None})
 
-    def node(self, node: Any, state: Ambient, left: Container[int] = ()) -> None:
-        """Cast the arguments of a node as its policy says, but for some, by their number."""
+    def node(
+        self, node: Any, state: Ambient, left: Container[int] = (), apart: Container[int] = ()
+    ) -> None:
+        """Cast the arguments of a node as its policy says.
+
+        By their number: those that are left, and those that are cast apart from others.
+        """
         name = str(node.kind()).removeprefix("aten::")
         policy = self.policies.get(name)
         if policy is None or not node.kind().startswith("aten::"):
@@ -252,15 +269,17 @@ class _Writer:
         if _writes(node):
             return
         if policy == "lower_precision_fp":
-            self.cast(node, REDUCED, state, left)
+            self.cast(node, REDUCED, state, left, apart)
         elif policy == "fp32_set_opt_dtype":
             if not _has_dtype(node):
-                self.cast(node, FULL, state, left)
+                self.cast(node, FULL, state, left, apart)
         elif policy == "fp32" or any(self.may_be_float32(v) for v in node.inputs()):
-            self.cast(node, FULL, state, left)
+            self.cast(node, FULL, state, left, apart)
 
-    def cast(self, node: Any, kind: str, state: Ambient, left: Container[int]) -> None:
-        """Cast each tensor argument; one value that stands twice is cast once."""
+    def cast(
+        self, node: Any, kind: str, state: Ambient, left: Container[int], apart: Container[int]
+    ) -> None:
+        """Cast each tensor argument; one value that stands twice is cast once, but apart."""
         dtypes = [getattr(state, device) for device in _DEVICES]
         casts: dict[int, Any] = {}
         for i, value in enumerate(list(node.inputs())):
@@ -268,7 +287,7 @@ class _Writer:
                 continue
             if i in left:
                 continue
-            if value.unique() not in casts:
+            if value.unique() not in casts or i in apart:
                 arguments = [value, *(self.constant(node, d is not None) for d in dtypes)]
                 if kind == REDUCED:
                     arguments += [self.constant(node, _DTYPES[d or torch.half]) for d in dtypes]
@@ -281,7 +300,8 @@ class _Writer:
         kind = value.type()
         if not isinstance(kind, torch._C.TensorType):
             return False
-        return self.blind or kind.dtype() in (None, torch.float32)
+        dtype = kind.dtype() if self.known is None else self.known.get(_name_of(value))
+        return dtype in (None, torch.float32)
 
     def constant(self, node: Any, value: bool | int) -> Any:
         made = self.graph.create("prim::Constant", 1)

@@ -6,6 +6,7 @@ import gc
 import random
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from amp_fuzz.known import Known, shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
 from amp_fuzz.reference import formulas
+from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
@@ -321,8 +323,158 @@ def test_what_falls_back_and_is_cast_otherwise_is_not_explained(
     inputs = [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2)]
     region = under(NoGrad(), under(OFF, *body))
     example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
-    monkeypatch.setattr("amp_fuzz.backends.scripted.fallen", lambda *_: frozenset({"v0"}))
+    monkeypatch.setattr("amp_fuzz.backends.scripted.fallen", lambda *_: Fallen(frozenset({"v0"})))
     assert judge(SCRIPT, example).outcome == "diverged"
+
+
+WITHOUT_AUTOCAST = {
+    "addmm": case(
+        [x("x0", 1, 1, dtype="float16", values="7800"),
+         x("x1", 1, 1, dtype="float16", values="4000"),
+         x("x2", 1, dtype="float16", values="dc00")],
+        call("addmm", "x2", "x0", "x1"),  # 32768 * 2 - 256
+        backward="none",
+        contexts=(),
+    ),
+    "clamp-broadcast": case(
+        [x("w0", domain="zeros"), x("x1", 2, values="3f800000" * 2)],
+        call("clamp.Tensor", "w0", "x1"),
+        call("div", "w0", "v0", to="v1"),
+        contexts=(),
+    ),
+    "linear-inplace": case(
+        [x("w0", 1), x("x1", 1, 1)],
+        call("tanh", "w0"),
+        call("linear", "v0", "x1", "w0", to="v1"),
+        call("exp", "v1", to="v2", form="inplace"),
+        backward="none",
+        contexts=(),
+    ),
+    "scalar-out": case(
+        [x("x0", 2), x("b1", 2, dtype="bfloat16")],
+        call("mul.scalar", "x0", 2.0, form="out", out="b1"),
+        backward="none",
+        contexts=(),
+    ),
+    "mul-scalar": case(
+        [x("x0", 2, dtype="float16", values="b800" * 2)],
+        call("mul.scalar", "x0", 65536.0, form="inplace"),
+        backward="none",
+        contexts=(),
+    ),
+    "range": case(
+        [x("w0", 1, 3, 8, dtype="float16"), x("x1", 1, 3, 8, domain="overflow")],
+        call("mul", "x1", "w0", form="operator"),
+        call("mul", "v0", "w0", to="v1"),
+        contexts=(),
+    ),
+}  # fmt: skip
+
+
+def test_attention_weights_may_be_computed_with() -> None:
+    """They are an optional tensor, which TorchScript asks to be checked."""
+    attention = call(
+        "multi_head_attention_forward",
+        *("x0", "x0", "x0", 1, 1, "x1", None, None, None, False, 0.0, "x2", None),
+        to="v0 v1",
+    )
+    inputs = [x("x0", 1, 1, 1), x("x1", 3, 1), x("x2", 1, 1)]
+    example = case(inputs, attention, call("exp", "v1", to="v2"), backward="none", contexts=())
+    assert judge(SCRIPT, example, known=False).outcome == "agreed"
+
+
+@pytest.mark.parametrize("name", WITHOUT_AUTOCAST)
+def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
+    example = WITHOUT_AUTOCAST[name]
+    assert judge(SCRIPT, example).known == f"torchscript-{name}"
+    fewer = tuple(k for k in shipped() if k.id != f"torchscript-{name}")
+    with quiet():
+        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+
+
+def test_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
+    """The transpose of the weight is returned, and so is what a no_grad region makes."""
+    example = case(
+        [x("w0", 1, 1, domain="zeros"), x("x1", values="3f800000"), x("x2", 1, 1)],
+        under(NoGrad(), call("einsum", "ij->ji", "w0")),
+        under(OFF, call("atan2", "x1", "v0", to="v1"), call("addmm", "x1", "v1", "x2", to="v2")),
+        call("float", "v2", to="v3", form="method"),
+        call("einsum", "ij->ji", "w0", to="v4"),
+    )
+    program = msgspec.structs.replace(example.program, outputs=("v3", "v4"))
+    example = msgspec.structs.replace(example, program=program)
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-requires-grad"
+
+
+def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is there without optimised graphs, too."""
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one in seen:
+            if (value := one.values.get("v0")) is not None:
+                one.values["v0"] = torch.full_like(value, torch.inf)
+        return seen
+
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(SCRIPT, WITHOUT_AUTOCAST["addmm"]).outcome == "diverged"
+
+
+@pytest.mark.parametrize("thread", ["none", "inside", "whole"])
+def test_graphs_are_not_optimised_in_the_threads_of_a_plan(thread: str) -> None:
+    example = case(
+        [x("w0", domain="zeros"), x("x1", 2, values="3f800000" * 2)],
+        call("clamp.Tensor", "w0", "x1"),
+        call("div", "w0", "v0", to="v1"),
+        contexts=(),
+        thread=thread,
+    )
+    assert judge(SCRIPT, example).known == "torchscript-clamp-broadcast"
+
+
+def test_what_differentiable_graphs_make_is_taken_by_the_next_as_a_weight() -> None:
+    """It falls back, and is cast again but for what it takes in 16 bits."""
+    low = Autocast(dtype="bfloat16")
+    body = (
+        under(low, call("prelu", "x0", "w1"), call("add", "x2", "x0", to="v1")),
+        call("prelu", "v1", "x0", to="v2"),
+        under(OFF, call("add", "x0", "v2", to="v3"), call("mean", "v3", to="v4")),
+    )
+    example = case([x("x0"), x("w1"), x("x2", 1)], *body, backward="none")
+    program = msgspec.structs.replace(example.program, outputs=("v0", "v4"))
+    example = msgspec.structs.replace(example, program=program)
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-fallback"
+
+
+def test_what_a_function_is_given_twice_is_cast_twice() -> None:
+    """So that its gradients are added in another order."""
+    zero = "00000000"
+    values = zero * 2 + "3fdf4000" + "bea00000" + zero * 4
+    others = "3f400000" + zero + "3f3ac000" + zero * 5
+    example = case(
+        [x("w0", 2, 2, 2, values=values), x("x1", 2, 2, 2, values=others),
+         x("x2", domain="zeros")],
+        call("baddbmm", "x2", "w0", "x1", alpha=-1),
+        call("tensordot", "v0", "v0", dims=3, to="v1"),
+    )  # fmt: skip
+    assert judge(SCRIPT, example).known == "torchscript-pass"
+
+
+def test_what_only_autocast_lets_run_is_compared_in_float32_without_it() -> None:
+    """The sum of two dtypes raises without autocast, but not in TorchScript, which needs it not."""
+    body = (
+        under(OFF, call("addmm", "x2", "x0", "x1")),
+        call("float", "v0", to="v1", form="method"),
+        call("addmm", "x3", "x0", "x0", to="v2"),
+    )
+    inputs = [x("x0", 1, 1), x("x1", 1, 1), x("x2"), x("x3", dtype="bfloat16")]
+    example = case(inputs, *body, backward="none")
+    program = msgspec.structs.replace(example.program, outputs=("v1",))
+    example = msgspec.structs.replace(example, program=program)
+    assert judge(SCRIPT, example).known == "torchscript-pass"
 
 
 def test_a_listed_bug_without_autocast_does_not_stand_in_the_way(
