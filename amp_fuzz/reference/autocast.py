@@ -574,9 +574,12 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
                 return overload(*args, **kwargs)
         called = torchax.made(name, _quirks) or overload
         if "torchax-composites" in _quirks:
-            if (apart := torchax.TAKEN_APART.get(name)) is not None:
-                return apart(*args, **kwargs)
-            if name in torchax.OPAQUE:
+            if name in torchax.OPAQUE and not torchax.is_opaque(name):
+                called = overload
+            apart = torchax.TAKEN_APART.get(name)
+            if apart and (made := apart(*args, **kwargs)) is not NotImplemented:
+                return made
+            if torchax.is_opaque(name):
                 with dispatch.exclude():
                     return called(*args, **kwargs)
             if dispatch.is_composite(overload):
