@@ -288,7 +288,12 @@ MADE = {
         "sigmoid-too-large",
     ),
     "exp2": Made(
-        case([of("x0", "bfloat16", 13.875, 13.8125, 9.7)], call("exp2", "x0"), contexts=()),
+        case(
+            [of("x0", "bfloat16", 13.875, 13.8125), of("x1", "float16", 2.0)],
+            call("exp2", "x0"),
+            call("exp2", "x1", to="v1"),
+            contexts=(),
+        ),
         "torchax-formulas",
         "exp2-too-large",
     ),
@@ -396,6 +401,31 @@ MADE = {
         "torchax-composites",
         "sigmoid-too-large",
     ),
+    "attention calls linear": Made(
+        case(
+            [x("x0", 2, 3, 4), x("x1", 12, 4), x("x2", 4, 4)],
+            call(
+                "MultiheadAttention",
+                *("x0", "x0", "x0"),
+                form="module",
+                embedding=4,
+                heads=1,
+                bias=False,
+                first=False,
+                training=True,
+                names=["in_proj_weight", "out_proj.weight"],
+                weights=["x1", "x2"],
+                need=True,
+                average=False,
+                mask=None,
+                to="v0 v1",
+            ),
+            call("linear", "x0", "x2", None, to="v2"),
+            contexts=(BF16,),
+        ),
+        "torchax-composites",
+        "softmax-in-float64",
+    ),
     "corrcoef": Made(
         case([x("x0", 2, 5, dtype="float16")], call("corrcoef", "x0"), contexts=(BF16,)),
         "torchax-composites",
@@ -437,7 +467,7 @@ MADE = {
         "mul-too-large",
     ),
     "the inverse of zeros": Made(
-        case([x("x0", 2, 2, domain="zeros")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
+        case([x("x0", 8, 8, domain="zeros")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
         "torchax-singular",
         "inv-too-large",
         case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
@@ -450,9 +480,10 @@ MADE = {
     ),
     "a triangle of zeros": Made(
         case(
-            [x("x0", 2, 3), x("x1", 2, 2, domain="zeros")],
-            call("triangular_solve", "x0", "x1", to="v0 _"),
+            [x("x0", 2, 2, 4, domain="integers"), x("x1", 2, 2, 2, domain="integers")],
+            call("triangular_solve", "x0", "x1", upper=False, to="v0 _"),
             contexts=(),
+            seed=1,
         ),
         "torchax-singular",
         "triangular-solve-too-large",

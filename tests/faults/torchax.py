@@ -146,6 +146,7 @@ FAULTS: Mapping[str, Around] = {
     "layer-norm-too-large": _too_large(_aten.native_layer_norm),
     "mul-too-large": _too_large(_aten.mul.Tensor),
     "sigmoid-too-large": _too_large(_aten.sigmoid),
+    "softmax-in-float64": _lowering(_aten._softmax, lambda y: y.astype("float64")),
     "softmax-in-bfloat16": _lowering(_aten._softmax, lambda y: y.astype("bfloat16")),
     "slice-scatter-too-large": _too_large(_aten.slice_scatter),
     "sum-too-large": _too_large(_aten.sum),
