@@ -233,13 +233,22 @@ def _multiplying(first: int) -> Function:
 
 
 def _weighing(
-    plain: Function, x: torch.Tensor, target: torch.Tensor, weight: Any, *others: Any
+    plain: Function,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
 ) -> Any:
-    """Give the input and the weights of classes one dtype."""
+    """Give the input and the weights of classes one dtype; what divides a mean has the weights'."""
     if weight is None:
-        return plain(x, target, weight, *others)
-    x, weight = _alike([x, weight])
-    return plain(x, target, weight, *others)
+        return plain(x, target, weight, reduction, ignored)
+    x, alike = _alike([x, weight])
+    if reduction != 1 or alike.dtype is weight.dtype:
+        return plain(x, target, alike, reduction, ignored)
+    counted = target[target != ignored]
+    total = weight[counted].sum()
+    return plain(x, target, alike, 2, ignored)[0] / total, total.to(x.dtype)
 
 
 def _choosing(plain: Function, condition: torch.Tensor, *args: Any) -> Any:

@@ -376,6 +376,19 @@ MADE = {
         "torchax-promotion",
         "mul-too-large",
     ),
+    "a mean by weights of 16 bits": Made(
+        case(
+            [
+                x("w0", 2, 4, 3, 2),
+                x("x1", 2, 3, 2, dtype="int64", domain="index", bound=4),
+                x("x2", 4, dtype="bfloat16"),
+            ],
+            call("nll_loss2d", "w0", "x1", weight="x2", ignore_index=1, reduction="mean"),
+            contexts=(),
+        ),
+        "torchax-promotion",
+        "gradients-halved",
+    ),
     "cumprod of one": Made(
         case([x("x0", dtype="int32")], call("cumprod", "x0", 0), contexts=()),
         "torchax-dtype-argument",
