@@ -11,6 +11,7 @@ has no weight cache. XLA's kernels round otherwise, so values are judged by shad
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -52,6 +53,7 @@ from amp_fuzz.program import (
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.tables import PolicyTable, load_table
+from amp_fuzz.reference.torchax import inside
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -264,7 +266,8 @@ class _Reference(ReferenceRuntime):
 def _typed_in_place(program: Program) -> tuple[Node, ...]:
     """Return a body in which ``y = x.type_as(z)`` leaves x another name of y.
 
-    Until then x goes by another name; after it comes ``x = y.type_as(y)``, which is y itself.
+    Until then x goes by another name; after it comes ``x = y.type_as(y)``, which is y itself. What
+    a checkpoint changes that was given to it is changed in it alone.
     """
     given = {spec.name for spec in program.inputs}
     body = program.body
@@ -272,12 +275,28 @@ def _typed_in_place(program: Program) -> tuple[Node, ...]:
     calls = [s for s in statements(body) if s.op == "type_as" and s.form == "method"]
     for number, call in enumerate(calls):
         old, new = next(uses(call)), call.outputs[0]
-        if old in given:
-            body = _around(body, call, {}, {old: new})
+        scopes = _checkpoints(body)
+        if old in given or scopes[old] is not scopes[new]:
+            body = _around(body, call, {}, {old: new}, until=scopes[new])
         else:
             again = Statement("type_as", "method", (Ref(new), Ref(new)), (), (old,))
             body = _around(body, call, {old: f"v{free + number}"}, {}, again)
     return body
+
+
+def _checkpoints(body: tuple[Node, ...]) -> dict[str, Region | None]:
+    """Return the innermost checkpoint in which each name is made."""
+    found: dict[str, Region | None] = {}
+
+    def walk(nodes: tuple[Node, ...], scope: Region | None) -> None:
+        for node in nodes:
+            if isinstance(node, Region):
+                walk(node.body, node if isinstance(node.context, Checkpoint) else scope)
+            else:
+                found.update(dict.fromkeys(node.outputs, scope))
+
+    walk(body, None)
+    return found
 
 
 def _without_dtype(program: Program) -> tuple[Node, ...]:
@@ -316,7 +335,9 @@ def _writing_out(program: Program) -> tuple[Node, ...]:
         written = list(refs(out))
         if name in _REPLACES_OUT and len(written) == 1:
             plain = Statement(call.op, "function", call.args, tuple(kwargs.items()), call.outputs)
-            body = _around(body, call, {}, {written[0]: call.outputs[0]}, instead=plain)
+            until = _checkpoints(body)[call.outputs[0]]
+            renamed = {written[0]: call.outputs[0]}
+            body = _around(body, call, {}, renamed, instead=plain, until=until)
         elif name in _KEEPS_OUT and len(written) == len(call.outputs) in (1, 2):
             kept = [
                 Statement("type_as", "method", (Ref(old), Ref(old)), (), (new,))
@@ -340,8 +361,12 @@ def _around(
     more: Statement | None = None,
     *,
     instead: Statement | None = None,
+    until: Region | None = None,
 ) -> tuple[Node, ...]:
-    """Return a body with other names before and after a call, and one more, or another, there."""
+    """Return a body with other names before and after a call, and one more, or another, there.
+
+    until: the region after which names are what they were.
+    """
     names = before
 
     def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -349,6 +374,7 @@ def _around(
         for node in nodes:
             if isinstance(node, Region):
                 yield Region(node.context, tuple(walk(node.body)))
+                names = {} if node is until else names
                 continue
             found = node.outputs == call.outputs
             node = instead if found and instead is not None else node
@@ -372,6 +398,30 @@ def _functions() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _called_inside() -> Iterator[None]:
+    """Let attention call what is no torch function to torchax, if that is to be imitated.
+
+    Its mode hands `multi_head_attention_forward` back, and is off while that runs.
+    """
+    if "torchax-composites" not in active_quirks():
+        yield
+        return
+    functional = torch.nn.functional
+    plain = functional.multi_head_attention_forward
+
+    @functools.wraps(plain)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with inside():
+            return plain(*args, **kwargs)
+
+    functional.multi_head_attention_forward = called
+    try:
+        yield
+    finally:
+        functional.multi_head_attention_forward = plain
+
+
 def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the program with what is wrong on torchax, if that is to be imitated.
 
@@ -381,7 +431,7 @@ def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     first: list[Snapshot] = []
 
     def imitating(*inputs: torch.Tensor) -> Any:
-        with reference.imitating(), _functions():
+        with reference.imitating(), _functions(), _called_inside():
             if "torchax-stale-jit" not in active_quirks():
                 return program(*inputs)
             first.append(snapshot("cpu"))

@@ -355,24 +355,27 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
-        that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
+        that torchax computes whole (`OPAQUE`) have none, nor has what they are made of, unless
+        another function calls them.
     torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
-        tensor of no dimension (`amp_fuzz.reference.torchax`).
+        tensor of no dimension; cumprod gives such integers back (`amp_fuzz.reference.torchax`).
     torchax-float64: float64 tensors are cast like any others.
-    torchax-formulas: cumsum, cumprod, fmod, gelu and binary_cross_entropy_with_logits round each
-        step of other formulas in 16 bits; derivatives of quotients, maxima and clamp are JAX's.
+    torchax-formulas: cumsum, cumprod, fmod, gelu, sigmoid, exp2, log_softmax and
+        binary_cross_entropy_with_logits round each step of other formulas in 16 bits; derivatives
+        of quotients, maxima, clamp, atan2, Cholesky factors and two losses are JAX's.
     torchax-lowerings: slice_scatter of a negative dimension writes everywhere, embedding_bag has no
         weights, cholesky_inverse is that of ``x @ x.mH``, eigh of the mean of both triangles; the
         largest of a dimension gives its gradient to all that are equal; pow takes roots of -inf for
         those of inf; lgamma and digamma give float32, complex complex64; embedding does not scale
-        gradients by frequency; empty tensors have no say in what cat gives.
+        gradients by frequency; empty tensors have no say in what cat gives; cdist of order inf is
+        a root of a sum of powers.
     torchax-norms: layer, group and batch norms, vector and weight norms, and logaddexp are computed
         step by step in the dtype of their input, and statistics have gradients; that of a norm of
         zeros is NaN.
     torchax-out: what is given as ``out=`` to some ops becomes what they return, with its dtype and
         shape; other ops do not write it (the backend's part).
     torchax-promotion: a tensor of no dimension takes part in type promotion as any other, and
-        kernels that refuse inputs of two dtypes promote them.
+        kernels that refuse inputs of two dtypes promote them; softmax takes integers.
     torchax-scalars: a Python number is rounded to the 16-bit dtype of the tensor it meets.
     torchax-softmax-dtype: softmax knows no ``dtype=`` in a program whose first call is a pass in
         inference_mode (the backend's part).
@@ -574,9 +577,12 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
                 return overload(*args, **kwargs)
         called = torchax.made(name, _quirks) or overload
         if "torchax-composites" in _quirks:
-            if (apart := torchax.TAKEN_APART.get(name)) is not None:
-                return apart(*args, **kwargs)
-            if name in torchax.OPAQUE:
+            if name in torchax.OPAQUE and not torchax.is_opaque(name):
+                called = overload
+            apart = torchax.TAKEN_APART.get(name)
+            if apart and (made := apart(*args, **kwargs)) is not NotImplemented:
+                return made
+            if torchax.is_opaque(name):
                 with dispatch.exclude():
                     return called(*args, **kwargs)
             if dispatch.is_composite(overload):

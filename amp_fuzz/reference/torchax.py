@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from amp_fuzz.reference import dispatch
 
-__all__ = ["OPAQUE", "QUIRKS", "TAKEN_APART", "made", "names", "numbers"]
+__all__ = ["OPAQUE", "QUIRKS", "TAKEN_APART", "inside", "is_opaque", "made", "names", "numbers"]
 
 OPAQUE = (
     "cdist",
+    "corrcoef",
     "einsum",
     "linalg_matrix_power",
     "linalg_pinv.atol_rtol_tensor",
@@ -32,11 +35,37 @@ OPAQUE = (
 )
 """What torchax 0.0.13 computes where it is called, as torch functions (torchax/ops/jtorch.py)."""
 
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """Take what is called in a block for what another torch function calls.
+
+    torchax sees a function where it is called first; the mode by which it does is off in it.
+    """
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def is_opaque(name: str) -> bool:
+    """Return whether torchax computes an overload as a torch function, called from here."""
+    return name in OPAQUE and not _inside.get()
+
 
 Function = Callable[..., Any]
 """What is called in the place of an op, with what it would call as its first argument."""
 
 _16_BIT = (torch.bfloat16, torch.float16)
+
+
+def _added(x: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """Add a product to what it is to be added to, which a beta of 0 leaves out."""
+    product = alpha * product
+    return product if beta == 0 else beta * x + product
 
 
 # -- torchax-composites ---------------------------------------------------------------------------
@@ -51,14 +80,77 @@ def _baddbmm_out(
     alpha: Any = 1,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    made = alpha * torch.bmm(a, b)
-    made = made if beta == 0 else beta * x + made
+    made = _added(x, torch.bmm(a, b), beta, alpha)
     with torch.no_grad():
         return out.resize_(made.shape).copy_(made)
 
 
-TAKEN_APART: Mapping[str, Callable[..., Any]] = {"baddbmm.out": _baddbmm_out}
-"""Ops without a policy that torchax makes of others, which have theirs."""
+def _matmul(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Make of a vector and several matrices one matrix and a vector, whatever the strides are.
+
+    torch folds in this way what is contiguous, and its C++ takes a torchax tensor for that.
+    """
+    vector, many = (x, y.mT) if x.dim() == 1 else (y, x)
+    if vector.dim() != 1 or many.dim() < 3:
+        return NotImplemented
+    return torch.mv(many.reshape(-1, many.shape[-1]), vector).reshape(many.shape[:-1])
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Compute it in the steps of torchax/ops/jtorch.py, of which the products have policies."""
+    if dropout:
+        return NotImplemented
+    size = query.shape[-2], key.shape[-2]
+    bias = query.new_zeros(size)
+    if causal:
+        later = bias.new_ones(size, dtype=torch.bool).triu(1)
+        bias = bias.masked_fill(later, -torch.inf)
+    if mask is not None and mask.dtype is torch.bool:
+        bias = bias.masked_fill(mask.logical_not(), -torch.inf)
+    elif mask is not None:
+        bias = (bias + mask).to(bias.dtype)
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    weight = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    return torch.softmax((weight + bias).to(weight.dtype), -1) @ value
+
+
+def _in_cpp(name: str) -> Callable[..., Any]:
+    """Return what calls an op, whose C++ calls others that are no torch functions there."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        overload = dispatch.overload_of(name)
+        if overload is None or _inside.get():
+            return NotImplemented
+        with inside():
+            return overload(*args, **kwargs)
+
+    return called
+
+
+_CELLS = ("gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell")
+
+TAKEN_APART: Mapping[str, Callable[..., Any]] = {
+    "baddbmm.out": _baddbmm_out,
+    "matmul": _matmul,
+    "scaled_dot_product_attention": _attention,
+    **{name: _in_cpp(name) for name in _CELLS},
+}
+"""Ops without a policy that torchax makes of others, which have theirs.
+
+NotImplemented: not of these arguments.
+"""
 
 
 # -- torchax-sums ---------------------------------------------------------------------------------
@@ -81,8 +173,7 @@ def _split(product: Callable[..., torch.Tensor]) -> Function:
         beta: Any = 1,
         alpha: Any = 1,
     ) -> Any:
-        made = alpha * product(a, b)
-        return made if beta == 0 else beta * x + made
+        return _added(x, product(a, b), beta, alpha)
 
     return added
 
@@ -142,13 +233,22 @@ def _multiplying(first: int) -> Function:
 
 
 def _weighing(
-    plain: Function, x: torch.Tensor, target: torch.Tensor, weight: Any, *others: Any
+    plain: Function,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
 ) -> Any:
-    """Give the input and the weights of classes one dtype."""
+    """Give the input and the weights of classes one dtype; what divides a mean has the weights'."""
     if weight is None:
-        return plain(x, target, weight, *others)
-    x, weight = _alike([x, weight])
-    return plain(x, target, weight, *others)
+        return plain(x, target, weight, reduction, ignored)
+    x, alike = _alike([x, weight])
+    if reduction != 1 or alike.dtype is weight.dtype:
+        return plain(x, target, alike, reduction, ignored)
+    counted = target[target != ignored]
+    total = weight[counted].sum()
+    return plain(x, target, alike, 2, ignored)[0] / total, total.to(x.dtype)
 
 
 def _choosing(plain: Function, condition: torch.Tensor, *args: Any) -> Any:
@@ -175,8 +275,7 @@ def _addr(
     """Compute it as torch._refs does: in float32 where torch promotes to 16 bits."""
     dtype = torch.result_type(x, torch.empty(1, dtype=torch.promote_types(a.dtype, b.dtype)))
     x, a, b = (t.to(torch.float32 if dtype in _16_BIT else dtype) for t in (x, a, b))
-    made = alpha * torch.outer(a, b)
-    return (made if beta == 0 else beta * x + made).to(dtype)
+    return _added(x, torch.outer(a, b), beta, alpha).to(dtype)
 
 
 def _from_float32(plain: Function, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -201,6 +300,18 @@ _PROMOTING = (
     *("igamma", "igammac", "huber_loss", "soft_margin_loss", "dot", "vdot", "mv", "mm", "bmm"),
     "special_zeta",
 )
+
+
+def _softmax(plain: Function, x: torch.Tensor, dim: int, half_to_float: bool = False) -> Any:
+    """Take integers for numbers of the width that JAX gives them; torch has no such kernel."""
+    if not _inexact(x) and x.dtype is not torch.bool:
+        x = x.to(torch.float64 if x.dtype is torch.int64 else torch.float32)
+    return plain(x, dim, half_to_float)
+
+
+def _remainder(plain: Function, x: torch.Tensor, y: Any) -> Any:
+    """Take integers for float64 beside a number that is none, whatever the default dtype is."""
+    return plain(x.double() if isinstance(y, float) and not _inexact(x) else x, y)
 
 
 def _all_alike(plain: Function, equation: str, tensors: Sequence[Any], **kwargs: Any) -> Any:
@@ -237,6 +348,11 @@ _WITH_NUMBERS = (
 
 def _without_dtype(plain: Function, x: torch.Tensor, *args: Any, dtype: Any = None) -> Any:
     return plain(x, *args)
+
+
+def _cumprod_of_one(plain: Function, x: torch.Tensor, dim: int, *, dtype: Any = None) -> Any:
+    """Return a tensor of no dimension as it is, but in the dtype that is asked for."""
+    return plain(x, dim, dtype=dtype) if x.dim() or dtype is not None else x
 
 
 def _without_dtype_of_one(plain: Function, x: torch.Tensor, dim: int, *, dtype: Any = None) -> Any:
@@ -312,6 +428,41 @@ def _batch_norm(
     made = made if weight is None else made * weight.reshape(each)
     made = made if bias is None else made + bias.reshape(each)
     return made, *saved
+
+
+def _batch_norm_functional(
+    plain: Function,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Compute it as torch._decomp does off the CPU, with statistics in float32 of 16 bits."""
+    each = (1, -1, *[1] * (x.dim() - 2))
+    wide = x.float() if x.dtype in _16_BIT else x
+    if training:
+        dims = [0, *range(2, x.dim())]
+        spread, own = torch.var_mean(wide, dims, correction=0, keepdim=True)
+        rstd = torch.rsqrt(spread + eps)
+        made = (x - own) * rstd
+        saved = own.flatten(), rstd.flatten()
+        count = x.numel() / x.shape[1]
+        unbiased = spread.flatten() * (count / (count - 1))
+        statistics = (
+            momentum * saved[0] + (1 - momentum) * mean,
+            momentum * unbiased + (1 - momentum) * variance,
+        )
+    else:
+        statistics = mean.to(wide.dtype), variance.to(wide.dtype)
+        saved = statistics[0], 1 / torch.sqrt(statistics[1] + eps)
+        made = (x - saved[0].reshape(each)) * saved[1].reshape(each)
+    made = made if weight is None else made * weight.reshape(each)
+    made = made if bias is None else made + bias.reshape(each)
+    return made.to(x.dtype), *saved, *statistics
 
 
 def _weight_norm(
@@ -398,8 +549,46 @@ def _binary_cross_entropy_with_logits(
     if positive is not None:
         entropy = ((positive - 1) * target + 1) * entropy
     made = (1 - target) * x - entropy
-    made = (made if weight is None else made * weight).to(target.dtype)
-    return made if reduction == 0 else made.mean() if reduction == 1 else made.sum()
+    return _reduced((made if weight is None else made * weight).to(target.dtype), reduction)
+
+
+def _binary_cross_entropy(
+    plain: Function,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> Any:
+    """Compute it as torch._decomp does, in float32 of 16 bits; its derivative at 0 and 1 is NaN."""
+    dtype = x.dtype
+    x, target = _widened(x), _widened(target)
+    least = x.new_full((), -100)
+    made = (target - 1) * _larger(torch.maximum, torch.log1p(-x), least)
+    made = made - target * _larger(torch.maximum, torch.log(x), least)
+    return _reduced(made if weight is None else made * _widened(weight), reduction).to(dtype)
+
+
+def _mse_loss(plain: Function, x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
+    """Square as torch._decomp does: twice the difference is taken before it is divided."""
+    if not _floats(x) or not _floats(target):
+        return plain(x, target, reduction)
+    return _reduced((_widened(x) - _widened(target)) ** 2, reduction).to(x.dtype)
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in _16_BIT else x
+
+
+def _reduced(x: torch.Tensor, reduction: int) -> torch.Tensor:
+    return x if reduction == 0 else x.mean() if reduction == 1 else x.sum()
+
+
+def _log_softmax(plain: Function, x: torch.Tensor, dim: int, half_to_float: bool = False) -> Any:
+    """Round each step of it, as `jax.nn.log_softmax` does, and of its derivative."""
+    if x.dtype not in _16_BIT or not x.dim() or not x.numel():
+        return plain(x, dim, half_to_float)
+    shifted = x - x.detach().amax(dim, keepdim=True)
+    return shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
 
 
 _SCANNED = 16  # how far XLA's CPU goes from one element to the next; then it adds such parts
@@ -471,7 +660,8 @@ class _Weighed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         given: list[Any] = [None]
-        for x, weight in zip(ctx.saved_tensors[::2], ctx.saved_tensors[1::2], strict=True):
+        saved = ctx.saved_tensors  # which a checkpoint makes once
+        for x, weight in zip(saved[::2], saved[1::2], strict=True):
             given += [(grad * weight).sum_to_size(x.shape).to(x.dtype), None]
         return tuple(given)
 
@@ -504,12 +694,101 @@ def _clamp(plain: Function, x: torch.Tensor, low: Any = None, high: Any = None) 
     return _applied(_Weighed, made, x, weight)
 
 
+def _clamp_by_tensors(plain: Function, x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
+    made = x if low is None else _larger(torch.maximum, x, low)
+    return made if high is None else _larger(torch.minimum, made, high)
+
+
 def _clamp_min(plain: Function, x: torch.Tensor, low: Any) -> Any:
     return _clamp(lambda x, low, high: plain(x, low), x, low)
 
 
 def _clamp_max(plain: Function, x: torch.Tensor, high: Any) -> Any:
     return _clamp(lambda x, low, high: plain(x, high), x, None, high)
+
+
+class _Logistic(torch.autograd.Function):
+    """A sigmoid of 16 bits, of which each step is rounded, and 0 where exp(-x) is infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        made = 1 / (1 + torch.exp(-x))
+        ctx.save_for_backward(made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (made,) = ctx.saved_tensors
+        return grad * (made * (1 - made))
+
+
+def _sigmoid(plain: Function, x: torch.Tensor) -> Any:
+    return _applied(_Logistic, x) if x.dtype in _16_BIT else plain(x)
+
+
+def _exp2(plain: Function, x: torch.Tensor) -> Any:
+    """Round the product with the logarithm of 2, and that."""
+    if x.dtype not in _16_BIT:
+        return plain(x)
+    return torch.exp(x * torch.tensor(math.log(2), dtype=x.dtype).item())
+
+
+class _Angle(torch.autograd.Function):
+    """An atan2 whose derivative is JAX's: a quotient that is NaN at 0 and 0."""
+
+    @staticmethod
+    def forward(ctx: Any, plain: Function, y: torch.Tensor, x: torch.Tensor) -> Any:
+        ctx.save_for_backward(y, x)
+        return plain(y, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        y, x = ctx.saved_tensors
+        squares = x * x + y * y
+        to_y, to_x = grad * (x / squares), grad * (-y / squares)
+        return None, to_y.sum_to_size(y.shape).to(y.dtype), to_x.sum_to_size(x.shape).to(x.dtype)
+
+
+def _atan2(plain: Function, y: torch.Tensor, x: torch.Tensor) -> Any:
+    return _applied(_Angle, plain, y, x) if _floats(y) and _floats(x) else plain(y, x)
+
+
+class _Cholesky(torch.autograd.Function):
+    """A factor whose derivative is JAX's, which is not made symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, plain: Function, x: torch.Tensor, upper: bool) -> Any:
+        factor, info = plain(x, upper=upper)
+        ctx.upper = upper
+        ctx.save_for_backward(factor.mH if upper else factor)
+        ctx.mark_non_differentiable(info)
+        return factor, info
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        (factor,) = ctx.saved_tensors
+        inner = (factor.mH @ (grad.mH if ctx.upper else grad)).tril()
+        inner = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1)) / 2
+        left = torch.linalg.solve_triangular(factor.mH, inner, upper=True)
+        made = torch.linalg.solve_triangular(factor, left, upper=False, left=False)
+        return None, made.mH if ctx.upper else made, None
+
+
+def _cholesky(
+    plain: Function, x: torch.Tensor, *, upper: bool = False, check_errors: bool = False
+) -> Any:
+    if check_errors:
+        return plain(x, upper=upper, check_errors=True)
+    return _applied(_Cholesky, plain, x, upper)
+
+
+def _whole(extreme: Callable[..., torch.Tensor]) -> Function:
+    """Return the largest or smallest of all, whose gradient at NaN is NaN everywhere."""
+
+    def whole(plain: Function, x: torch.Tensor) -> Any:
+        return extreme(x) if _floats(x) and x.numel() else plain(x)
+
+    return whole
 
 
 # -- torchax-lowerings ----------------------------------------------------------------------------
@@ -526,6 +805,14 @@ def _cholesky_inverse(plain: Function, x: torch.Tensor, upper: bool = False) -> 
 def _eigh(plain: Function, x: torch.Tensor, uplo: str = "L", vectors: bool = True) -> Any:
     """Take the mean of both triangles."""
     return plain((x + x.mH) / 2, uplo, vectors)
+
+
+def _cdist(plain: Function, x: torch.Tensor, y: torch.Tensor, p: float = 2.0, *more: Any) -> Any:
+    """Take the root of a sum of powers where the order is infinite, too: 1, of any finite ones."""
+    if p != math.inf:
+        return plain(x, y, p, *more)
+    apart = (x.float().unsqueeze(-2) - y.float().unsqueeze(-3)).abs()
+    return apart.pow(p).sum(-1) ** (1 / p)
 
 
 def _embedding_bag(plain: Function, *args: Any, **kwargs: Any) -> Any:
@@ -598,6 +885,7 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         "sub.Tensor": _after_alpha,
     },
     "torchax-norms": {
+        "_native_batch_norm_legit_functional": _batch_norm_functional,
         "_weight_norm_interface": _weight_norm,
         "linalg_vector_norm": _vector_norm,
         "logaddexp": _log_of_sum(torch.exp, 1),
@@ -608,24 +896,35 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         "norm.ScalarOpt_dim": _norm,
     },
     "torchax-formulas": {
+        "_log_softmax": _log_softmax,
+        "atan2": _atan2,
+        "binary_cross_entropy": _binary_cross_entropy,
         "binary_cross_entropy_with_logits": _binary_cross_entropy_with_logits,
         "clamp": _clamp,
+        "clamp.Tensor": _clamp_by_tensors,
         "clamp_max": _clamp_max,
         "clamp_min": _clamp_min,
         "cumprod": _scan(torch.mul, 1.0),
         "cumsum": _scan(torch.add, 0.0),
         "div.Tensor": _div,
+        "exp2": _exp2,
         "fmod.Scalar": _fmod,
         "fmod.Tensor": _fmod,
         "gelu": _gelu,
+        "linalg_cholesky_ex": _cholesky,
+        "max": _whole(torch.amax),
         "maximum": _larger,
+        "min": _whole(torch.amin),
         "minimum": _larger,
+        "mse_loss": _mse_loss,
+        "sigmoid": _sigmoid,
     },
     "torchax-lowerings": {
         "_embedding_bag": _embedding_bag,
         "_embedding_bag_forward_only": _embedding_bag,
         "_linalg_eigh": _eigh,
         "cat": _cat,
+        "cdist": _cdist,
         "complex": _complex64,
         "digamma": _in_float32,
         "embedding": _embedding,
@@ -637,6 +936,7 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         "slice_scatter": _slice_scatter,
     },
     "torchax-dtype-argument": {
+        "cumprod": _cumprod_of_one,
         "cumsum": _without_dtype_of_one,
         "linalg_vector_norm": _without_dtype,
         "nansum": _without_dtype,
@@ -648,10 +948,13 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         **dict.fromkeys(_PROMOTING, _promoting),
         **dict.fromkeys(("addbmm", "addmm", "addmv", "baddbmm"), _multiplying(1)),
         "linear": _multiplying(0),
+        "_log_softmax": _softmax,
+        "_softmax": _softmax,
         "addr": _addr,
         "atan2": _from_float32,
         "binary_cross_entropy": _promoting,
         "einsum": _all_alike,
+        "linalg_cross": _promoting,
         "linalg_solve": _multiplying(0),
         "linalg_tensorsolve": _multiplying(0),
         "lu_solve": _multiplying(0),
@@ -660,6 +963,8 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         "nll_loss_forward": _weighing,
         "lerp.Scalar": _as_torch_promotes,
         "lerp.Tensor": _as_torch_promotes,
+        "mse_loss": _promoting,
+        "remainder.Scalar": _remainder,
         "where.self": _choosing,
     },
 }
@@ -670,9 +975,14 @@ _IN_PLACE = {
     for name in (
         *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "clamp"),
         *("pow.Tensor_Scalar", "clamp.Tensor", "clamp_min", "remainder.Tensor", "floor_divide"),
+        *("exp2", "sigmoid"),
     )
 }
 _IN_PLACE["pow_.Scalar"] = _IN_PLACE.pop("pow_.Tensor_Scalar")
+
+
+# This overload takes no number in a tensor's place, and is called for one in place.
+_TAKING: Mapping[str, Function] = {"remainder.Tensor": torch.remainder}
 
 
 def numbers(name: str, args: Sequence[Any]) -> bool:
@@ -701,7 +1011,8 @@ def made(name: str, quirks: frozenset[str]) -> Function | None:
     called: Function | None = None
     for quirk, table in QUIRKS.items():
         if quirk in quirks and name in table:
-            called = functools.partial(table[name], called or dispatch.overload_of(name))
+            plainly = _TAKING.get(name) or dispatch.overload_of(name)
+            called = functools.partial(table[name], called or plainly)
     return called
 
 

@@ -17,7 +17,7 @@ import torch
 import amp_fuzz
 from amp_fuzz.backends import backends, choose, torchax
 from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import MODES, Mode, TorchaxBackend, lacking
+from amp_fuzz.backends.torchax import MODES, TorchaxBackend, lacking
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.cli import main
@@ -49,16 +49,6 @@ needs_jax = pytest.mark.skipif(
 MM = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
 # The same shapes throughout: XLA compiles an op once for each.
 SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TorchaxBackend, Path]]:
-    """Return torchax, and the file that says which fault it has."""
-    file = tmp_path_factory.mktemp("torchax") / "fault"
-    file.write_text("")
-    process = Apart("tests.faults.torchax:Faulty", Mode(), str(file))
-    yield TorchaxBackend(Mode(), process), file
-    process.close()
 
 
 @pytest.fixture

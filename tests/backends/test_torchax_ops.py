@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,29 +11,18 @@ import pytest
 import torch
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.reference import reference_runtime
-from amp_fuzz.backends.torchax import Mode, TorchaxBackend
+from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.case import Case
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Checkpoint, DType, TensorSpec
+from amp_fuzz.program import Autocast, Checkpoint, DType, TensorSpec
 from amp_fuzz.reference import quirks
 from tests.backends.test_torchax import judged, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
 pytestmark = needs_jax
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TorchaxBackend, Path]]:
-    """Return torchax, and the file that says which fault it has."""
-    file = tmp_path_factory.mktemp("torchax") / "fault"
-    file.write_text("")
-    process = Apart("tests.faults.torchax:Faulty", Mode(), str(file))
-    yield TorchaxBackend(Mode(), process), file
-    process.close()
 
 
 def judged_with(
@@ -289,6 +277,291 @@ MADE = {
         "torchax-svd-signs",
         "svd-too-large",
     ),
+    "sigmoid": Made(
+        case([of("x0", "float16", -15.0, -14.0, 2.0)], call("sigmoid", "x0"), contexts=()),
+        "torchax-formulas",
+        "sigmoid-too-large",
+    ),
+    "sigmoid in place": Made(
+        case([of("b0", "float16", -15.0, 2.0)], call("sigmoid", "b0", form="inplace"), contexts=()),
+        "torchax-formulas",
+        "sigmoid-too-large",
+    ),
+    "exp2": Made(
+        case(
+            [of("x0", "bfloat16", 13.875, 13.8125), of("x1", "float16", 2.0)],
+            call("exp2", "x0"),
+            call("exp2", "x1", to="v1"),
+            contexts=(),
+        ),
+        "torchax-formulas",
+        "exp2-too-large",
+    ),
+    "the gradient of log_softmax": Made(
+        case(
+            [
+                x("w0", 1, 4, 2, dtype="float16", domain="integers"),
+                x("x1", 1, 2, dtype="int64", domain="zeros"),
+            ],
+            call("cross_entropy", "w0", "x1", label_smoothing=0.1, reduction="sum"),
+            contexts=(),
+            seed=11,
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the gradient of atan2": Made(
+        case(
+            [of("w0", "float32", 0.0, 1.0), of("x1", "float32", 0.0, 2.0)],
+            call("atan2", "w0", "x1"),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the gradient of a Cholesky factor": Made(
+        case([x("w0", 2, 2, domain="psd")], call("linalg.cholesky", "w0"), contexts=()),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the gradient of an upper Cholesky factor": Made(
+        case(
+            [x("w0", 2, 2, domain="psd")],
+            call("linalg.cholesky_ex", "w0", upper=True, to="v0 v1"),
+            contexts=(),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the gradient of binary_cross_entropy": Made(
+        case(
+            [of("w0", "float32", 0.0, 0.5), of("x1", "float32", 0.0, 1.0)],
+            call("binary_cross_entropy", "w0", "x1"),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "the largest of NaN": Made(
+        case([of("w0", "float32", 1.0, math.nan)], call("max", "w0")),
+        "torchax-formulas",
+        "gradients-halved",
+        case([of("w0", "float32", 1.0, 2.0)], call("max", "w0")),
+    ),
+    "a clamp in a checkpoint": Made(
+        case(
+            [of("w0", "float32", 0.0, 2.0, 0.5)],
+            under(Checkpoint(use_reentrant=False), call("clamp", "w0", 0, 1)),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "softmax of integers": Made(
+        case([x("x0", 3, dtype="int64")], call("softmax", "x0", 0), contexts=()),
+        "torchax-promotion",
+        "softmax-in-bfloat16",
+    ),
+    "remainder of integers": Made(
+        case(
+            [of("x0", "int64", 5, 7), of("b1", "float32", 5.0, 7.0)],
+            call("remainder.scalar", "x0", 2.5),
+            call("remainder.scalar", "b1", 2.0, form="inplace", to="v1"),
+            contexts=(),
+        ),
+        "torchax-promotion",
+        "remainder-too-large",
+    ),
+    "linalg.cross of two dtypes": Made(
+        case(
+            [x("x0", 3, dtype="float16"), x("x1", 3)], call("linalg.cross", "x0", "x1"), contexts=()
+        ),
+        "torchax-promotion",
+        "mul-too-large",
+    ),
+    "a mean by weights of 16 bits": Made(
+        case(
+            [
+                x("w0", 2, 4, 3, 2),
+                x("x1", 2, 3, 2, dtype="int64", domain="index", bound=4),
+                x("x2", 4, dtype="bfloat16"),
+            ],
+            call("nll_loss2d", "w0", "x1", weight="x2", ignore_index=1, reduction="mean"),
+            contexts=(),
+        ),
+        "torchax-promotion",
+        "gradients-halved",
+    ),
+    "cumprod of one": Made(
+        case([x("x0", dtype="int32")], call("cumprod", "x0", 0), contexts=()),
+        "torchax-dtype-argument",
+        "cumprod-too-large",
+    ),
+    "cdist of order inf": Made(
+        case([x("x0", 2, 3), x("x1", 2, 3)], call("cdist", "x0", "x1", p=math.inf)),
+        "torchax-lowerings",
+        "cdist-too-large",
+    ),
+    "a vector and matrices": Made(
+        case([x("x0", 4), x("x1", 2, 1, 4, 3)], call("matmul", "x0", "x1"), contexts=(BF16,)),
+        "torchax-composites",
+        "mv-too-large",
+    ),
+    "a cell calls linear": Made(
+        case(
+            [x("x0", 2, 4), x("x1", 2, 3), x("x2", 12, 4), x("x3", 12, 3)],
+            call("lstm_cell", "x0", ["x1", "x1"], "x2", "x3", None, None, to="v0 v1"),
+            call("linear", "x0", "x2", None, to="v2"),
+            contexts=(BF16,),
+        ),
+        "torchax-composites",
+        "sigmoid-too-large",
+    ),
+    "attention calls linear": Made(
+        case(
+            [x("x0", 2, 3, 4), x("x1", 12, 4), x("x2", 4, 4)],
+            call(
+                "MultiheadAttention",
+                *("x0", "x0", "x0"),
+                form="module",
+                embedding=4,
+                heads=1,
+                bias=False,
+                first=False,
+                training=True,
+                names=["in_proj_weight", "out_proj.weight"],
+                weights=["x1", "x2"],
+                need=True,
+                average=False,
+                mask=None,
+                to="v0 v1",
+            ),
+            call("linear", "x0", "x2", None, to="v2"),
+            contexts=(BF16,),
+        ),
+        "torchax-composites",
+        "softmax-in-float64",
+    ),
+    "corrcoef": Made(
+        case([x("x0", 2, 5, dtype="float16")], call("corrcoef", "x0"), contexts=(BF16,)),
+        "torchax-composites",
+        "corrcoef-too-large",
+    ),
+    "attention in float32": Made(
+        case(
+            [
+                *(x(f"x{i}", 1, 3, 2, dtype="float16") for i in range(3)),
+                x("x3", 4, 2, dtype="float16"),
+            ],
+            under(
+                Autocast(dtype="float32"),
+                call("scaled_dot_product_attention", "x0", "x1", "x2"),
+                call("linear", "x0", "x3", None, to="v1"),
+            ),
+            contexts=(BF16,),
+        ),
+        "torchax-composites",
+        "mul-too-large",
+    ),
+    "batch norm of two dtypes": Made(
+        case(
+            [
+                x("x0", 4, 1, 3, dtype="float64"),
+                *(x(name, 1) for name in ("x1", "x2")),
+                x("x3", 1, dtype="float64"),
+                x("x4", 1, dtype="float64", domain="positive"),
+            ],
+            call(
+                "_native_batch_norm_legit_functional",
+                *("x0", "x1", "x2", "x3", "x4", True, 0.1, 1e-05),
+                form="overload",
+                to="v0 v1 v2 v3 v4",
+            ),
+            contexts=(),
+        ),
+        "torchax-norms",
+        "mul-too-large",
+    ),
+    "the inverse of zeros": Made(
+        case([x("x0", 8, 8, domain="zeros")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
+        "torchax-singular",
+        "inv-too-large",
+        case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
+    ),
+    "whether zeros have an inverse": Made(
+        case([x("x0", 2, 2, domain="zeros")], call("linalg.inv_ex", "x0", to="_ v0"), contexts=()),
+        "torchax-singular-info",
+        "inv-too-large",
+        case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 v1"), contexts=()),
+    ),
+    "a triangle of zeros": Made(
+        case(
+            [x("x0", 2, 2, 4, domain="integers"), x("x1", 2, 2, 2, domain="integers")],
+            call("triangular_solve", "x0", "x1", upper=False, to="v0 _"),
+            contexts=(),
+            seed=1,
+        ),
+        "torchax-singular",
+        "triangular-solve-too-large",
+        case(
+            [x("x0", 2, 3), x("x1", 2, 2, domain="psd")],
+            call("triangular_solve", "x0", "x1", to="v0 _"),
+            contexts=(),
+        ),
+    ),
+    "slice_scatter of a negative dim": Made(
+        case(
+            [x("x0", 5, 3, dtype="float16"), x("x1", 2, 3, dtype="float16")],
+            call("slice_scatter", "x0", "x1", -2, 3),
+            contexts=(),
+        ),
+        "torchax-raises",
+        "slice-scatter-too-large",
+        case([x("x0", 5, 3), x("x1", 2, 3)], call("slice_scatter", "x0", "x1", 0, 3), contexts=()),
+    ),
+    "antialias by a factor": Made(
+        case(
+            [x("x0", 1, 1, 4, 4)],
+            call(
+                "_upsample_bilinear2d_aa",
+                "x0",
+                mode="bilinear",
+                align_corners=True,
+                antialias=True,
+                scale_factor=0.5,
+            ),
+            contexts=(),
+        ),
+        "torchax-raises",
+        "exp2-too-large",
+        case([of("x0", "float16", 2.0)], call("exp2", "x0"), contexts=()),
+    ),
+    "the gradient of a clamp by tensors": Made(
+        case(
+            [of("x0", "float32", 1.0, 2.0), of("w1", "float32", 1.0, 3.0)],
+            call("clamp.Tensor", "x0", "w1"),
+        ),
+        "torchax-formulas",
+        "gradients-halved",
+    ),
+    "tensorinv of zeros": Made(
+        case([x("x0", 2, 2, domain="zeros")], call("linalg.tensorinv", "x0", ind=1), contexts=()),
+        "torchax-unchecked",
+        "inv-too-large",
+        case([x("x0", 2, 2, domain="psd")], call("linalg.tensorinv", "x0", ind=1), contexts=()),
+    ),
+    "what a checkpoint types": Made(
+        case(
+            [x("x0", 3), x("x1", 3, dtype="float64")],
+            call("exp", "x0"),
+            under(
+                Checkpoint(use_reentrant=False),
+                call("type_as", "v0", "x1", form="method", to="v1"),
+                call("exp", "x0", to="v2"),
+                call("type_as", "v2", "x1", form="method", to="v3"),
+            ),
+            contexts=(),
+        ),
+        "torchax-type-as",
+        "type-as-float16",
+    ),
     "a weight without a gradient": Made(
         case(
             [x("w0", 2, 2, dtype="float16")],
@@ -328,6 +601,23 @@ def test_a_root_of_minus_infinity_is_that_of_infinity() -> None:
             found = backends()["torchax"].reference().run(one).values["v0"]
         assert found is not None
         assert found.tolist() == expected
+
+
+def test_the_gradient_of_a_square_takes_twice_the_difference_first() -> None:
+    """The loss itself is infinite there: alone it left the range."""
+    one = case(
+        [of("w0", "float32", 3e38, *[0.0] * 3), of("x1", "float32", 0.0, *[0.0] * 3)],
+        call("mse_loss", "w0", "x1"),
+        contexts=(),
+    )
+    reference = backends()["torchax"].reference()
+    plain = reference.run(one).values["w0.grad"]
+    with quirks(["torchax-formulas"]):
+        found = reference.run(one).values["w0.grad"]
+    assert plain is not None
+    assert found is not None
+    assert plain.isfinite().all()
+    assert found.isinf().tolist() == [True, False, False, False]
 
 
 def test_a_power_that_is_too_large_is_seen(faulty: tuple[TorchaxBackend, Path]) -> None:
