@@ -196,6 +196,7 @@ def get(packet, name):
 
 torch._ops.OpOverloadPacket.__getattr__ = get
 import jax
+import numpy
 import torchax
 import torchax.interop
 
