@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.jaxed import Program
+from amp_fuzz.backends.torchax import Mode, Torchax, installed
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, bits
 from amp_fuzz.xla import compiling
@@ -120,6 +122,39 @@ def test_the_users_folder_stands(
     observed(jit=True)
     assert list((tmp_path / "theirs").glob("*-cache"))
     assert not kept.exists()
+
+
+class CountingTorchax(Torchax):
+    """torchax that says how many compilations it asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(Mode(jitted=True))
+        import jax
+
+        self.counts: Counter[str] = Counter()
+        jax.monitoring.register_event_listener(
+            lambda event, **_: self.counts.update([event.rpartition("/")[2]])
+        )
+
+    def observe(self, case: Case) -> Observation:
+        seen = super().observe(case)
+        seen.platform = str(self.counts["compile_requests_use_cache"])
+        return seen
+
+
+@pytest.mark.skipif(not installed(), reason="needs torchax")
+def test_jitted_on_torchax_the_program_alone_is_compiled(kept: Path) -> None:
+    """Forward and backward: not the arrays, narrow ones too, that go in and come out."""
+    process = Apart(f"{__name__}:CountingTorchax")
+    narrow = [x("x0", 4, 6, dtype="bfloat16"), x("w1", 4, 6, dtype="bfloat16"), x("x2", 1, 6)]
+    try:
+        body = call("add", "x0", "w1"), call("mul", "v0", "x2", to="v1")
+        seen = process.run(case(narrow, *body, backward="outside"))
+    finally:
+        process.close()
+    assert seen.raised is None
+    assert seen.values["v0"].dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert seen.platform in ("1", "2")
 
 
 def test_the_oldest_files_go_when_there_is_too_much(tmp_path: Path) -> None:
