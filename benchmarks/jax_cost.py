@@ -1,15 +1,28 @@
-"""Measure what a case costs on JAX: cold and warm, op by op and compiled, compilation apart.
+"""What a case costs on JAX and torchax, op by op and jitted: cold, warm, and compiling apart.
 
-Writes ``benchmarks/jax_cost.json``. Each case runs twice in this process: the first time its shapes
-are compiled, the second time they are there. Seconds are CPU seconds of this process, all threads.
+    python benchmarks/jax_cost.py            # all four; writes jax_cost.json
+
+For each backend, in CPU seconds of the process that runs the cases, all threads, without the judge:
+
+cold: the first N programs, in a process and with a folder of compiled programs that are both new.
+same: the same programs again in that process. compile: cold less same.
+disk: the same programs in another process, with the folder that the first one filled.
+new: M programs that were not seen, after the N, in that other process.
+
+Each process has run one other case first, for what torch and JAX import then.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -20,63 +33,109 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from amp_fuzz.backends.jaxed import JaxBackend, Program, record  # noqa: E402
+from amp_fuzz.backends import backends  # noqa: E402
 from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
 from amp_fuzz.judge import quiet  # noqa: E402
 
-JSON = ROOT / "benchmarks" / "jax_cost.json"
+JSON = Path(__file__).with_suffix(".json")
+NAMES = ("torchax", "torchax[jit]", "jax", "jax[jit]")
 
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=30, help="of each way (default 30)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--statements", type=int, default=10)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=50, help="N (default 50)")
+    parser.add_argument("--new", type=int, default=25, help="M (default 25)")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--statements", type=int, default=8)
+    parser.add_argument("--backend", action="append", help="of the four; again for more")
+    parser.add_argument("--here", choices=("first", "other"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    Program("cuda", jit=False, excess=False)  # sets XLA up
-    backend = JaxBackend(process=None)  # type: ignore[arg-type]
-    task = Task("jax", "all", (), options.cases, options.seed)
-    settings = Settings(backends=("jax",), max_statements=options.statements)
-    cases = [backend.fit(case) for case in draw(task, settings)]
-    found: dict[str, Any] = {"jax": version("jax"), **vars(options)}
-    with quiet():
-        for case in cases:  # the reference registers its kernels, torch loads its own
-            record(case, backend.reference())
-        for jit in (False, True):
-            found["jit" if jit else "eager"] = measure(backend, cases, jit=jit)
-    print(json.dumps(found, indent=1))
-    JSON.write_text(json.dumps(found, indent=1) + "\n")
+    if options.here:
+        print(json.dumps(measure(options)))
+        return 0
+    old = json.loads(JSON.read_text()) if JSON.exists() and options.backend else {}
+    found = {
+        "jax": version("jax"),
+        "torchax": version("torchax"),
+        "torch": torch.__version__,
+        **{n: getattr(options, n) for n in ("cases", "new", "seed", "statements")},
+        "backends": old.get("backends", {}),
+    }
+    for name in options.backend or NAMES:
+        found["backends"][name] = row(options, name)
+        print(name, json.dumps(found["backends"][name], indent=1), flush=True)
+        JSON.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
-def measure(backend: JaxBackend, cases: Any, *, jit: bool) -> dict[str, float]:
-    """Return seconds a case and cases a second, of those that do not raise."""
-    from amp_fuzz.xla.replay import prepared
+def row(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Measure a backend in two processes that share a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts: dict[str, Any] = {}
+        for here in ("first", "other"):
+            words = [f"--{n}={getattr(options, n)}" for n in ("cases", "new", "seed", "statements")]
+            command = [sys.executable, __file__, *words, f"--backend={name}", f"--here={here}"]
+            environment = {**os.environ, "XDG_CACHE_HOME": folder, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, check=True, text=True
+            )
+            parts |= json.loads(done.stdout.splitlines()[-1])
+        sizes = [entry.stat().st_size for entry in Path(folder).rglob("*-cache")]
+    compiling = parts["cold"]["s"] - parts["same"]["s"]
+    on_disk = {"entries": len(sizes), "MiB": round(sum(sizes) / 2**20, 1)}
+    return {**parts, "compile_s": round(compiling, 4), "on the disk": on_disk}
 
-    parts: dict[str, list[float]] = {"reference": [], "cold": [], "warm": []}
-    for case in cases:
-        start = time.process_time()
-        seen, recorder = record(case, backend.reference())
-        parts["reference"].append(time.process_time() - start)
-        if seen.raised or recorder.failed:
-            continue
-        runs = prepared(recorder.recording, jit=jit)
-        for part in ("cold", "warm"):
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what one of the two processes measures."""
+    torch.set_num_threads(1)
+    name = options.backend[0]
+    backend: Any = backends()[name]
+    module, _, function = backend.process.entry.partition(":")
+    start = time.process_time()
+    sides = getattr(importlib.import_module(module), function)(*backend.process.args)
+    import jax
+
+    counts: Counter[str] = Counter()
+    jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
+    settings = Settings(backends=(name,), max_statements=options.statements)
+
+    def drawn(cases: int, seed: int) -> list[Any]:
+        return [backend.fit(c) for c in draw(Task(name, "all", (), cases, seed), settings)]
+
+    def run(cases: list[Any]) -> dict[str, Any]:
+        counts.clear()
+        seconds, memory = [], _memory()
+        for case in cases:
             start = time.process_time()
-            runs()
-            parts[part].append(time.process_time() - start)
-    means = {name: sum(values) / len(values) for name, values in parts.items()}
-    warm = means["reference"] + means["warm"]
-    return {
-        "cases": len(parts["cold"]),
-        **{f"{name}_s": round(value, 4) for name, value in means.items()},
-        "compile_s": round(means["cold"] - means["warm"], 4),
-        "warm_median_s": round(median(parts["warm"]), 4),
-        "cold_per_s": round(1 / (means["reference"] + means["cold"]), 2),
-        "warm_per_s": round(1 / warm, 1),
-    }
+            sides.observe(case)
+            seconds.append(time.process_time() - start)
+        asked = counts["/jax/compilation_cache/compile_requests_use_cache"]
+        hits = counts["/jax/compilation_cache/cache_hits"]
+        return {
+            "s": round(sum(seconds) / len(cases), 4),
+            "median_s": round(median(seconds), 4),
+            "per_s": round(len(cases) / sum(seconds), 1),
+            "compilations asked for": round(asked / len(cases), 2),
+            "found on the disk": round(hits / len(cases), 2),
+            "MiB a case": round((_memory() - memory) / len(cases), 1),
+        }
+
+    with quiet():
+        for case in drawn(1, options.seed + 1000):
+            sides.observe(case)
+        begun = round(time.process_time() - start, 2)
+        cases = drawn(options.cases + options.new, options.seed)
+        once, new = cases[: options.cases], cases[options.cases :]
+        if options.here == "first":
+            return {"begin_s": begun, "cold": run(once), "same": run(once)}
+        return {"disk": run(once), "new": run(new)}
+
+
+def _memory() -> float:
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a case costs on torchax: eager and jitted, compiling apart from running, and how many agree.
+"""What a case that is judged costs on torchax, eager and jitted, and how many agree.
 
     python benchmarks/torchax_cost.py --backend='torchax[jit]' --cases=200 --seed=1
 
 Cases are those that a run draws. Each is judged (CPU seconds of both processes), then run once more
-where torchax is: op by op nothing is compiled then, and what it takes less than the first run is
-compilation. A jitted program is compiled anew each time. Writes a row for
+where torchax is. What was compiled may be found on the disk; ``jax_cost.py`` begins without, and
+has compiling apart. Writes a row for
 each backend and seed into torchax_cost.json beside it.
 """
 

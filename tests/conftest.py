@@ -38,6 +38,14 @@ def run(path):
 """
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have JAX keep what it compiles where these tests do, not with the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("jax")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Return a function from the text of a script to how it ended.

@@ -198,6 +198,7 @@ def get(packet, name):
 
 torch._ops.OpOverloadPacket.__getattr__ = get
 import jax
+import numpy
 import torchax
 import torchax.interop
 
@@ -458,7 +459,9 @@ class Torchax:
         import jax
 
         from amp_fuzz.torchax import bridge
+        from amp_fuzz.xla import compiling
 
+        compiling.frugal()
         self.platform: str = jax.default_backend()
         self._mode, self._bridge = mode, bridge
         self._runtime = TorchBackend().runtime(
@@ -492,8 +495,8 @@ class Torchax:
         reset_state("cpu")
 
 
-# What XLA compiles for a case takes 5 MiB jitted, 40 op by op, and JAX gives none of it back.
-_LIVES = 60
+# What XLA compiles for a case takes 7 MiB op by op, and JAX gives none of it back.
+_LIVES = 300
 
 MODES = (
     Mode(),

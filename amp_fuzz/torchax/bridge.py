@@ -1,7 +1,7 @@
 """What stands between the CPU tensors of a plan and a program that runs on JAX.
 
-A repro carries these functions word for word: each uses torch, jax, torchax and its neighbours
-here, and nothing else. torchax must have been imported (`amp_fuzz.torchax.compat.load`).
+A repro carries these functions word for word: each uses torch, jax, numpy, torchax and its
+neighbours here, and nothing else. torchax must have been imported (`amp_fuzz.torchax.compat.load`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy
 import torch
 import torchax
 import torchax.interop
@@ -59,10 +60,24 @@ def on_jax(program: Any, jitted: bool = False) -> Any:
     """
     function = torchax.interop.jax_view(program)
     function = jax.jit(function) if jitted else function
-    env = torchax.default_env()
+    narrow = jax.numpy.bfloat16.dtype
 
     def arrays(tensors: Any) -> Any:
-        return [env.t2j_copy(x.detach()) for x in tensors]
+        """Return copies, bit for bit. Not `t2j_copy`, which compiles one for each new shape."""
+        found = []
+        for x in tensors:
+            bits = x.detach().clone(memory_format=torch.contiguous_format)
+            is_narrow = bits.dtype == torch.bfloat16
+            plain = bits.view(torch.int16).numpy().view(narrow) if is_narrow else bits.numpy()
+            found.append(jax.device_put(plain))
+        return found
+
+    def tensor(array: Any) -> Any:
+        """Return a copy, bit for bit. Not `j2t_copy`, which compiles one of bfloat16."""
+        plain = numpy.array(array)
+        is_narrow = plain.dtype == narrow
+        bits = torch.from_numpy(plain.view(numpy.int16) if is_narrow else plain)
+        return bits.view(torch.bfloat16) if is_narrow else bits
 
     class OnJax(torch.autograd.Function):
         @staticmethod
@@ -82,7 +97,7 @@ def on_jax(program: Any, jitted: bool = False) -> Any:
                 _, ctx.vjp, outputs = jax.vjp(apart, *(given[i] for i in ctx.trained), has_aux=True)
             else:
                 outputs = function(*given)
-            found = tuple(env.j2t_copy(o).clone() for o in outputs)  # memory of JAX is not ours
+            found = tuple(tensor(o) for o in outputs)
             ctx.smooth = [o.is_floating_point() or o.is_complex() for o in found]
             ctx.mark_non_differentiable(
                 *(o for o, smooth in zip(found, ctx.smooth, strict=True) if not smooth)
@@ -96,7 +111,7 @@ def on_jax(program: Any, jitted: bool = False) -> Any:
             starts = arrays([c.resolve_conj().conj().resolve_conj() for c in starts])
             grads = [None] * len(ctx.needs_input_grad)
             for i, grad in zip(ctx.trained, ctx.vjp(starts), strict=True):
-                grads[i] = env.j2t_copy(grad).clone().conj().resolve_conj()
+                grads[i] = tensor(grad).conj().resolve_conj()
             return tuple(grads)
 
     return OnJax.apply

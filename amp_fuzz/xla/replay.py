@@ -17,7 +17,7 @@ from amp_fuzz.xla import indexing, layers, linear, pointwise, products, reductio
 from amp_fuzz.xla.core import Array, cast, derived, find, spread
 from amp_fuzz.xla.recording import Place, Read, Recording, Step, dense
 
-__all__ = ["LoweringError", "array", "prepared", "replay", "tensor"]
+__all__ = ["LoweringError", "array", "labelled", "prepared", "pure", "replay", "tensor"]
 
 # Importing them enters their lowerings into the table.
 TABLES = (indexing, layers, linear, pointwise, products, reductions, sampling)
@@ -39,6 +39,17 @@ def prepared(
 
     strict: no excess precision, whatever XLA's flags say.
     """
+    run, given = pure(recording)
+    options = {"xla_allow_excess_precision": False} if strict else None
+    made = jax.jit(run, compiler_options=options) if jit else run
+    return lambda: labelled(recording, made(*given))
+
+
+def pure(recording: Recording) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return a recording as a function of arrays, and the arrays.
+
+    It returns what is observed, and the gradients by label.
+    """
     function = _program(recording)
     initial = {i: m.initial for i, m in enumerate(recording.memories) if m.initial is not None}
     trained = {i for i in initial if recording.starts and recording.memories[i].weight}
@@ -57,16 +68,15 @@ def prepared(
         gradients = {w: _read({at.memory: pulled[at.memory]}, at) for w, at in recording.weights}
         return seen, gradients
 
-    options = {"xla_allow_excess_precision": False} if strict else None
-    made = jax.jit(run, compiler_options=options) if jit else run
+    return run, (weights, others, drawn, cotangents)
 
-    def values() -> dict[str, torch.Tensor | None]:
-        seen, gradients = made(weights, others, drawn, cotangents)
-        labels = (label for label, _ in recording.observed)
-        found: dict[str, torch.Tensor | None] = dict(zip(labels, map(tensor, seen), strict=True))
-        return found | {f"{label}.grad": tensor(g) for label, g in gradients.items()}
 
-    return values
+def labelled(recording: Recording, made: Any) -> dict[str, torch.Tensor | None]:
+    """Return what the function of `pure` returned, as tensors by label."""
+    seen, gradients = made
+    labels = (label for label, _ in recording.observed)
+    found: dict[str, torch.Tensor | None] = dict(zip(labels, map(tensor, seen), strict=True))
+    return found | {f"{label}.grad": tensor(g) for label, g in gradients.items()}
 
 
 def _conjugate(x: Array) -> Array:
