@@ -1,13 +1,15 @@
 """Functions whose kernel in float64 cancels, by formulas that do not: for what shadows compute.
 
 The copies of a shadow are float64. Of float64 itself a kernel's own rounding is seen only where
-they compute in another way than it does: what `1 + erf` loses, `erfc` keeps.
+they compute in another way than it does: what `1 + erf` loses, `erfc` keeps. Weights that are made
+of small integers are rounded once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -57,9 +59,52 @@ def _addmm_activation(
     return _gelu(made) if use_gelu else torch.relu(made)
 
 
+_A = Fraction(-3, 4)  # of the cubic convolution (aten/src/ATen/native/UpSample.h)
+
+
+def _weights(have: int, out: int, align: bool, scale: float | None) -> torch.Tensor:
+    """Return what each of `have` elements counts for each of `out`, ``[out, have]``."""
+    if align:
+        step = Fraction(have - 1, out - 1) if out > 1 else Fraction(0)
+    else:
+        step = 1 / Fraction(scale) if scale else Fraction(have, out)
+    rows = [[Fraction(0)] * have for _ in range(out)]
+    for i, row in enumerate(rows):
+        at = i * step if align else (i + Fraction(1, 2)) * step - Fraction(1, 2)
+        low = math.floor(at)
+        t = at - low
+        for k, u in enumerate((1 + t, t, 1 - t, 2 - t)):
+            far = _A * (u - 1) * (u - 2) ** 2
+            weight = (u - 1) * ((_A + 2) * u * u - u - 1) if k in (1, 2) else far
+            row[min(max(low - 1 + k, 0), have - 1)] += weight
+    return torch.tensor([[float(w) for w in row] for row in rows], dtype=torch.float64)
+
+
+def _bicubic(
+    x: torch.Tensor, size: Sequence[int], align: bool, *scales: float | None
+) -> torch.Tensor:
+    given = scales or (None, None)
+    high, wide = (_weights(x.shape[2 + d], size[d], align, given[d]) for d in range(2))
+    return high @ x @ wide.mT
+
+
+def _bicubic_backward(
+    grad: torch.Tensor,
+    size: Sequence[int],
+    given: Sequence[int],
+    align: bool,
+    *scales: float | None,
+) -> torch.Tensor:
+    steps = scales or (None, None)
+    high, wide = (_weights(given[2 + d], size[d], align, steps[d]) for d in range(2))
+    return high.mT @ grad @ wide
+
+
 EXACT: Mapping[Any, Callable[..., Any]] = {
     _aten.gelu.default: _gelu,
     _aten.gelu_backward.default: _gelu_backward,
     _aten._addmm_activation.default: _addmm_activation,
+    _aten.upsample_bicubic2d.default: _bicubic,
+    _aten.upsample_bicubic2d_backward.default: _bicubic_backward,
 }
 """By overload. They take what the op takes, in float64."""

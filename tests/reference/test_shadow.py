@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from amp_fuzz import reference
+from amp_fuzz.reference.exact import EXACT
 from amp_fuzz.reference.shadows import Band, Shadow, distance, either, shadow, unit
 
 THRESHOLD = 4.0
@@ -765,6 +766,22 @@ def test_a_sum_may_round_its_terms_to_a_narrower_dtype_that_it_is_told() -> None
         band = found.band(found.result)
         assert (off(band, narrow.to(found.result.dtype)) < THRESHOLD) == may
         assert off(band, narrow.to(found.result.dtype) * 40) > THRESHOLD
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("scales", [(None, None), (1.7, 0.6)])
+def test_weights_of_a_cubic_convolution_are_rounded_once(
+    align: bool, scales: tuple[float | None, float | None]
+) -> None:
+    """As torch's, forward and backward, but for what torch's lose where they cancel."""
+    ops, rows = torch.ops.aten, torch.arange(60, dtype=torch.float64).cos().reshape(1, 3, 4, 5)
+    forward, backward = ops.upsample_bicubic2d.default, ops.upsample_bicubic2d_backward.default
+    made = forward(rows, (7, 3), align, *scales)
+    torch.testing.assert_close(EXACT[forward](rows, (7, 3), align, *scales), made)
+    given = made.sin(), (7, 3), rows.shape, align, *scales
+    torch.testing.assert_close(EXACT[backward](*given), backward(*given))
+    ones = EXACT[forward](torch.ones_like(rows), (7, 3), align, *scales)
+    assert (ones - 1).abs().max() < 3e-16
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
