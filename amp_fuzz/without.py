@@ -76,11 +76,13 @@ def _without_inference_traces() -> Iterator[None]:
 
     honest: Any = torch.jit.trace
 
-    def trace(*args: Any, **options: Any) -> Any:
+    def trace(function: Any, inputs: tuple[Any, ...], **options: Any) -> Any:
         with torch.inference_mode(False):
-            return honest(*args, **options)
+            # What is written to may not be an inference tensor either.
+            plain = tuple(x.clone() if x.is_inference() else x for x in inputs)
+            return honest(function, plain, **options)
 
-    torch.jit.trace = trace
+    setattr(torch.jit, "trace", trace)  # noqa: B010
     try:
         yield
     finally:

@@ -278,6 +278,10 @@ def test_a_trace_that_is_made_in_inference_mode_is_known_by_its_error(
     body = call("mm", "w0", "w0"), call("mul.scalar", "v0", 2.0, form="inplace", to="v1")
     example = case([x("w0", 2, 2)], *body, first_pass="inference_mode", contexts=())
     assert judge(TRACE, example).known == "trace-inference-constants"
+    written = call("mm", "x1", "x1", form="out", out="b2", to="v2")
+    inputs = [x("w0", 2, 2), x("x1", 2, 2), x("b2", 2, 2)]
+    buffer = case(inputs, *body, written, first_pass="inference_mode", contexts=())
+    assert judge(TRACE, buffer).known == "trace-inference-constants"
     monkeypatch.setitem(WITHOUT, "inference-traces", quiet)
     assert judge(TRACE, example).outcome == "diverged"
 
