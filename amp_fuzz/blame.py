@@ -55,7 +55,12 @@ def tainted(case: Case, label: str) -> set[str]:
     program, name = case.program, named(label)
     grads = {f"{spec.name}.grad" for spec in program.inputs}
     if name in grads:
-        names = grads
+        after = downstream(program, name.removesuffix(".grad"))
+        names = {
+            f"{spec.name}.grad"
+            for spec in program.inputs
+            if case.plan.scaler or after & downstream(program, spec.name)
+        } | {name}
     else:
         names = set(downstream(program, name))
         for spec in program.inputs:

@@ -115,6 +115,8 @@ _OPTIONAL = {"multi_head_attention_forward": 1}
 def _optional(statement: Statement) -> list[str]:
     """Return the names of results of a statement that may be None by their type, and are not."""
     number = _OPTIONAL.get(statement.op, len(statement.outputs))
+    if any(name == "need_weights" and value is False for name, value in statement.kwargs):
+        return []
     return [name for name in statement.outputs[number:] if name != "_"]
 
 

@@ -91,14 +91,18 @@ def _without_inference_traces() -> Iterator[None]:
 
 @contextmanager
 def _without_optimised_graphs() -> Iterator[None]:
-    """Whether graphs are optimised is a matter of each thread, those that a plan starts too."""
+    """Whether graphs are optimised is a matter of each thread, of those that start here too."""
     import torch
 
     before, run = torch._C._get_graph_executor_optimize(), threading.Thread.run
 
     def without(thread: threading.Thread) -> None:
+        own = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
-        run(thread)
+        try:
+            run(thread)
+        finally:
+            torch._C._set_graph_executor_optimize(own)
 
     torch._C._set_graph_executor_optimize(False)
     threading.Thread.run = without  # type: ignore[assignment, method-assign]

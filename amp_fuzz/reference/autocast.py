@@ -276,6 +276,7 @@ QUIRKS = (
     "torchscript-autodiff",
     "torchscript-fallback",
     "torchscript-formulas",
+    "torchscript-mul-scalar",
     "torchscript-pass",
     "trace-grad-modes",
     "trace-weight-cache",
@@ -389,6 +390,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         given what does, is cast once more; an addmm there is a product, and a sum in float32.
     torchscript-formulas: the gradients of relu, clamp, where, addcmul and div are computed as
         TorchScript does, without autocast too (`amp_fuzz.reference.formulas`).
+    torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
+        is multiplied with it in place (`amp_fuzz.reference.formulas`).
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
         the autocast around it (`amp_fuzz.reference.torchscript`).
     trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.

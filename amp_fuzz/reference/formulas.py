@@ -2,8 +2,9 @@
 
 TorchScript has gradient formulas of its own (torch/csrc/jit/runtime/symbolic_script.cpp). A few do
 not come to what autograd's come to where a gradient is not finite, or where a bound of ``clamp`` is
-a tensor: they are written here again, from what they do, so that shadows follow them. And a trace
-keeps no grad modes, not even those of torch's own functions.
+a tensor: they are written here again, from what they do, so that shadows follow them. It multiplies
+in place by a number with another kernel than eager. And a trace keeps no grad modes, not even those
+of torch's own functions.
 """
 
 from __future__ import annotations
@@ -183,10 +184,28 @@ _FORMULAS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
 )
 
 
+def _by_number(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Call the overload for numbers in place, which eager does not: it makes a tensor of them."""
+
+    def times(x: Tensor, other: Any, /) -> Tensor:
+        if not isinstance(other, (int, float)):
+            return honest(x, other)
+        result: Tensor = torch.ops.aten.mul_.Scalar(x, other)
+        return result
+
+    return times
+
+
+_NUMBERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (Tensor, "mul_", _by_number),
+    (Tensor, "__imul__", _by_number),
+)
+
+
 @contextmanager
-def _formulas() -> Iterator[None]:
+def _replaced(functions: tuple[tuple[Any, str, Callable[..., Any]], ...]) -> Iterator[None]:
     with ExitStack() as stack:
-        for holder, name, make in _FORMULAS:
+        for holder, name, make in functions:
             own = name in vars(holder)
             honest = getattr(holder, name)
             setattr(holder, name, make(honest))
@@ -215,7 +234,8 @@ def _modeless() -> Iterator[None]:
 
 
 QUIRKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "torchscript-formulas": _formulas,
+    "torchscript-formulas": lambda: _replaced(_FORMULAS),
+    "torchscript-mul-scalar": lambda: _replaced(_NUMBERS),
     "trace-grad-modes": _modeless,
 }
 """The quirks, and the context in which a program runs that imitates each."""

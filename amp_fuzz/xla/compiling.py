@@ -7,8 +7,8 @@ things here leave the module that XLA is given, its flags and its passes as they
 the machine, so what it finds is what would have been compiled. The folder is that of
 ``JAX_COMPILATION_CACHE_DIR``, or `folder`; whatever JAX is told about its cache by the environment
 stands. JAX's own bound (``JAX_COMPILATION_CACHE_MAX_SIZE``) reads every file of the folder for each
-new entry; here the folder is trimmed when a process begins. A disk that is full or read-only costs
-speed: JAX warns, and compiles.
+new entry; here the folder is trimmed when a process begins, and now and then. A disk that is full
+or read-only costs speed: JAX warns, and compiles.
 
 **The context.** JAX makes an MLIR context for each module that it lowers. That takes some 5 ms, and
 1.2 MiB for as long as the compiled op lives. Modules may share one: it interns their types,
@@ -24,10 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KEPT", "folder", "frugal", "shared", "trim"]
+__all__ = ["KEPT", "folder", "frugal", "shared", "tidy", "trim"]
 
 KEPT = 256 * 2**20
-"""Bytes that the folder may hold when a process begins: some 60,000 ops, or 7,000 programs."""
+"""Bytes that the folder may hold when it is trimmed: some 60,000 ops, or 7,000 programs."""
 
 _MODULES = 1000  # that share a context: what it interned is given back after them
 
@@ -36,11 +36,10 @@ def frugal() -> None:
     """Let JAX compile less in this process. Call it before JAX first computes."""
     import jax
 
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        path = folder()
+    if path := _own():
         with suppress(OSError):  # JAX tries again, and warns
             path.mkdir(parents=True, exist_ok=True, mode=0o700)  # who may write, may run code
-            trim(path)
+        tidy()
         jax.config.update("jax_compilation_cache_dir", str(path))
     for name, value in (("MIN_COMPILE_TIME_SECS", 0), ("MIN_ENTRY_SIZE_BYTES", -1)):
         if f"JAX_PERSISTENT_CACHE_{name}" not in os.environ:
@@ -49,6 +48,22 @@ def frugal() -> None:
         from jax._src.interpreters import mlir
 
         mlir.make_ir_context = shared(mlir.make_ir_context)
+
+
+def tidy() -> None:
+    """Trim the folder, unless it is the user's: call it now and then."""
+    if path := _own():
+        with suppress(OSError):
+            trim(path)
+
+
+def _own() -> Path | None:
+    """Return `folder`; None: the user named another, or what names it is not installed."""
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return None
+    with suppress(ImportError):
+        return folder()
+    return None
 
 
 def folder() -> Path:

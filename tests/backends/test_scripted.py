@@ -364,7 +364,8 @@ WITHOUT_AUTOCAST = {
     ),
     "mul-scalar": case(
         [x("x0", 2, dtype="float16", values="b800" * 2)],
-        call("mul.scalar", "x0", 65536.0, form="inplace"),
+        call("neg", "x0"),
+        call("mul.scalar", "v0", 65536.0, form="inplace", to="v1"),
         backward="none",
         contexts=(),
     ),
@@ -410,6 +411,9 @@ def test_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
     program = msgspec.structs.replace(example.program, outputs=("v3", "v4"))
     example = msgspec.structs.replace(example, program=program)
     assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-requires-grad"
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-requires-grad")
+    with quiet():
+        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
@@ -427,6 +431,39 @@ def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
 
     monkeypatch.setattr(ScriptBackend, "run", run)
     assert judge(SCRIPT, WITHOUT_AUTOCAST["addmm"]).outcome == "diverged"
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["autocast", "bare"])
+def test_a_wrong_gradient_beside_one_that_clamp_broadcast_is_seen(
+    bare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a weight that has nothing to do with it; before it another value differs."""
+    example = case(
+        [x("w0", domain="zeros"), x("x1", 2, values="3f800000" * 2), x("x6", 2, 2), x("w5", 2, 2),
+         x("b7", 2, dtype="float16", values="b800" * 2)],
+        call("mul.scalar", "b7", 65536.0, form="inplace", to="v3"),
+        call("clamp.Tensor", "w0", "x1"),
+        call("div", "w0", "v0", to="v1"),
+        call("mm", "x6", "w5", to="v2"),
+        contexts=(),
+    )  # fmt: skip
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one, given in zip(seen, cases, strict=True):
+            value = one.values.get("w5.grad")
+            if value is not None and (bare or given.plan.contexts):
+                one.values["w5.grad"] = value * 3
+        return seen
+
+    known = {"torchscript-clamp-broadcast", "torchscript-mul-scalar"}
+    assert set(judge(SCRIPT, example).known.split("+")) == known
+    if not bare:
+        plan = msgspec.structs.replace(example.plan, contexts=(Autocast(),))
+        example = msgspec.structs.replace(example, plan=plan)
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(SCRIPT, example).outcome == "diverged"
 
 
 @pytest.mark.parametrize("thread", ["none", "inside", "whole"])

@@ -356,6 +356,16 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "torchscript-mul-scalar": Example(
+        "script",
+        case(
+            [x("x0", 2), x("b1", 2, dtype="float16", values="b800" * 2)],
+            NEG,
+            call("mul.scalar", "b1", 65536.0, form="inplace", to="v1"),
+            call("exp", "x0", to="v2"),
+            contexts=(),
+        ),
+    ),
     "torchscript-pass": Example(
         "script",
         case([x("x0", 2, dtype="bfloat16", domain="integers")], NEG, call("exp", "x0")),
