@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import msgspec
 
 from amp_fuzz.cli.common import (
     Exit,
@@ -29,7 +30,7 @@ from amp_fuzz.cli.common import (
 from amp_fuzz.cli.progress import Board, shown
 from amp_fuzz.cli.signals import Interrupted, Interrupts
 from amp_fuzz.config import OPTIONS, Options
-from amp_fuzz.records import DivergenceRecord, EndRecord
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
 from amp_fuzz.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -208,7 +209,6 @@ class _Tally:
     store: Store
     started: float = field(default_factory=time.monotonic)
     cases: int = 0
-    crashes: int = 0
     diverged: bool = False
     failure: str = ""
     internal: bool = False
@@ -224,7 +224,6 @@ class _Tally:
             self.diverged |= new > 0
             self.board.add(event.backend, count, known=event.outcomes["known"], new=new)
         elif isinstance(event, Crashed):
-            self.crashes += 1
             new = not event.record.known
             self.diverged |= new
             self.board.add(event.record.backend, 1, known=not new, new=new)
@@ -292,7 +291,7 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
     elif (limit and seconds > limit) or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
     # Counted again: when a run is stopped, workers have recorded more than they had told of.
-    tally.cases = tally.crashes + _recorded(store.run_path(session.record.id))
+    tally.cases = _recorded(store.run_path(session.record.id))
     try:
         writer = store.writer(session.record.id, "run")
         writer.write(EndRecord("", "", tally.cases, round(seconds, 3), reason))
@@ -302,12 +301,25 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
 
 
 def _recorded(folder: Path) -> int:
-    """Return how many cases have a record."""
+    """Return how many cases have a record, or a divergence of theirs has, as a report counts them.
+
+    A worker that is ended, or dies, has told of a divergence and not recorded the case.
+    """
     count = 0
+    told: set[tuple[str, str]] = set()
+    recorded: set[tuple[str, str]] = set()
     for path in folder.glob("records-*.jsonl"):
         with path.open("rb") as lines:
-            count += sum(line.startswith(b'{"type":"case"') for line in lines)
-    return count
+            for line in lines:
+                if line.startswith(b'{"type":"case"'):
+                    count += 1
+                    if b'"outcome":"agreed"' not in line and line.endswith(b"\n"):
+                        case = msgspec.json.decode(line, type=CaseRecord)
+                        recorded.add((case.backend, case.id))
+                elif line.startswith(b'{"type":"divergence"') and line.endswith(b"\n"):
+                    found = msgspec.json.decode(line, type=DivergenceRecord)
+                    told.add((found.backend, found.case.id))
+    return count + len(told - recorded)
 
 
 # -- after it -------------------------------------------------------------------------------------

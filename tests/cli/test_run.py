@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from amp_fuzz.cli.run import _recorded
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
 from amp_fuzz.store import Store, read_records
 from tests.cli.conftest import run_in
+from tests.helpers import call, case, x
 
 Command = Callable[..., Any]
+NEG = case([x("x0", 2)], call("neg", "x0"))
 
 
 def records(folder: Path, run: str = "") -> list[Record]:
@@ -186,7 +189,25 @@ def whole_lines(folder: Path) -> int:
         for line in path.read_bytes().split(b"\n")[:-1]:
             decoder.decode(line)
         list(read_records(path))
-    return len(of(CaseRecord, records(folder)))
+    kept = records(folder)
+    told = {r.case.id for r in of(DivergenceRecord, kept)} - {r.id for r in of(CaseRecord, kept)}
+    return len(of(CaseRecord, kept)) + len(told)
+
+
+def test_a_divergence_that_was_told_before_its_case_is_counted(tmp_path: Path) -> None:
+    """As in the report: the worker was ended between the two records."""
+    found = DivergenceRecord(
+        "eager-cpu", "dtype", "v0", "neg", "none", "", "bfloat16", "float32", "", NEG
+    )
+    later = CaseRecord(NEG.id, "eager-cpu", "all", "diverged", (), (), {})
+    lines = {"main": [found], "0": [msgspec.structs.replace(later, id="0" * 16)]}
+    for name, kept in lines.items():
+        text = b"".join(msgspec.json.encode(record) + b"\n" for record in kept)
+        (tmp_path / f"records-{name}.jsonl").write_bytes(text)
+    assert _recorded(tmp_path) == 2
+    with (tmp_path / "records-0.jsonl").open("ab") as more:
+        more.write(msgspec.json.encode(later) + b"\n")
+    assert _recorded(tmp_path) == 2
 
 
 def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: Command) -> None:
