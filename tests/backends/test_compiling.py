@@ -74,15 +74,20 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @needs_jax
-def test_what_is_found_on_the_disk_has_the_bits_of_what_was_compiled(kept: Path) -> None:
-    asked, found, made = observed()
+@pytest.mark.parametrize("jit", [False, True])
+def test_what_is_found_on_the_disk_has_the_bits_of_what_was_compiled(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, jit: bool
+) -> None:
+    asked, found, made = observed(jit)
     assert asked > 0
     entries = list(kept.glob("*-cache"))
     assert len(entries) == asked - found
-    assert observed() == (asked, asked, made)
+    assert observed(jit) == (asked, asked, made)
     for entry in entries:  # as a process that was killed leaves it
         entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
-    assert observed() == (asked, 0, made)
+    assert observed(jit) == (asked, 0, made)
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+    assert observed(jit) == (0, 0, made)
 
 
 @needs_jax
@@ -94,7 +99,8 @@ def test_a_module_in_a_shared_context_is_the_module_that_jax_makes(kept: Path) -
 
 @needs_jax
 def test_other_flags_are_another_key(kept: Path) -> None:
-    observed(jit=True)
+    asked, _, _ = observed(jit=True)
+    assert observed(jit=True)[1] == asked
     assert observed(jit=True, excess=True)[1] == 0
 
 
