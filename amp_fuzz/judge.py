@@ -356,8 +356,7 @@ class Judge:
         else:
             rest, ids = self._remaining(case, expected, observed)
             listed = "" if rest else "+".join(ids)
-        broad = [k.id for k in self.known if k.without and k.bare]  # an imitation says more
-        if listed and not set(listed.split("+")).intersection(broad):
+        if listed:
             return listed
         ops = [s.op for s in statements(case.program.body)]
         quirky = [k for k in self.known if k.tries(ops) and k.on(self.backend.name)]
@@ -369,9 +368,6 @@ class Judge:
             return None if more is None else [*(k.id for k in chosen), *more]
 
         every, quirky = quirky, self._asked_for(case, found, quirky)
-        if listed:
-            alone = (k for k in quirky if explained([k]) == [k.id])
-            return next((k.id for k in alone if self._sound(case, [k], [k.id]) == k.id), listed)
         with asking() as asked:
             for entry in quirky:
                 if (ids_ := explained([entry])) is not None:
