@@ -367,9 +367,14 @@ class Judge:
             more = self._agrees_with(case, found, observed, names)
             return None if more is None else [*(k.id for k in chosen), *more]
 
-        every, quirky = quirky, self._asked_for(case, found, quirky)
+        every = quirky
+        own = sum(not entry.general for entry in every)
         with asking() as asked:
-            for entry in quirky:
+            for entry in every[:own]:
+                if (ids_ := explained([entry])) is not None:
+                    return self._sound(case, [entry], ids_)
+            quirky = self._asked_for(case, found, every)
+            for entry in quirky[own:]:
                 if (ids_ := explained([entry])) is not None:
                     return self._sound(case, [entry], ids_)
         while True:  # one of them may make the reference ask for others

@@ -58,8 +58,8 @@ def main() -> None:
     for name in chosen:
         for seed in map(int, args.seeds.split(",")):
             bugs = [bug for bug in BUGS if bug.backend == name]
-            for name, found in hunt(bugs, seed, args.seconds, ops):
-                write(args.output, name, found, seed)
+            for bug, found in hunt(bugs, seed, args.seconds, ops):
+                write(args.output, bug, found, seed)
     if args.output == JSON:
         text = PAGE.read_text()
         PAGE.write_text(text[: text.index(HEAD)] + table(json.loads(JSON.read_text())))

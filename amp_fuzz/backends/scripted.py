@@ -234,6 +234,8 @@ class _ImitatingReference(ReferenceRuntime):
     def plain(self, case: Case, names: Names) -> dict[str, Any]:
         """Return the program as the driver calls it; a frozen module's weights need no grad."""
         program = scripted(names["program"])
+        if self.backend.mode == "script" and case.plan.entry not in CUSTOM_OPS:
+            program = _in_order(program)
         weights = numbers(case, "weight") if self.backend.freeze else ()
         if not weights:
             return {"program": program}
@@ -242,6 +244,20 @@ class _ImitatingReference(ReferenceRuntime):
             return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
 
         return {"program": frozen}
+
+
+def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a program whose einsums contract from left to right, as those of TorchScript do.
+
+    In Python they take the path that opt_einsum finds, if that is installed: documented of
+    ``torch.einsum``.
+    """
+
+    def called(*inputs: torch.Tensor) -> Any:
+        with torch.backends.opt_einsum.flags(enabled=False):
+            return program(*inputs)
+
+    return called
 
 
 def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:

@@ -388,8 +388,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         TorchScript's own formulas, which cast and round elsewhere.
     torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
         given what does, is cast once more; an addmm there is a product, and a sum in float32.
-    torchscript-formulas: the gradients of relu, clamp, where, addcmul and div are computed as
-        TorchScript does, without autocast too (`amp_fuzz.reference.formulas`).
+    torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and softplus are
+        computed as TorchScript does, without autocast too (`amp_fuzz.reference.formulas`).
     torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
         is multiplied with it in place (`amp_fuzz.reference.formulas`).
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of

@@ -1,8 +1,8 @@
 """What TorchScript gets wrong in any program, with no autocast at all: imitated for `quirks`.
 
 TorchScript has gradient formulas of its own (torch/csrc/jit/runtime/symbolic_script.cpp). A few do
-not come to what autograd's come to where a gradient is not finite, or where a bound of ``clamp`` is
-a tensor: they are written here again, from what they do, so that shadows follow them. It multiplies
+not come to what autograd's come to where a gradient is not finite, where a bound of ``clamp`` is a
+tensor, or near the threshold of ``softplus``: they are written here again, from what they do, so that shadows follow them. It multiplies
 in place by a number with another kernel than eager. And a trace keeps no grad modes, not even those
 of torch's own functions.
 """
@@ -89,6 +89,23 @@ class _Divided(torch.autograd.Function):
         return (grads[0] / y).sum_to_size(x.shape), of_y.sum_to_size(y.shape), None
 
 
+class _Softplus(torch.autograd.Function):
+    """``softplus``, whose gradient takes the result for the input that the threshold is of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, result: Tensor, beta: Number, threshold: Number) -> Tensor:
+        ctx.save_for_backward(result)
+        ctx.beta, ctx.threshold = beta, threshold
+        return result.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (result,), (grad, *_) = ctx.saved_tensors, grads
+        z = torch.exp(result * ctx.beta)
+        linear = result * ctx.beta > ctx.threshold
+        return torch.where(linear, grad, grad * (z - 1.0) / z), None, None, None
+
+
 def _relu(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def relu(x: Tensor, /, inplace: bool = False) -> Tensor:
         if inplace or not _trains(x):
@@ -158,6 +175,17 @@ def _div(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return div
 
 
+def _softplus(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def softplus(x: Tensor, /, beta: Number = 1, threshold: Number = 20, **named: Any) -> Tensor:
+        if "out" in named or not _trains(x):
+            return honest(x, beta, threshold, **named)
+        with torch.no_grad():
+            result = honest(x, beta, threshold)
+        return _apply(_Softplus, x, result, beta, threshold)
+
+    return softplus
+
+
 def _apply(function: type[torch.autograd.Function], *given: Any) -> Tensor:
     made: Tensor = function.apply(*given)
     return made
@@ -181,6 +209,7 @@ _FORMULAS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (torch, "div", _div),
     (Tensor, "div", _div),
     (Tensor, "__truediv__", _div),
+    (_F, "softplus", _softplus),
 )
 
 

@@ -158,13 +158,15 @@ def _nodes_in(node: Any) -> Iterator[Any]:
 def _grouped(check: Any) -> set[str]:
     """Return the names of the values that are made if a check of what requires grad succeeds."""
     *_, answer = check.outputs()
-    graphs = (
-        node.g("Subgraph")
+    parts = [
+        node
         for use in answer.uses()
         for node in _nodes_in(use.user)
         if node.kind() == "prim::DifferentiableGraph"
-    )
-    return {_name_of(v) for graph in graphs for n in _nodes(graph) for v in n.outputs()} - {""}
+    ]
+    made = [n for part in parts for n in _nodes(part.g("Subgraph"))]
+    # Inside, an op that is taken apart (layer_norm) makes values that the program does not name.
+    return {_name_of(v) for node in [*parts, *made] for v in node.outputs()} - {""}
 
 
 def _name_of(value: Any) -> str:

@@ -27,7 +27,7 @@ from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, regions
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, Statement, regions
 from amp_fuzz.reference import formulas
 from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.repro import repro
@@ -236,7 +236,7 @@ def test_formulas_that_are_wrong_beside_the_pass_are_both_named() -> None:
     )
 
 
-@pytest.mark.parametrize("op", ["relu", "clamp", "where", "addcmul", "div"])
+@pytest.mark.parametrize("op", ["relu", "clamp", "where", "addcmul", "div", "softplus"])
 def test_a_formula_that_is_wrong_otherwise_is_not_explained(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +260,7 @@ def test_a_formula_that_is_wrong_otherwise_is_not_explained(
             call("mul.scalar", "w1", 5e19, to="v1"),
             call("div", "v0", "v1", to="v2"),
         ),
+        "softplus": (call("neg", "w1"), call("softplus", "v0", threshold=0.5, to="v1")),
     }
     inputs = [x("x0", 8), x("w1", 8), x("x2", 8)]
     example = case(inputs, *examples[op], contexts=())
@@ -308,9 +309,17 @@ def test_the_weights_of_a_frozen_module_need_no_grad() -> None:
     assert seen == [False, True]
 
 
-def test_what_falls_back_is_cast_a_second_time() -> None:
-    """A product and a quotient of what needs no grad in the region, but is a weight."""
-    body = call("mm", "x0", "w1"), call("div.scalar", "v0", -1.5, form="operator", to="v1")
+@pytest.mark.parametrize(
+    "second",
+    [
+        call("div.scalar", "v0", -1.5, form="operator", to="v1"),
+        call("layer_norm", "v0", [2], form="module", to="v1"),  # taken apart where it is optimised
+    ],
+    ids=lambda second: second.op,
+)
+def test_what_falls_back_is_cast_a_second_time(second: Statement) -> None:
+    """Of what needs no grad in the region, but is a weight."""
+    body = call("mm", "x0", "w1"), second
     inputs = [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2)]
     region = under(NoGrad(), under(OFF, *body))
     example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
@@ -460,6 +469,51 @@ def test_a_wrong_gradient_beside_one_that_clamp_broadcast_is_seen(
     if not bare:
         plan = msgspec.structs.replace(example.plan, contexts=(Autocast(),))
         example = msgspec.structs.replace(example, plan=plan)
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(SCRIPT, example).outcome == "diverged"
+
+
+@pytest.mark.skipif(not torch.backends.opt_einsum.is_available(), reason="needs opt_einsum")
+def test_einsum_contracts_from_left_to_right() -> None:
+    """Not along the path that opt_einsum finds: w5 with x3 first."""
+    example = case(
+        [x("x3", 3, 2, dtype="float16", values="7800" * 6),
+         x("w4", 2, 4, 1, dtype="float16", values="4000" * 8),
+         x("w5", 3, 4, dtype="float16", values="0400" * 12)],
+        call("einsum", "bi,ijk,bj->bk", ["x3", "w4", "w5"]),
+        backward="none",
+        contexts=(),
+    )  # fmt: skip
+    verdict = judge(SCRIPT, example)
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
+def test_a_wrong_gradient_is_seen_where_another_value_differs_before_it_without_autocast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The product is bfloat16 under autocast; without, it leaves float16 in TorchScript alone."""
+    example = case(
+        [x("x0", 1, 1, dtype="float16", values="b800"),
+         x("x1", 1, 1, dtype="float16", values="3c00"),
+         x("w0", 2), x("x2", 2, values="3f800000" * 2)],
+        call("mm", "x0", "x1", to="v2"),
+        call("mul.scalar", "v2", 65536.0, form="inplace", to="v3"),
+        call("clamp.Tensor", "w0", "x2"),
+        call("div", "w0", "v0", to="v1"),
+    )  # fmt: skip
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one in seen:
+            if (value := one.values.get("w0.grad")) is not None:
+                one.values["w0.grad"] = value * 3
+        return seen
+
+    assert judge(SCRIPT, example).outcome == "agreed"
+    bare = msgspec.structs.replace(example.plan, contexts=())
+    bare = msgspec.structs.replace(example, plan=bare)
+    assert judge(SCRIPT, bare).known == "torchscript-mul-scalar"
     monkeypatch.setattr(ScriptBackend, "run", run)
     assert judge(SCRIPT, example).outcome == "diverged"
 
