@@ -43,6 +43,7 @@ from amp_fuzz.reference.torchscript import (
     fallen,
     inline,
     shown_casts,
+    take_apart,
     write_casts,
     write_casts_again,
 )
@@ -461,7 +462,9 @@ class _Imitated(_Scripted):
             current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
             write_casts(graph, _ambient(), current, called)
         key = snapshot().contexts
-        self.graphs[key], self.probes[key] = graph, self.optimised(graph.copy(), PROBED)
+        probe = graph.copy()
+        take_apart(probe)  # where it is optimised it is, and what it makes then has no names
+        self.graphs[key], self.probes[key] = graph, self.optimised(probe, PROBED)
         return self.optimised(graph.copy(), self.calls)
 
 

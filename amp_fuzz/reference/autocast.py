@@ -559,21 +559,11 @@ def _take_back() -> None:
         dispatch.take_back()
 
 
-def _falls_back(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether TorchScript may run an addmm of these as a product and a sum."""
-    if torch.is_grad_enabled() or any(factor != 1 for factor in kwargs.values()):
-        return False
-    return any(t.requires_grad for t in args)
-
-
 def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
     whole = key == dispatch.FIRST and not dispatch.is_composite(overload)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if "torchscript-fallback" in _quirks and name == "addmm" and _falls_back(args, kwargs):
-            product = torch.mm(args[1], args[2])
-            return args[0].to(product.dtype).float() + product.float()
         found = _rule(name, args, kwargs)
         if name in _bodies and "custom-op-body-off" in _quirks:
             with dispatch.exclude():

@@ -2,9 +2,9 @@
 
 TorchScript has gradient formulas of its own (torch/csrc/jit/runtime/symbolic_script.cpp). A few do
 not come to what autograd's come to where a gradient is not finite, where a bound of ``clamp`` is a
-tensor, or near the threshold of ``softplus``: they are written here again, from what they do, so that shadows follow them. It multiplies
-in place by a number with another kernel than eager. And a trace keeps no grad modes, not even those
-of torch's own functions.
+tensor, or near the threshold of ``softplus``: they are written here again, from what they do, so
+that shadows follow them. It multiplies in place by a number with another kernel than eager. And a
+trace keeps no grad modes, not even those of torch's own functions.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ __all__ = [
     "inline",
     "load_policies",
     "shown_casts",
+    "take_apart",
     "write_casts",
     "write_casts_again",
 ]
@@ -126,9 +127,31 @@ def write_casts_again(graph: Any, ambient: Ambient, left: Fallen) -> None:
     if not ambient:
         return
     writer = _Writer(graph, {}, known=dict(left.given))
+    take_apart(graph, left.made)
     for node in list(_nodes(graph)):
         if any(_name_of(value) in left.made for value in node.outputs()):
             writer.node(node, ambient)
+
+
+def take_apart(graph: Any, left: Container[str] | None = None) -> None:
+    """Make a product and a sum of each addmm without factors, in place, as TorchScript does.
+
+    It does so where it optimises. left: only those whose results have these names. Results without
+    a name get one.
+    """
+    for number, node in enumerate([n for n in _nodes(graph) if n.kind() == "aten::addmm"]):
+        if not _name_of(node.output()):
+            node.output().setDebugName(f"addmm_{number}")
+        bias, *pair, beta, alpha = node.inputs()
+        name = _name_of(node.output())
+        if (beta.toIValue(), alpha.toIValue()) != (1, 1) or (left is not None and name not in left):
+            continue
+        product = graph.create("aten::mm", pair, 1).insertBefore(node).output()
+        total = graph.create("aten::add", [bias, product, beta], 1).insertBefore(node).output()
+        node.output().replaceAllUsesWith(total)
+        node.destroy()
+        product.setDebugName(f"{name}_product")
+        total.setDebugName(name)
 
 
 def fallen(graph: Any, fell: Sequence[bool]) -> Fallen:

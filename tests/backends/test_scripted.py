@@ -26,9 +26,10 @@ from amp_fuzz.engine import Settings, Task, draw, runnable
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
-from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, Statement, regions
 from amp_fuzz.reference import formulas
+from amp_fuzz.reference.autocast import quirks
 from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
@@ -327,6 +328,17 @@ def test_what_falls_back_is_cast_a_second_time(second: Statement) -> None:
     fewer = tuple(k for k in shipped() if k.id != "torchscript-fallback")
     with quiet():
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+
+
+def test_nothing_falls_back_in_the_body_of_a_custom_op() -> None:
+    """It is Python: no graph takes its addmm apart."""
+    body = under(Autocast(dtype="bfloat16"), call("addmm", "x1", "x2", "w0"))
+    inputs = [x("w0", 3, 3), x("x1", 3, dtype="bfloat16"), x("x2", 3, 3)]
+    example = case(inputs, body, entry="register_autocast", backward="none")
+    honest = SCRIPT.reference().run(example)
+    with quirks(["torchscript-pass", "torchscript-autodiff", "torchscript-fallback"]):
+        imitated = SCRIPT.reference().run(example)
+    assert compare(honest, imitated) is None
 
 
 def test_what_falls_back_and_is_cast_otherwise_is_not_explained(
