@@ -111,15 +111,55 @@ def _functions() -> Iterator[dict[int, torch.Tensor]]:
         torch.chain_matmul = honest
 
 
+class _Copied(TorchDispatchMode):
+    """Copy a result into an ``out=`` of another dtype, which most kernels refuse."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        functional, names = _without_out(func)
+        if functional is None:
+            return func(*args, **given)
+        outs = [given.pop(name) for name in names]
+        made = functional(*args, **given)
+        results = [made] if len(names) == 1 else made
+        if all(o.dtype == r.dtype for o, r in zip(outs, results, strict=True)):
+            return func(*args, **kwargs)
+        copies = [o.resize_(r.shape).copy_(r) for o, r in zip(outs, results, strict=True)]
+        return copies[0] if len(names) == 1 else tuple(copies)
+
+
+@functools.cache
+def _without_out(overload: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the overload of the same arguments but those that are written, and their names.
+
+    None: it writes nothing but ``out=``, or draws random numbers, which it should draw once.
+    """
+    arguments = overload._schema.arguments
+    outs = tuple(a.name for a in arguments if a.is_out)
+    if not outs or torch.Tag.nondeterministic_seeded in overload.tags:
+        return None, ()
+    kept = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+    packet = overload._overloadpacket
+    for name in packet.overloads():
+        found = getattr(packet, name)
+        if [(a.name, str(a.type)) for a in found._schema.arguments] == kept:
+            return found, outs
+    return None, ()
+
+
 @contextmanager
 def _out() -> Iterator[None]:
-    """Call a composite op that has an ``out=`` without it, and copy the result.
+    """Call an op that has an ``out=`` without it, and copy the result, as functionalisation does.
 
-    So does functionalisation. Autocast leaves ``out=`` variants alone, but not the op itself.
+    Autocast leaves ``out=`` variants alone, but of a composite op not the op itself. And an
+    ``out=`` of another dtype is no error.
     """
     for name in _composite_outs():
         _register(name)
-    yield
+    with _Copied():
+        yield
 
 
 @functools.cache

@@ -338,7 +338,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-kernels: autocast decides about the ops that a graph consists of, not about what their
         kernels call; in an ``inference_mode`` region composite ops are kernels too.
     compile-out: a composite op with an ``out=`` is called without it, so that autocast casts for
-        it, and its result is copied.
+        it, and its result is copied; so is any op whose ``out=`` has another dtype.
     compile-views: a view of a leaf that is made under ``no_grad`` in a program and returned from it
         has a ``grad_fn``.
     compile-weight-cache: a compiled program neither sees nor leaves a cast in the weight cache.
