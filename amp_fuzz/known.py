@@ -64,6 +64,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "",
         "mkldnn",
         "mutations-in-graphs",
+        "common-subexpressions",
         "counted-constants",
         "elided-casts",
         "inference-traces",

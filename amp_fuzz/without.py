@@ -35,6 +35,19 @@ def _without_mutations_in_graphs() -> Iterator[None]:
 
 
 @contextmanager
+def _without_common_subexpressions() -> Iterator[None]:
+    import torch._functorch.partitioners
+
+    partitioners: Any = torch._functorch.partitioners
+    honest = partitioners.fx_graph_cse
+    partitioners.fx_graph_cse = lambda graph: graph
+    try:
+        yield
+    finally:
+        partitioners.fx_graph_cse = honest
+
+
+@contextmanager
 def _without_counted_constants() -> Iterator[None]:
     import torch
     from torch._inductor.fx_passes import post_grad
@@ -116,6 +129,7 @@ def _without_optimised_graphs() -> Iterator[None]:
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
+    "common-subexpressions": _without_common_subexpressions,
     "counted-constants": _without_counted_constants,
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
     "inference-traces": _without_inference_traces,

@@ -54,6 +54,20 @@ EXAMPLES: Mapping[str, Example] = {
         "neg",
         DECOMPOSED,
     ),
+    "compile-checkpoint-cse": Example(
+        case(
+            [x("x0", 3), x("w1", 1)],
+            call("topk", "x0", 1, to="v0 v1"),
+            under(
+                Checkpoint(),
+                call("topk", "x0", 1, to="v2 v3"),
+                call("mul", "v2", "w1", to="v4"),
+            ),
+            contexts=(),
+        ),
+        "mul",
+        "compile[aot_eager]",
+    ),
     "compile-checkpoint-dead": Example(
         case(
             [x("x0"), x("w1")],
