@@ -330,6 +330,19 @@ def test_what_falls_back_is_cast_a_second_time(second: Statement) -> None:
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
+def test_a_fallback_knows_the_dtypes_of_what_it_takes() -> None:
+    """A product of two of bfloat16 is not cast to float32 there; what is made of one is."""
+    inputs = [*(x(name, 2, 2, dtype="bfloat16") for name in ("x0", "w1")), x("w2", 2)]
+    body = (
+        call("mul", "x0", "w1"),
+        call("mm", "v0", "w1", to="v1"),
+        call("div.scalar", "v1", -1.5, form="operator", to="v3"),
+    )
+    region = under(NoGrad(), under(OFF, *body))
+    example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-fallback"
+
+
 def test_nothing_falls_back_in_the_body_of_a_custom_op() -> None:
     """It is Python: no graph takes its addmm apart."""
     body = under(Autocast(dtype="bfloat16"), call("addmm", "x1", "x2", "w0"))
