@@ -231,6 +231,7 @@ QUIRKS = (
     "backward-thread-cache",
     "cache-ignores-dtype",
     "compile-addcdiv",
+    "compile-any-uint8",
     "compile-atanh",
     "compile-backward-autocast",
     "compile-cat-empty",
@@ -327,9 +328,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         contexts of two dtypes the cast of the outer one is used in the inner one.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
-    compile-atanh, compile-erf, compile-expm1, compile-fractional-pool, compile-group-norm,
-        compile-hardsigmoid, compile-max-pool-indices, compile-remainder, compile-weight-norm: an op
-        is computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
+    compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
+        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-remainder,
+        compile-weight-norm: an op is computed as a decomposition or a lowering does it
+        (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
     compile-functions: a Python function of torch that modes may override is called again from what

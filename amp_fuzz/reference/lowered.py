@@ -69,6 +69,17 @@ class _Lowered(TorchDispatchMode):
             return func(*args, **kwargs)
 
 
+def _any(overload: Any) -> Callable[..., Any]:
+    def truth(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """Return a bool where eager returns uint8."""
+        if x.dtype != torch.uint8:
+            return None
+        found: torch.Tensor = overload(x, *args, **kwargs)
+        return found.bool()
+
+    return truth
+
+
 def _erf(x: torch.Tensor) -> torch.Tensor | None:
     """Return erf by the polynomial of the vectorised kernel, which cancels near 0."""
     if x.dtype not in (torch.float32, *_16_BIT):
@@ -446,6 +457,10 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             (getattr(_aten, f"{name}_").default, _in_place(function)),
             (getattr(_aten, name).out, _out_of(function)),
         )
+    },
+    **{
+        overload: _Lowering("compile-any-uint8", _any(overload))
+        for overload in (_aten.any.default, _aten.any.dim, _aten.any.dims)
     },
     _aten.fractional_max_pool3d.default: _Lowering("compile-fractional-pool", _fractional_pool),
     _aten.native_group_norm.default: _Lowering("compile-group-norm", _group_norm),

@@ -135,6 +135,22 @@ EXAMPLES: Mapping[str, Example] = {
         "neg",
         INDUCTOR,
     ),
+    "compile-loss-strides": Example(
+        case(
+            [
+                x("x0", 3, 4, domain="unit", layout="transposed"),
+                x("x1", 3, 4, domain="unit"),
+                x("x2"),
+            ],
+            call("neg", "x2", to="v9"),
+            call("binary_cross_entropy", "x0", "x1", form="overload", reduction=0),
+            entry="custom_op",
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
+    ),
     "compile-contraction": Example(
         case(
             [x("x0", 1, dtype="float64", values=bits_of([I0], "float64"))],
@@ -274,6 +290,18 @@ EXAMPLES: Mapping[str, Example] = {
             call("add", "b2", "w3", form="inplace", to="v1"),
         ),
         "add",
+    ),
+    "compile-out-strides": Example(
+        case(
+            [x("x0", 2, 2, values="3f800000" + "00000000" * 2 + "3f800000"), x("b1", 2, 2)],
+            call("neg", "x0", to="v9"),
+            call("linalg.cholesky", "x0", form="out", out="b1"),
+            call("view", "v0", [4], form="method", to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "",
+        "compile[aot_eager]",
     ),
     "compile-probability-checks": Example(
         case(

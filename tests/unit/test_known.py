@@ -114,6 +114,17 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-any-uint8": Example(
+        INDUCTOR,
+        case(
+            [x("x0", 3), x("x1", 3, dtype="uint8")],
+            NEG,
+            call("any", "x1"),
+            call("any.dim", "x1", 0, to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-erf": Example(INDUCTOR, small("erf")),
     "compile-atanh": Example(INDUCTOR, small("atanh")),
     "compile-expm1": Example(INDUCTOR, small("celu")),
