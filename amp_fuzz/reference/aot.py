@@ -158,7 +158,7 @@ def _out() -> Iterator[None]:
     """
     for name in _composite_outs():
         _register(name)
-    with _Copied():
+    with _Copied():  # type: ignore[no-untyped-call]
         yield
 
 
