@@ -135,6 +135,10 @@ def _has_part(case: Case, one: Divergence, other: Divergence) -> bool:
     return named(other.where) in tainted(case, one.where)
 
 
+_ROUNDINGS = {
+    "xla-excess-precision": "after",
+    "torchax-backward-dtypes": "of what is given to the backward pass of",
+}
 _NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
 
@@ -210,7 +214,7 @@ class Judge:
             verdict.uncompiled = observed.graphs == 0 and verdict.outcome == "agreed"
             return verdict
         if left_out is not None:  # the imitation agreed; without it too, as far as rounding goes
-            verdict.divergence, verdict.known = found, self._named("xla-excess-precision")
+            verdict.divergence, verdict.known = found, self._named(backend.reference().wider)
             verdict.outcome = "known" if verdict.known else "diverged"
             return verdict
         # Explained first: a known bug costs one run of the imitating reference. Where memory was
@@ -246,7 +250,8 @@ class Judge:
         """
         if not observed.elided:
             return None
-        with quirks(["xla-excess-precision"]):
+        wider = self.backend.reference().wider
+        with quirks([wider]):
             with noting() as names:
                 wide = self.backend.reference().run(case)
             if not names or self._compare(case, wide, observed) is not None:
@@ -255,11 +260,12 @@ class Judge:
         if made is None or made.where not in observed.elided:
             return None
         ops = ", ".join(names)
+        rounding = f"the rounding {_ROUNDINGS[wider]} {ops}"
         return Divergence(
             made.kind,
             made.where,
-            f"{made.observed.partition(':')[0]}, with the rounding after {ops}",
-            f"{made.expected}: the rounding after {ops} is left out (excess precision)",
+            f"{made.observed.partition(':')[0]}, with {rounding}",
+            f"{made.expected}: {rounding} is left out (excess precision)",
         )
 
     def _named(self, quirk: str) -> str:

@@ -18,7 +18,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -53,7 +53,7 @@ from amp_fuzz.program import (
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.tables import PolicyTable, load_table
-from amp_fuzz.reference.torchax import inside
+from amp_fuzz.reference.torchax import Cutting, inside, torchs_derivatives
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -78,18 +78,20 @@ class Mode:
     """How programs run on torchax.
 
     jitted: by `jax.jit`, not op by op. excess: whether XLA may keep more precision than a dtype has
-    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``.
+    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``. autograd:
+    whether gradients are those of torch's own autograd, not of `jax.vjp`.
     """
 
     jitted: bool = False
     excess: bool = False
     torch_autocast: bool = False
+    autograd: bool = False
 
     @property
     def name(self) -> str:
-        """``torchax``, ``torchax[jit]``, ``torchax[jit+excess]``, ``torchax[torch.autocast]``."""
+        """``torchax``, or that with what is set: ``torchax[jit+excess]``, ``torchax[autograd]``."""
         words = ["jit"] * self.jitted + ["excess"] * self.excess
-        words += ["torch.autocast"] * self.torch_autocast
+        words += ["torch.autocast"] * self.torch_autocast + ["autograd"] * self.autograd
         return f"torchax[{'+'.join(words)}]" if words else "torchax"
 
     @property
@@ -136,23 +138,32 @@ class TorchaxBackend(TorchBackend):
         plan = msgspec.structs.replace(
             plan,
             entry=plan.entry if plan.entry == "decorator" else "context",
-            backward="outside" if plan.backward != "none" else "none",
-            backward_context=None,
             second="retain" if plan.second == "double" else plan.second,
-            loop="outside",
             checkpoint="none",
             transform="none",
         )
+        if not self.mode.autograd:
+            plan = msgspec.structs.replace(
+                plan,
+                backward="outside" if plan.backward != "none" else "none",
+                backward_context=None,
+                loop="outside",
+            )
         program = msgspec.structs.replace(case.program, body=_without_modes(case.program.body))
         program = program if self.mode.jitted else returning_all(program)
         return msgspec.structs.replace(case, plan=plan, program=program)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases where torchax is."""
-        return [self.process.run(case) for case in cases]
+        found = [self.process.run(case) for case in cases]
+        for seen in found if self.mode.autograd else ():
+            seen.elided = tuple(label for label in seen.values if label.endswith(".grad"))
+        return found
 
     def expression(self, function: str) -> str:
         """Return the source that runs a function on JAX, for a repro."""
+        if self.mode.autograd:
+            return f"on_torchax({function})"
         return f"on_jax({function}{', jitted=True' if self.mode.jitted else ''})"
 
     def setup(self) -> str:
@@ -161,23 +172,27 @@ class TorchaxBackend(TorchBackend):
 
     def helpers(self, names: set[str]) -> list[str]:
         """Return the source of what a program under these names uses, for a repro."""
-        renamed = {"on_jax": "on_jax", "recomputed": "checkpoint"}
+        renamed = {"recomputed": "checkpoint"}
         renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
         text = (resources.files("amp_fuzz") / "torchax" / "bridge.py").read_text("utf-8")
         text = re.sub(r"  # type: ignore\[[^]]*\]", "", text)
+        nodes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
         found = []
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                name = renamed.get(node.name)
-                if name in names:
-                    source = ast.get_source_segment(text, node) or ""
-                    found.append(source.replace(node.name, name, 1))
-        return found
+        for node in reversed(nodes):  # each uses what stands before it
+            name = renamed.get(node.name, node.name)
+            if name in names:
+                names = names | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                source = ast.get_source_segment(text, node) or ""
+                found.append(source.replace(node.name, name, 1))
+        return found[::-1]
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        runtime = replace(runtime, autocast=_documented, checkpoint=_recomputed, driver=_imitating)
+        driver = _imitating_autograd if self.mode.autograd else _imitating
+        runtime = replace(runtime, autocast=_documented, checkpoint=_recomputed, driver=driver)
+        if self.mode.autograd:
+            return _Reference(runtime, reorders=True, wider="torchax-backward-dtypes")
         return _Reference(runtime, reorders=True)
 
 
@@ -442,6 +457,18 @@ def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     return {"program": imitating if active_quirks() else program}
 
 
+def _imitating_autograd(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same, where gradients are those of torch's own formulas, and graphs may be cut."""
+    program = _imitating(names)["program"]
+
+    def imitating(*inputs: torch.Tensor) -> Any:
+        cutting = Cutting() if "torchax-cut-graph" in active_quirks() else nullcontext()
+        with torchs_derivatives(), cutting:
+            return program(*inputs)
+
+    return {"program": imitating}
+
+
 class Torchax:
     """torchax in this process, set to a mode.
 
@@ -483,7 +510,10 @@ class Torchax:
         return TorchaxBackend(self._mode, Apart("")).reference().run(case)
 
     def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        return {"program": self._bridge.on_jax(names["program"], self._mode.jitted)}
+        program = names["program"]
+        if self._mode.autograd:
+            return {"program": self._bridge.on_torchax(program)}
+        return {"program": self._bridge.on_jax(program, self._mode.jitted)}
 
     def _state(self) -> dict[str, object]:
         env = self.torchax.default_env()
@@ -504,6 +534,7 @@ MODES = (
     Mode(jitted=True),
     Mode(jitted=True, excess=True),
     Mode(torch_autocast=True),
+    Mode(autograd=True),
 )
 
 

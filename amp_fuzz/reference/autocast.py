@@ -259,7 +259,9 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "torchax-backward-dtypes",
     "torchax-composites",
+    "torchax-cut-graph",
     "torchax-dtype-argument",
     "torchax-float64",
     "torchax-formulas",
@@ -355,9 +357,13 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
+        are products with what was given, not with its casts.
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of, unless
         another function calls them.
+    torchax-cut-graph: what torchax computes above autograd has no history: what functions of
+        `amp_fuzz.reference.torchax.CUTS` return, and casts by ``to`` (the backend's part).
     torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
         tensor of no dimension; cumprod gives such integers back (`amp_fuzz.reference.torchax`).
     torchax-float64: float64 tensors are cast like any others.
@@ -590,6 +596,8 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
                     return called(*args, **kwargs)
             if dispatch.is_composite(overload):
                 found = None
+        if "torchax-backward-dtypes" in _quirks and name == "matmul":
+            found = None  # a product of those that it is made of
         if (deciding := flips.current()) is not None:
             found = _decided(deciding, found, name, args, kwargs)
         if found is None and whole:  # what its batching rule calls is no call of the program
@@ -737,7 +745,10 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 
 def _lower(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with dispatch.exclude():
-        return c.run(overload, args, kwargs, c.low)
+        made = c.run(overload, args, kwargs, c.low)
+        if c.casts and "torchax-backward-dtypes" in _quirks:
+            return torchax.differentiated(c.rule.overload, made, args, kwargs)
+        return made
 
 
 def _fp32(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

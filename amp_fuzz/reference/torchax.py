@@ -14,10 +14,26 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.xla import note
 
-__all__ = ["OPAQUE", "QUIRKS", "TAKEN_APART", "inside", "is_opaque", "made", "names", "numbers"]
+__all__ = [
+    "CUTS",
+    "OPAQUE",
+    "QUIRKS",
+    "TAKEN_APART",
+    "Cutting",
+    "differentiated",
+    "inside",
+    "is_opaque",
+    "made",
+    "names",
+    "numbers",
+    "torchs_derivatives",
+]
 
 OPAQUE = (
     "cdist",
@@ -58,6 +74,130 @@ def is_opaque(name: str) -> bool:
 
 Function = Callable[..., Any]
 """What is called in the place of an op, with what it would call as its first argument."""
+
+# -- torch's own autograd ------------------------------------------------------------------------
+
+CUTS = (
+    *(torch.angle, torch.argsort, torch.cdist, torch.corrcoef, torch.diag, torch.einsum),
+    *(torch.isclose, torch.allclose, torch.logdet, torch.lu, torch.lu_solve, torch.svd),
+    *(torch.linalg.det, torch.linalg.matrix_power, torch.linalg.slogdet, torch.linalg.solve),
+    *(torch.linalg.solve_ex, torch.linalg.svd, torch.linalg.tensorsolve, torch.tensor_split),
+    *(torch.nn.functional.linear, torch.nn.functional.max_pool2d, torch.nn.functional.one_hot),
+    *(torch.nn.functional.pad, torch.unravel_index, torch._C._nn.pad_sequence),
+    *(torch.Tensor.__getitem__, torch.Tensor.flatten, torch.Tensor.repeat_interleave),
+)
+"""The functions that torchax 0.0.13 computes in JAX where they are called, above autograd.
+
+All of torchax/ops/jtorch.py, which takes more than sizes, and methods of its class of tensors.
+"""
+
+
+class Cutting(TorchFunctionMode):
+    """Cut the graph where torchax does: at functions that it computes above torch's autograd.
+
+    A function that another one calls is none of them: the mode by which it sees them is off there.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.to:
+            return made if made.dtype is args[0].dtype else made.detach()
+        return _detached(made) if func in CUTS else made
+
+
+def _detached(made: Any) -> Any:
+    return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, made)
+
+
+_torchs: ContextVar[bool] = ContextVar("torchs", default=False)
+
+
+@contextmanager
+def torchs_derivatives() -> Iterator[None]:
+    """Give what is imitated in a block the derivatives of torch's own formulas, not of JAX's."""
+    token = _torchs.set(True)
+    try:
+        yield
+    finally:
+        _torchs.reset(token)
+
+
+class _As(torch.autograd.Function):
+    """A value that has the history of another one."""
+
+    @staticmethod
+    def forward(ctx: Any, history: torch.Tensor, made: torch.Tensor) -> Any:
+        ctx.dtype = history.dtype
+        return made.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.to(ctx.dtype), None
+
+
+def _by_formula(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
+    """Compute what an imitation does, and differentiate what torch does."""
+    given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    if not (torch.is_grad_enabled() and any(a.requires_grad for a in given)):
+        return function(plain, *args, **kwargs)
+    history = plain(*args, **kwargs)
+    with torch.no_grad():
+        made = function(plain, *args, **kwargs)
+
+    def joined(old: Any, new: Any) -> Any:
+        derived = isinstance(old, torch.Tensor) and old.requires_grad and _inexact(new)
+        return _applied(_As, old, new) if derived else new
+
+    if isinstance(history, torch.Tensor):
+        return joined(history, made)
+    return tuple(joined(old, new) for old, new in zip(history, made, strict=True))
+
+
+class _Product(torch.autograd.Function):
+    """A product whose gradients are products with what was given, not with its casts.
+
+    JAX promotes the two factors of each; autocast around the backward pass casts them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, made: torch.Tensor, x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
+        ctx.save_for_backward(a, b)
+        ctx.x, ctx.beta, ctx.alpha = x, beta, alpha
+        return made.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        _, to_x, to_a, to_b, *_ = ctx.needs_input_grad
+        part = grad * ctx.alpha if ctx.alpha != 1 else grad
+        part = part.expand(*a.shape[:-1], b.shape[-1])
+        product = torch.mm if a.dim() == 2 else torch.bmm
+        x = (grad * ctx.beta).sum_to_size(ctx.x.shape).to(ctx.x.dtype) if to_x else None
+        first = product(*_alike([part, b.mH])).to(a.dtype) if to_a else None
+        second = product(*_alike([a.mH, part])).to(b.dtype) if to_b else None
+        return None, x, first, second, None, None
+
+
+_PRODUCTS = ("mm", "bmm")
+_ADDED_PRODUCTS = ("addmm", "addbmm", "baddbmm")
+
+
+def differentiated(name: str, made: torch.Tensor, args: Sequence[Any], kwargs: Any) -> Any:
+    """Return what autocast made of a product with the gradients that it has below autograd.
+
+    There autocast has cast nothing yet: they are made of what was given.
+    """
+    if name not in (*_PRODUCTS, *_ADDED_PRODUCTS):
+        return made
+    x, a, b = args[:3] if name in _ADDED_PRODUCTS else (None, *args[:2])
+    if not (torch.is_grad_enabled() and made.requires_grad):
+        return made
+    note([name])
+    factors = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    return _applied(_Product, made.detach(), x, a, b, *factors)
+
 
 _16_BIT = (torch.bfloat16, torch.float16)
 
@@ -1012,8 +1152,21 @@ def made(name: str, quirks: frozenset[str]) -> Function | None:
     for quirk, table in QUIRKS.items():
         if quirk in quirks and name in table:
             plainly = _TAKING.get(name) or dispatch.overload_of(name)
-            called = functools.partial(table[name], called or plainly)
+            function = table[name]
+            if quirk in _DERIVED:
+                function = functools.partial(_derived, function)
+            called = functools.partial(function, called or plainly)
     return called
+
+
+# Quirks whose functions have the derivatives of JAX.
+_DERIVED = ("torchax-formulas", "torchax-lowerings", "torchax-norms")
+
+
+def _derived(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
+    if _torchs.get():
+        return _by_formula(function, plain, *args, **kwargs)
+    return function(plain, *args, **kwargs)
 
 
 def _written(function: Function, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
