@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.utils.checkpoint
 
 from amp_fuzz import harness, reference
 from amp_fuzz.backends.apart import Apart
@@ -40,6 +41,7 @@ from amp_fuzz.program import (
     Autocast,
     Checkpoint,
     Node,
+    NoGrad,
     Program,
     Ref,
     Region,
@@ -66,10 +68,14 @@ def installed() -> bool:
 
 
 @cache
-def lacking() -> Mapping[str, str]:
-    """Return what torchax lacks, ``op`` or ``op:form``, with why."""
+def lacking(*, backward: bool = False) -> Mapping[str, str]:
+    """Return what torchax lacks, ``op`` or ``op:form``, with why.
+
+    backward: with what it cannot differentiate by torch's own autograd.
+    """
     text = (resources.files("amp_fuzz.backends") / "torchax.toml").read_text("utf-8")
-    groups = tomllib.loads(text)["lacks"]
+    tables = tomllib.loads(text)
+    groups = [*tables["lacks"], *(tables["lacks_backward"] if backward else ())]
     return {name: group["why"] for group in groups for name in group["ops"]}
 
 
@@ -118,38 +124,46 @@ class TorchaxBackend(TorchBackend):
         if not installed():
             return Availability("missing", INSTALL)
         versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
-        whole = [op for op in CATALOGUE if op in lacking()]
-        forms = len(lacking()) - len(whole)
+        whole = [op for op in CATALOGUE if op in self._lacks()]
+        forms = len(self._lacks()) - len(whole)
         left = f"{len(whole)} of {len(CATALOGUE)} ops and {forms} forms that it lacks left out"
         return Availability("ready", ", ".join([*versions, left]))
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether torchax has a lowering for that form of an op."""
-        return op not in lacking() and f"{op}:{form}" not in lacking()
+        """Return whether torchax has a lowering for that form of an op, and its gradient."""
+        lacks = self._lacks()
+        return op not in lacks and f"{op}:{form}" not in lacks
+
+    def _lacks(self) -> Mapping[str, str]:
+        return lacking(backward=self.mode.autograd)
 
     def fit(self, case: Case) -> Case:
         """Return the case without what `jax.vjp` knows nothing of.
 
         That are torch's grad modes inside of the program, autocast around a backward pass, double
-        backward passes, and other ways to call a program than to call it. Op by op, where nothing
-        is fused, every value is returned, so that a divergence is seen where it begins.
+        backward passes, and other ways to call a program than to call it. torch's own autograd
+        knows of the first two, but for `inference_mode`. Op by op, where nothing is fused, every
+        value is returned, so that a divergence is seen where it begins.
         """
         plan = case.plan
         plan = msgspec.structs.replace(
             plan,
             entry=plan.entry if plan.entry == "decorator" else "context",
             second="retain" if plan.second == "double" else plan.second,
-            checkpoint="none",
             transform="none",
         )
+        kept: tuple[type, ...] = (Autocast, Checkpoint, NoGrad)
         if not self.mode.autograd:
+            kept = (Autocast, Checkpoint)
             plan = msgspec.structs.replace(
                 plan,
                 backward="outside" if plan.backward != "none" else "none",
                 backward_context=None,
                 loop="outside",
+                checkpoint="none",
             )
-        program = msgspec.structs.replace(case.program, body=_without_modes(case.program.body))
+        body = _only_under(kept, case.program.body)
+        program = msgspec.structs.replace(case.program, body=body)
         program = program if self.mode.jitted else returning_all(program)
         return msgspec.structs.replace(case, plan=plan, program=program)
 
@@ -172,7 +186,7 @@ class TorchaxBackend(TorchBackend):
 
     def helpers(self, names: set[str]) -> list[str]:
         """Return the source of what a program under these names uses, for a repro."""
-        renamed = {"recomputed": "checkpoint"}
+        renamed = {} if self.mode.autograd else {"recomputed": "checkpoint"}
         renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
         text = (resources.files("amp_fuzz") / "torchax" / "bridge.py").read_text("utf-8")
         text = re.sub(r"  # type: ignore\[[^]]*\]", "", text)
@@ -189,10 +203,12 @@ class TorchaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        driver = _imitating_autograd if self.mode.autograd else _imitating
-        runtime = replace(runtime, autocast=_documented, checkpoint=_recomputed, driver=driver)
+        runtime = replace(runtime, autocast=_documented)
         if self.mode.autograd:
-            return _Reference(runtime, reorders=True, wider="torchax-backward-dtypes")
+            runtime = replace(runtime, driver=_imitating_autograd)
+            wider = ("torchax-backward-dtypes", "torchax-checkpoint")
+            return _Reference(runtime, reorders=True, wider=wider)
+        runtime = replace(runtime, checkpoint=_recomputed, driver=_imitating)
         return _Reference(runtime, reorders=True)
 
 
@@ -223,15 +239,16 @@ torchax.enable_accuracy_mode()
 """
 
 
-def _without_modes(body: tuple[Node, ...]) -> tuple[Node, ...]:
+def _only_under(contexts: tuple[type, ...], body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return a body without the regions of other contexts, but with what is in them."""
     nodes: list[Node] = []
     for node in body:
         if not isinstance(node, Region):
             nodes.append(node)
-        elif isinstance(node.context, Autocast | Checkpoint):
-            nodes.append(Region(node.context, _without_modes(node.body)))
+        elif isinstance(node.context, contexts):
+            nodes.append(Region(node.context, _only_under(contexts, node.body)))
         else:
-            nodes += _without_modes(node.body)
+            nodes += _only_under(contexts, node.body)
     return tuple(nodes)
 
 
@@ -493,7 +510,7 @@ class Torchax:
         self._mode, self._bridge = mode, bridge
         self._runtime = TorchBackend().runtime(
             autocast=bridge.TorchAutocast if mode.torch_autocast else bridge.Autocast,
-            checkpoint=bridge.recomputed,
+            checkpoint=torch.utils.checkpoint.checkpoint if mode.autograd else bridge.recomputed,
             driver=self._driver,
             state=self._state,
             reset=self._reset,

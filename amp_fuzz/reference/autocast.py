@@ -44,6 +44,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
 )
+from amp_fuzz.reference.xla import note
 
 __all__ = [
     "QUIRKS",
@@ -260,6 +261,7 @@ QUIRKS = (
     "promote-skips-optional",
     "query-asks-cuda",
     "torchax-backward-dtypes",
+    "torchax-checkpoint",
     "torchax-composites",
     "torchax-cut-graph",
     "torchax-dtype-argument",
@@ -359,6 +361,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         which ask so take their fast path under the autocast of any other device.
     torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
         are products with what was given, not with its casts.
+    torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of, unless
         another function calls them.
@@ -1030,7 +1033,8 @@ def checkpoint(device: str) -> Callable[..., Any]:
     The recomputation runs under the autocast state of the forward pass, whatever surrounds the
     backward pass (documented for ``preserve_rng_state`` and autocast alike).
 
-    Under the quirk ``compile-checkpoint-zeros`` none is reentrant, as none is that dynamo makes.
+    Under the quirk ``compile-checkpoint-zeros`` none is reentrant, as none is that dynamo makes;
+    under ``torchax-checkpoint`` the state is not restored.
     """
 
     def run(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
@@ -1041,6 +1045,9 @@ def checkpoint(device: str) -> Callable[..., Any]:
         def body(*inputs: Any) -> Any:
             with _answering(True):
                 if first.pop() if first else False:
+                    return function(*inputs)
+                if "torchax-checkpoint" in _quirks:
+                    note(["checkpoint"])
                     return function(*inputs)
                 with state.restored():
                     return function(*inputs)

@@ -92,6 +92,14 @@ All of torchax/ops/jtorch.py, which takes more than sizes, and methods of its cl
 """
 
 
+_aten = torch.ops.aten
+CUT_OVERLOADS = (
+    *(_aten.convolution, _aten.max_unpool2d, _aten.max_unpool3d, _aten.native_layer_norm),
+    _aten._native_batch_norm_legit_functional,
+)
+"""Overloads of ATen of which the same is true where a program calls them by that name."""
+
+
 class Cutting(TorchFunctionMode):
     """Cut the graph where torchax does: at functions that it computes above torch's autograd.
 
@@ -104,7 +112,14 @@ class Cutting(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if func is torch.Tensor.to:
             return made if made.dtype is args[0].dtype else made.detach()
-        return _detached(made) if func in CUTS else made
+        cuts = func in CUTS or getattr(func, "overloadpacket", func) in CUT_OVERLOADS
+        return _detached(made) if cuts or _is_bicubic(func, kwargs or {}) else made
+
+
+def _is_bicubic(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether that is the one interpolation that is computed so."""
+    named = func is torch.nn.functional.interpolate and kwargs.get("mode") == "bicubic"
+    return named and not kwargs.get("antialias") and kwargs.get("size") is not None
 
 
 def _detached(made: Any) -> Any:
