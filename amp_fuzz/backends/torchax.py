@@ -31,7 +31,7 @@ import torch.utils.checkpoint
 from amp_fuzz import harness, reference
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
@@ -54,7 +54,8 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
-from amp_fuzz.reference.tables import PolicyTable, load_table
+from amp_fuzz.reference.lowered import lowered
+from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
 from amp_fuzz.reference.torchax import Cutting, inside, torchs_derivatives
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
@@ -205,7 +206,9 @@ class TorchaxBackend(TorchBackend):
         runtime = reference_runtime(self.device).runtime
         runtime = replace(runtime, autocast=_documented)
         if self.mode.autograd:
-            runtime = replace(runtime, driver=_imitating_autograd)
+            runtime = replace(
+                runtime, driver=_imitating_autograd, scope=lowered, thread=threading(lowered)
+            )
             wider = ("torchax-backward-dtypes", "torchax-checkpoint")
             return _Reference(runtime, reorders=True, wider=wider)
         runtime = replace(runtime, checkpoint=_recomputed, driver=_imitating)
@@ -474,12 +477,21 @@ def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     return {"program": imitating if active_quirks() else program}
 
 
+def _cast_to(overload: str) -> torch.dtype | None:
+    """Return the dtype to which the autocast around a call casts the arguments of an overload."""
+    ((_, low, enabled, _, table),) = snapshot("cpu").contexts
+    rule = table.rules.get(overload) if enabled and table is not None else None
+    if rule is None:
+        return None
+    return {Policy.LOWER_PRECISION_FP: low, Policy.FP32: torch.float32}.get(rule.policy)
+
+
 def _imitating_autograd(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same, where gradients are those of torch's own formulas, and graphs may be cut."""
     program = _imitating(names)["program"]
 
     def imitating(*inputs: torch.Tensor) -> Any:
-        cutting = Cutting() if "torchax-cut-graph" in active_quirks() else nullcontext()
+        cutting = Cutting(_cast_to) if "torchax-cut-graph" in active_quirks() else nullcontext()
         with torchs_derivatives(), cutting:
             return program(*inputs)
 

@@ -748,10 +748,11 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 
 def _lower(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with dispatch.exclude():
-        made = c.run(overload, args, kwargs, c.low)
-        if c.casts and "torchax-backward-dtypes" in _quirks:
+        if "torchax-backward-dtypes" in _quirks and torchax.is_product(c.rule.overload, args):
+            with torch.no_grad():
+                made = c.run(overload, args, kwargs, c.low)
             return torchax.differentiated(c.rule.overload, made, args, kwargs)
-        return made
+        return c.run(overload, args, kwargs, c.low)
 
 
 def _fp32(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

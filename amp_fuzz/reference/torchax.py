@@ -29,6 +29,7 @@ __all__ = [
     "differentiated",
     "inside",
     "is_opaque",
+    "is_product",
     "made",
     "names",
     "numbers",
@@ -104,11 +105,20 @@ class Cutting(TorchFunctionMode):
     """Cut the graph where torchax does: at functions that it computes above torch's autograd.
 
     A function that another one calls is none of them: the mode by which it sees them is off there.
+    cast: says to which dtype autocast casts the arguments of an overload, by name, or None: what a
+    program calls by that name is cast by `torch.Tensor.to`, above autograd.
     """
+
+    def __init__(self, cast: Callable[[str], torch.dtype | None]) -> None:
+        super().__init__()
+        self.cast = cast
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            name = func.name().removeprefix("aten::").removesuffix(".default")
+            args, kwargs = _given(self.cast(name), (args, kwargs))
         made = func(*args, **(kwargs or {}))
         if func is torch.Tensor.to:
             return made if made.dtype is args[0].dtype else made.detach()
@@ -120,6 +130,16 @@ def _is_bicubic(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return whether that is the one interpolation that is computed so."""
     named = func is torch.nn.functional.interpolate and kwargs.get("mode") == "bicubic"
     return named and not kwargs.get("antialias") and kwargs.get("size") is not None
+
+
+def _given(to: torch.dtype | None, given: Any) -> Any:
+    """Detach what is not of a dtype yet, and would be cast to it."""
+
+    def one(x: Any) -> Any:
+        casts = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype is not to
+        return x.detach() if casts else x
+
+    return given if to is None else tree_map(one, given)
 
 
 def _detached(made: Any) -> Any:
@@ -153,11 +173,17 @@ class _As(torch.autograd.Function):
 
 
 def _by_formula(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
-    """Compute what an imitation does, and differentiate what torch does."""
+    """Compute what an imitation does, and differentiate what torch does.
+
+    Where torch's kernel refuses what is given, the imitation is differentiated.
+    """
     given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
     if not (torch.is_grad_enabled() and any(a.requires_grad for a in given)):
         return function(plain, *args, **kwargs)
-    history = plain(*args, **kwargs)
+    try:
+        history = plain(*args, **kwargs)
+    except RuntimeError:
+        return function(plain, *args, **kwargs)
     with torch.no_grad():
         made = function(plain, *args, **kwargs)
 
@@ -199,19 +225,22 @@ _PRODUCTS = ("mm", "bmm")
 _ADDED_PRODUCTS = ("addmm", "addbmm", "baddbmm")
 
 
+def is_product(name: str, args: Sequence[Any]) -> bool:
+    """Return whether a call is a product, or a sum with one, that has gradients."""
+    derived = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    return name in (*_PRODUCTS, *_ADDED_PRODUCTS) and derived and torch.is_grad_enabled()
+
+
 def differentiated(name: str, made: torch.Tensor, args: Sequence[Any], kwargs: Any) -> Any:
     """Return what autocast made of a product with the gradients that it has below autograd.
 
     There autocast has cast nothing yet: they are made of what was given.
     """
-    if name not in (*_PRODUCTS, *_ADDED_PRODUCTS):
-        return made
     x, a, b = args[:3] if name in _ADDED_PRODUCTS else (None, *args[:2])
-    if not (torch.is_grad_enabled() and made.requires_grad):
-        return made
-    note([name])
+    if any(factor.dtype is not made.dtype for factor in (a, b)):
+        note([name])
     factors = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    return _applied(_Product, made.detach(), x, a, b, *factors)
+    return _applied(_Product, made, x, a, b, *factors)
 
 
 _16_BIT = (torch.bfloat16, torch.float16)
@@ -1169,13 +1198,27 @@ def made(name: str, quirks: frozenset[str]) -> Function | None:
             plainly = _TAKING.get(name) or dispatch.overload_of(name)
             function = table[name]
             if quirk in _DERIVED:
-                function = functools.partial(_derived, function)
+                derived = _derived_in_steps if name in _WITH_STATISTICS else _derived
+                own = name in _OWN_DERIVATIVES
+                function = function if own else functools.partial(derived, function)
             called = functools.partial(function, called or plainly)
     return called
 
 
 # Quirks whose functions have the derivatives of JAX.
 _DERIVED = ("torchax-formulas", "torchax-lowerings", "torchax-norms")
+
+
+# torch's formulas call what is wrong, or take what it made.
+_OWN_DERIVATIVES = ("_linalg_eigh", "cat", "cholesky_inverse", "complex", "slice_scatter")
+
+# Their formulas take the statistics, which were rounded step by step.
+_WITH_STATISTICS = ("native_batch_norm", "native_group_norm", "native_layer_norm")
+
+
+def _derived_in_steps(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
+    made = function(plain, *args, **kwargs)
+    return (made[0], *_detached(made[1:])) if _torchs.get() else made
 
 
 def _derived(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
