@@ -207,7 +207,11 @@ class TorchaxBackend(TorchBackend):
         runtime = replace(runtime, autocast=_documented)
         if self.mode.autograd:
             runtime = replace(
-                runtime, driver=_imitating_autograd, scope=lowered, thread=threading(lowered)
+                runtime,
+                driver=_imitating_autograd,
+                checkpoint=_checkpointed,
+                scope=lowered,
+                thread=threading(lowered),
             )
             wider = ("torchax-backward-dtypes", "torchax-checkpoint")
             return _Reference(runtime, reorders=True, wider=wider)
@@ -486,16 +490,31 @@ def _cast_to(overload: str) -> torch.dtype | None:
     return {Policy.LOWER_PRECISION_FP: low, Policy.FP32: torch.float32}.get(rule.policy)
 
 
+@contextmanager
+def _imitated() -> Iterator[None]:
+    """Imitate for a block, with the derivatives of torch's own formulas, and cut graphs."""
+    cutting = Cutting(_cast_to) if "torchax-cut-graph" in active_quirks() else nullcontext()
+    with torchs_derivatives(), cutting, reference.imitating(), _functions(), _called_inside():
+        yield
+
+
+def _under_imitation(function: Callable[..., Any]) -> Callable[..., Any]:
+    def imitating(*inputs: Any) -> Any:
+        with _imitated():
+            return function(*inputs)
+
+    return imitating if active_quirks() else function
+
+
 def _imitating_autograd(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same, where gradients are those of torch's own formulas, and graphs may be cut."""
-    program = _imitating(names)["program"]
+    """Return the program with what is wrong on torchax, where torch's own autograd follows it."""
+    return {"program": _under_imitation(names["program"])}
 
-    def imitating(*inputs: torch.Tensor) -> Any:
-        cutting = Cutting(_cast_to) if "torchax-cut-graph" in active_quirks() else nullcontext()
-        with torchs_derivatives(), cutting:
-            return program(*inputs)
 
-    return {"program": imitating}
+def _checkpointed(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+    """Call a function as a checkpoint that imitates when it is recomputed, too."""
+    again = _under_imitation(function)
+    return reference.checkpoint("cpu")(again, *args, use_reentrant=use_reentrant)
 
 
 class Torchax:

@@ -217,6 +217,9 @@ FINDINGS = {
         SQUARES, under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1"))
     ),
     "torchax-cut-graph": case(SQUARES, call("flatten", "w1", form="method")),
+    "torchax-backward-sizes": case([x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1")),
+    "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
+    "torchax-backward-values": case([x("w0", 2, 5)], call("diagonal", "w0", -1, 1, 0), contexts=()),
     "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
 }
 
@@ -225,6 +228,9 @@ OTHERWISE = {
     "torchax-checkpoint": ("mm-too-large", "value"),
     "torchax-cut-graph": ("exp-a-bit-too-large", "value"),
     "torchax-layer-norm-backward": ("layer-norm-too-large", "value"),
+    "torchax-backward-sizes": ("mm-too-large", "value"),
+    "torchax-backward-raises": ("div-mode-too-large", "value"),
+    "torchax-backward-values": ("diagonal-too-large", "value"),
 }
 """A fault beside what an entry names, and what kind of divergence it is."""
 
@@ -235,6 +241,19 @@ def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
     assert judged(backend, FINDINGS[name]) == ("known", name)
     with quiet():
         assert Judge(backend).judge(FINDINGS[name]).outcome == "diverged"
+
+
+@needs_jax
+def test_overloads_are_cast_above_autograd(backend: TorchaxBackend) -> None:
+    """What is cast is cut, and what is of that dtype is not."""
+    narrow = case(
+        [x("w0", 3, dtype="bfloat16"), x("w1", 3)],
+        call("mse_loss", "w0", "w1", form="overload"),
+    )
+    seen = backend.run([narrow])[0]
+    assert seen.values["w0.grad"] is None
+    assert seen.values["w1.grad"] is not None
+    assert judged(backend, narrow) == ("known", "torchax-cut-graph")
 
 
 @needs_jax

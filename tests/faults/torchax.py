@@ -177,6 +177,8 @@ FAULTS: Mapping[str, Around] = {
     "gradients-forgotten": _at_leaves(lambda start: None),
     "tanh-backward-too-large": _too_large(_aten.tanh_backward.default),
     "mm-too-large": _too_large(_aten.mm),
+    "div-mode-too-large": _too_large(_aten.div.Tensor_mode),
+    "diagonal-too-large": _too_large(_aten.diagonal),
     "context-stays-on": _stays_on,
 }
 
