@@ -217,7 +217,9 @@ FINDINGS = {
         SQUARES, under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1"))
     ),
     "torchax-cut-graph": case(SQUARES, call("flatten", "w1", form="method")),
-    "torchax-backward-sizes": case([x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1")),
+    "torchax-backward-sizes": case(
+        [x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1"), contexts=()
+    ),
     "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
     "torchax-backward-values": case([x("w0", 2, 5)], call("diagonal", "w0", -1, 1, 0), contexts=()),
     "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
