@@ -106,7 +106,7 @@ class Cutting(TorchFunctionMode):
 
     A function that another one calls is none of them: the mode by which it sees them is off there.
     cast: says to which dtype autocast casts the arguments of an overload, by name, or None: what a
-    program calls by that name is cast by `torch.Tensor.to`, above autograd.
+    program calls by that name is cast by `torch.Tensor.to`, above autograd, unless it is composite.
     """
 
     def __init__(self, cast: Callable[[str], torch.dtype | None]) -> None:
@@ -116,7 +116,7 @@ class Cutting(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if isinstance(func, torch._ops.OpOverload):
+        if isinstance(func, torch._ops.OpOverload) and not dispatch.is_composite(func):
             name = func.name().removeprefix("aten::").removesuffix(".default")
             args, kwargs = _given(self.cast(name), (args, kwargs))
         made = func(*args, **(kwargs or {}))
