@@ -135,8 +135,18 @@ def _has_part(case: Case, one: Divergence, other: Divergence) -> bool:
     return named(other.where) in tainted(case, one.where)
 
 
+_ROUNDINGS = {
+    "xla-excess-precision": "after",
+    "torchax-backward-dtypes": "of what is given to the backward pass of",
+    "torchax-checkpoint": "in the recomputation of a",
+}
 _NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
+
+
+def _error(seen: Observation) -> tuple[str, str]:
+    """Return which error ended a case, wherever it stands."""
+    return ("", "") if seen.raised is None else (seen.raised.kind, seen.raised.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,7 @@ class Judge:
         unjudged: set[str] = set()
         found = self._compare(case, expected, observed, unjudged)
         found = found or self._within(case, observed)
-        left_out = None if found else self._elided(case, expected, observed)
+        left_out, wider = (None, ()) if found else self._elided(case, expected, observed)
         found = found or left_out
         clock.lap("oracle")
         # The relations of an inexact backend would cost a compilation each, and differ by rounding.
@@ -210,7 +220,7 @@ class Judge:
             verdict.uncompiled = observed.graphs == 0 and verdict.outcome == "agreed"
             return verdict
         if left_out is not None:  # the imitation agreed; without it too, as far as rounding goes
-            verdict.divergence, verdict.known = found, self._named("xla-excess-precision")
+            verdict.divergence, verdict.known = found, self._named(wider)
             verdict.outcome = "known" if verdict.known else "diverged"
             return verdict
         # Explained first: a known bug costs one run of the imitating reference. Where memory was
@@ -237,35 +247,43 @@ class Judge:
 
     def _elided(
         self, case: Case, expected: Observation, observed: Observation
-    ) -> Divergence | None:
-        """Return where a rounding that the program asks for was left out, if that is what it is.
+    ) -> tuple[Divergence | None, tuple[str, ...]]:
+        """Return where a rounding that the program asks for was left out, and the quirks of that.
 
         Nearer to the exact value, it is within what rounding explains. It is one if the reference
         that leaves roundings out agrees with the backend on the whole case, and differs there, by
         more than the rounding of what is left, from the reference that makes them.
         """
         if not observed.elided:
-            return None
-        with quirks(["xla-excess-precision"]):
-            with noting() as names:
-                wide = self.backend.reference().run(case)
-            if not names or self._compare(case, wide, observed) is not None:
-                return None
-            made = self._compare(case, wide, dataclasses.replace(expected, elided=()))
-        if made is None or made.where not in observed.elided:
-            return None
-        ops = ", ".join(names)
-        return Divergence(
-            made.kind,
-            made.where,
-            f"{made.observed.partition(':')[0]}, with the rounding after {ops}",
-            f"{made.expected}: the rounding after {ops} is left out (excess precision)",
-        )
+            return None, ()
+        wider = self.backend.reference().wider
+        for chosen in dict.fromkeys([*((quirk,) for quirk in wider), wider]):
+            with quirks(chosen):
+                with noting() as names:
+                    wide = self.backend.reference().run(case)
+                if not names or self._compare(case, wide, observed) is not None:
+                    continue
+                made = self._compare(case, wide, dataclasses.replace(expected, elided=()))
+            if made is None or made.where not in observed.elided:
+                continue
+            rounding = f"the rounding {_ROUNDINGS[chosen[0]]} {', '.join(names)}"
+            found = Divergence(
+                made.kind,
+                made.where,
+                f"{made.observed.partition(':')[0]}, with {rounding}",
+                f"{made.expected}: {rounding} is left out (excess precision)",
+            )
+            return found, chosen
+        return None, ()
 
-    def _named(self, quirk: str) -> str:
-        """Return the id of the entry that knows of a quirk of the backend, or ""."""
-        entries = (k for k in self.known if k.quirk == quirk and k.on(self.backend.name))
-        return next((k.id for k in entries), "")
+    def _named(self, chosen: Iterable[str]) -> str:
+        """Return the ids of the entries that know of quirks of the backend, or "" if one has none.
+
+        They are joined by +.
+        """
+        entries = {k.quirk: k.id for k in self.known if k.on(self.backend.name)}
+        ids = [entries.get(quirk, "") for quirk in chosen]
+        return "+".join(ids) if all(ids) else ""
 
     def _left_behind(
         self, case: Case, found: Divergence, expected: Observation, observed: Observation
@@ -491,7 +509,7 @@ class Judge:
         run = self.backend.reference().run
         plain = bare(case)
         expected = run(plain)
-        if expected.raised and not run(case).raised:
+        if expected.raised and _error(expected) != _error(run(case)):
             plain = single(plain)
             expected = run(plain)
         return plain, self._compare(plain, expected, self._run(plain))

@@ -2,9 +2,12 @@
 
     python benchmarks/torchax_ops.py            # all: some ten minutes
     python benchmarks/torchax_ops.py 'conv*'
+    python benchmarks/torchax_ops.py --backward
 
 Each form of each op is called once, in float32 and without autocast, with the first of twelve draws
-that the CPU runs. It lacks a form that raises OperatorNotFound or refuses ``out=``.
+that the CPU runs. It lacks a form that raises OperatorNotFound or refuses ``out=``. With
+``--backward`` all that can have a gradient has one, and it is torch's own backward pass that lacks
+what raises so.
 """
 
 from __future__ import annotations
@@ -26,18 +29,23 @@ from amp_fuzz.program import Program
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 
 DRAWS = 12
+SMOOTH = ("float32", "float64", "complex64", "complex128")
 
 
-def drawn(op: Op, form: str, seed: int) -> Case:
+def drawn(op: Op, form: str, seed: int, *, backward: bool) -> Case:
     rng = random.Random(f"{op.name}/{form}/{seed}")
     builder = ProgramBuilder(rng.randbytes, {}, Palette(floats=("float32",)))
     statement = builder.statement(op, form)
+    smooth = "weight" if backward else "input"
     inputs = tuple(
-        msgspec.structs.replace(spec, role="input") if spec.requires_grad else spec
+        msgspec.structs.replace(spec, role=smooth)
+        if spec.role != "buffer" and spec.dtype in SMOOTH
+        else spec
         for spec in builder.inputs
     )
     outputs = tuple(name for name in statement.outputs if name != "_")
-    return inferring(Case(Program(inputs, (statement,), outputs), Plan(contexts=()), seed))
+    case = Case(Program(inputs, (statement,), outputs), Plan(contexts=()), seed)
+    return case if backward else inferring(case)
 
 
 def lacks(seen: Observation) -> bool:
@@ -50,16 +58,25 @@ def lacks(seen: Observation) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("ops", nargs="*", default=["*"])
+    parser.add_argument("--backward", action="store_true")
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = [op for op in select(parser.parse_args().ops) if not op.devices or "cpu" in op.devices]
-    side, reference = Torchax(Mode()), TorchaxBackend(Mode(), Apart("")).reference()
-    listed, differ = lacking(), 0
+    chosen = [op for op in select(given.ops) if not op.devices or "cpu" in op.devices]
+    mode = Mode(autograd=given.backward)
+    side, reference = Torchax(mode), TorchaxBackend(mode, Apart("")).reference()
+    listed, differ = lacking(backward=given.backward), 0
+    forward = lacking() if given.backward else {}
     with quiet():
         for op in chosen:
             for form in op.forms:
-                cases = [drawn(op, form, seed) for seed in range(DRAWS)]
+                if op.name in forward or f"{op.name}:{form}" in forward:
+                    continue
+                cases = [drawn(op, form, seed, backward=given.backward) for seed in range(DRAWS)]
                 runs = (c for c in cases if reference.run(c).raised is None)
-                found = lacks(side.observe(next(runs, cases[0])))
+                case = next(runs, None if given.backward else cases[0])
+                if case is None:
+                    continue
+                found = lacks(side.observe(case))
                 said = op.name in listed or f"{op.name}:{form}" in listed
                 differ += found != said
                 if found != said:

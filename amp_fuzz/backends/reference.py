@@ -22,11 +22,13 @@ __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 class ReferenceRuntime:
     """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
 
-    reorders: what it is compared with may add in another order; see `Shadow`.
+    reorders: what it is compared with may add in another order; see `Shadow`. wider: the quirks
+    under which it leaves out roundings, of what an `Observation` has as elided.
     """
 
     runtime: Runtime
     reorders: bool = field(default=False, kw_only=True)
+    wider: tuple[str, ...] = field(default=("xla-excess-precision",), kw_only=True)
 
     def follows(self) -> bool:
         """Return whether shadows can follow a run."""

@@ -18,7 +18,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -26,11 +26,12 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.utils.checkpoint
 
 from amp_fuzz import harness, reference
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
@@ -40,6 +41,7 @@ from amp_fuzz.program import (
     Autocast,
     Checkpoint,
     Node,
+    NoGrad,
     Program,
     Ref,
     Region,
@@ -52,8 +54,9 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
-from amp_fuzz.reference.tables import PolicyTable, load_table
-from amp_fuzz.reference.torchax import inside
+from amp_fuzz.reference.lowered import lowered
+from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
+from amp_fuzz.reference.torchax import Cutting, inside, torchs_derivatives
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -66,10 +69,14 @@ def installed() -> bool:
 
 
 @cache
-def lacking() -> Mapping[str, str]:
-    """Return what torchax lacks, ``op`` or ``op:form``, with why."""
+def lacking(*, backward: bool = False) -> Mapping[str, str]:
+    """Return what torchax lacks, ``op`` or ``op:form``, with why.
+
+    backward: with what it cannot differentiate by torch's own autograd.
+    """
     text = (resources.files("amp_fuzz.backends") / "torchax.toml").read_text("utf-8")
-    groups = tomllib.loads(text)["lacks"]
+    tables = tomllib.loads(text)
+    groups = [*tables["lacks"], *(tables["lacks_backward"] if backward else ())]
     return {name: group["why"] for group in groups for name in group["ops"]}
 
 
@@ -78,18 +85,20 @@ class Mode:
     """How programs run on torchax.
 
     jitted: by `jax.jit`, not op by op. excess: whether XLA may keep more precision than a dtype has
-    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``.
+    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``. autograd:
+    whether gradients are those of torch's own autograd, not of `jax.vjp`.
     """
 
     jitted: bool = False
     excess: bool = False
     torch_autocast: bool = False
+    autograd: bool = False
 
     @property
     def name(self) -> str:
-        """``torchax``, ``torchax[jit]``, ``torchax[jit+excess]``, ``torchax[torch.autocast]``."""
+        """``torchax``, or that with what is set: ``torchax[jit+excess]``, ``torchax[autograd]``."""
         words = ["jit"] * self.jitted + ["excess"] * self.excess
-        words += ["torch.autocast"] * self.torch_autocast
+        words += ["torch.autocast"] * self.torch_autocast + ["autograd"] * self.autograd
         return f"torchax[{'+'.join(words)}]" if words else "torchax"
 
     @property
@@ -116,43 +125,60 @@ class TorchaxBackend(TorchBackend):
         if not installed():
             return Availability("missing", INSTALL)
         versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
-        whole = [op for op in CATALOGUE if op in lacking()]
-        forms = len(lacking()) - len(whole)
+        whole = [op for op in CATALOGUE if op in self._lacks()]
+        forms = len(self._lacks()) - len(whole)
         left = f"{len(whole)} of {len(CATALOGUE)} ops and {forms} forms that it lacks left out"
         return Availability("ready", ", ".join([*versions, left]))
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether torchax has a lowering for that form of an op."""
-        return op not in lacking() and f"{op}:{form}" not in lacking()
+        """Return whether torchax has a lowering for that form of an op, and its gradient."""
+        lacks = self._lacks()
+        return op not in lacks and f"{op}:{form}" not in lacks
+
+    def _lacks(self) -> Mapping[str, str]:
+        return lacking(backward=self.mode.autograd)
 
     def fit(self, case: Case) -> Case:
         """Return the case without what `jax.vjp` knows nothing of.
 
         That are torch's grad modes inside of the program, autocast around a backward pass, double
-        backward passes, and other ways to call a program than to call it. Op by op, where nothing
-        is fused, every value is returned, so that a divergence is seen where it begins.
+        backward passes, and other ways to call a program than to call it. torch's own autograd
+        knows of the first two, but for `inference_mode`. Op by op, where nothing is fused, every
+        value is returned, so that a divergence is seen where it begins.
         """
         plan = case.plan
         plan = msgspec.structs.replace(
             plan,
             entry=plan.entry if plan.entry == "decorator" else "context",
-            backward="outside" if plan.backward != "none" else "none",
-            backward_context=None,
             second="retain" if plan.second == "double" else plan.second,
-            loop="outside",
-            checkpoint="none",
             transform="none",
         )
-        program = msgspec.structs.replace(case.program, body=_without_modes(case.program.body))
+        kept: tuple[type, ...] = (Autocast, Checkpoint, NoGrad)
+        if not self.mode.autograd:
+            kept = (Autocast, Checkpoint)
+            plan = msgspec.structs.replace(
+                plan,
+                backward="outside" if plan.backward != "none" else "none",
+                backward_context=None,
+                loop="outside",
+                checkpoint="none",
+            )
+        body = _only_under(kept, case.program.body)
+        program = msgspec.structs.replace(case.program, body=body)
         program = program if self.mode.jitted else returning_all(program)
         return msgspec.structs.replace(case, plan=plan, program=program)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases where torchax is."""
-        return [self.process.run(case) for case in cases]
+        found = [self.process.run(case) for case in cases]
+        for seen in found if self.mode.autograd else ():
+            seen.elided = tuple(label for label in seen.values if label.endswith(".grad"))
+        return found
 
     def expression(self, function: str) -> str:
         """Return the source that runs a function on JAX, for a repro."""
+        if self.mode.autograd:
+            return f"on_torchax({function})"
         return f"on_jax({function}{', jitted=True' if self.mode.jitted else ''})"
 
     def setup(self) -> str:
@@ -161,23 +187,35 @@ class TorchaxBackend(TorchBackend):
 
     def helpers(self, names: set[str]) -> list[str]:
         """Return the source of what a program under these names uses, for a repro."""
-        renamed = {"on_jax": "on_jax", "recomputed": "checkpoint"}
+        renamed = {} if self.mode.autograd else {"recomputed": "checkpoint"}
         renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
         text = (resources.files("amp_fuzz") / "torchax" / "bridge.py").read_text("utf-8")
         text = re.sub(r"  # type: ignore\[[^]]*\]", "", text)
+        nodes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
         found = []
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                name = renamed.get(node.name)
-                if name in names:
-                    source = ast.get_source_segment(text, node) or ""
-                    found.append(source.replace(node.name, name, 1))
-        return found
+        for node in reversed(nodes):  # each uses what stands before it
+            name = renamed.get(node.name, node.name)
+            if name in names:
+                names = names | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                source = ast.get_source_segment(text, node) or ""
+                found.append(source.replace(node.name, name, 1))
+        return found[::-1]
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
-        runtime = replace(runtime, autocast=_documented, checkpoint=_recomputed, driver=_imitating)
+        runtime = replace(runtime, autocast=_documented)
+        if self.mode.autograd:
+            runtime = replace(
+                runtime,
+                driver=_imitating_autograd,
+                checkpoint=_checkpointed,
+                scope=lowered,
+                thread=threading(lowered),
+            )
+            wider = ("torchax-backward-dtypes", "torchax-checkpoint")
+            return _Reference(runtime, reorders=True, wider=wider)
+        runtime = replace(runtime, checkpoint=_recomputed, driver=_imitating)
         return _Reference(runtime, reorders=True)
 
 
@@ -208,15 +246,16 @@ torchax.enable_accuracy_mode()
 """
 
 
-def _without_modes(body: tuple[Node, ...]) -> tuple[Node, ...]:
+def _only_under(contexts: tuple[type, ...], body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return a body without the regions of other contexts, but with what is in them."""
     nodes: list[Node] = []
     for node in body:
         if not isinstance(node, Region):
             nodes.append(node)
-        elif isinstance(node.context, Autocast | Checkpoint):
-            nodes.append(Region(node.context, _without_modes(node.body)))
+        elif isinstance(node.context, contexts):
+            nodes.append(Region(node.context, _only_under(contexts, node.body)))
         else:
-            nodes += _without_modes(node.body)
+            nodes += _only_under(contexts, node.body)
     return tuple(nodes)
 
 
@@ -442,6 +481,42 @@ def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     return {"program": imitating if active_quirks() else program}
 
 
+def _cast_to(overload: str) -> torch.dtype | None:
+    """Return the dtype to which the autocast around a call casts the arguments of an overload."""
+    ((_, low, enabled, _, table),) = snapshot("cpu").contexts
+    rule = table.rules.get(overload) if enabled and table is not None else None
+    if rule is None:
+        return None
+    return {Policy.LOWER_PRECISION_FP: low, Policy.FP32: torch.float32}.get(rule.policy)
+
+
+@contextmanager
+def _imitated() -> Iterator[None]:
+    """Imitate for a block, with the derivatives of torch's own formulas, and cut graphs."""
+    cutting = Cutting(_cast_to) if "torchax-cut-graph" in active_quirks() else nullcontext()
+    with torchs_derivatives(), cutting, reference.imitating(), _functions(), _called_inside():
+        yield
+
+
+def _under_imitation(function: Callable[..., Any]) -> Callable[..., Any]:
+    def imitating(*inputs: Any) -> Any:
+        with _imitated():
+            return function(*inputs)
+
+    return imitating if active_quirks() else function
+
+
+def _imitating_autograd(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the program with what is wrong on torchax, where torch's own autograd follows it."""
+    return {"program": _under_imitation(names["program"])}
+
+
+def _checkpointed(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+    """Call a function as a checkpoint that imitates when it is recomputed, too."""
+    again = _under_imitation(function)
+    return reference.checkpoint("cpu")(again, *args, use_reentrant=use_reentrant)
+
+
 class Torchax:
     """torchax in this process, set to a mode.
 
@@ -466,7 +541,7 @@ class Torchax:
         self._mode, self._bridge = mode, bridge
         self._runtime = TorchBackend().runtime(
             autocast=bridge.TorchAutocast if mode.torch_autocast else bridge.Autocast,
-            checkpoint=bridge.recomputed,
+            checkpoint=torch.utils.checkpoint.checkpoint if mode.autograd else bridge.recomputed,
             driver=self._driver,
             state=self._state,
             reset=self._reset,
@@ -483,7 +558,10 @@ class Torchax:
         return TorchaxBackend(self._mode, Apart("")).reference().run(case)
 
     def _driver(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        return {"program": self._bridge.on_jax(names["program"], self._mode.jitted)}
+        program = names["program"]
+        if self._mode.autograd:
+            return {"program": self._bridge.on_torchax(program)}
+        return {"program": self._bridge.on_jax(program, self._mode.jitted)}
 
     def _state(self) -> dict[str, object]:
         env = self.torchax.default_env()
@@ -504,6 +582,7 @@ MODES = (
     Mode(jitted=True),
     Mode(jitted=True, excess=True),
     Mode(torch_autocast=True),
+    Mode(autograd=True),
 )
 
 

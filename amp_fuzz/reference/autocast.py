@@ -44,6 +44,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
 )
+from amp_fuzz.reference.xla import note
 
 __all__ = [
     "QUIRKS",
@@ -260,7 +261,10 @@ QUIRKS = (
     "promote-foreign-half",
     "promote-skips-optional",
     "query-asks-cuda",
+    "torchax-backward-dtypes",
+    "torchax-checkpoint",
     "torchax-composites",
+    "torchax-cut-graph",
     "torchax-dtype-argument",
     "torchax-float64",
     "torchax-formulas",
@@ -357,9 +361,14 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     promote-skips-optional: an optional tensor has no say in the ``promote`` policy.
     query-asks-cuda: ``torch.is_autocast_enabled()`` without a device is about cuda, so that modules
         which ask so take their fast path under the autocast of any other device.
+    torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
+        are products with what was given, not with its casts.
+    torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of, unless
         another function calls them.
+    torchax-cut-graph: what torchax computes above autograd has no history: what functions of
+        `amp_fuzz.reference.torchax.CUTS` return, and casts by ``to`` (the backend's part).
     torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
         tensor of no dimension; cumprod gives such integers back (`amp_fuzz.reference.torchax`).
     torchax-float64: float64 tensors are cast like any others.
@@ -582,6 +591,8 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
                     return called(*args, **kwargs)
             if dispatch.is_composite(overload):
                 found = None
+        if "torchax-backward-dtypes" in _quirks and name == "matmul":
+            found = None  # a product of those that it is made of
         if (deciding := flips.current()) is not None:
             found = _decided(deciding, found, name, args, kwargs)
         if found is None and whole:  # what its batching rule calls is no call of the program
@@ -729,6 +740,10 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 
 def _lower(c: _Caster, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with dispatch.exclude():
+        if "torchax-backward-dtypes" in _quirks and torchax.is_product(c.rule.overload, args):
+            with torch.no_grad():
+                made = c.run(overload, args, kwargs, c.low)
+            return torchax.differentiated(c.rule.overload, made, args, kwargs)
         return c.run(overload, args, kwargs, c.low)
 
 
@@ -1011,7 +1026,8 @@ def checkpoint(device: str) -> Callable[..., Any]:
     The recomputation runs under the autocast state of the forward pass, whatever surrounds the
     backward pass (documented for ``preserve_rng_state`` and autocast alike).
 
-    Under the quirk ``compile-checkpoint-zeros`` none is reentrant, as none is that dynamo makes.
+    Under the quirk ``compile-checkpoint-zeros`` none is reentrant, as none is that dynamo makes;
+    under ``torchax-checkpoint`` the state is not restored.
     """
 
     def run(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
@@ -1022,6 +1038,9 @@ def checkpoint(device: str) -> Callable[..., Any]:
         def body(*inputs: Any) -> Any:
             with _answering(True):
                 if first.pop() if first else False:
+                    return function(*inputs)
+                if "torchax-checkpoint" in _quirks:
+                    note(["checkpoint"])
                     return function(*inputs)
                 with state.restored():
                     return function(*inputs)

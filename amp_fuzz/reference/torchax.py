@@ -14,10 +14,27 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.xla import note
 
-__all__ = ["OPAQUE", "QUIRKS", "TAKEN_APART", "inside", "is_opaque", "made", "names", "numbers"]
+__all__ = [
+    "CUTS",
+    "OPAQUE",
+    "QUIRKS",
+    "TAKEN_APART",
+    "Cutting",
+    "differentiated",
+    "inside",
+    "is_opaque",
+    "is_product",
+    "made",
+    "names",
+    "numbers",
+    "torchs_derivatives",
+]
 
 OPAQUE = (
     "cdist",
@@ -58,6 +75,173 @@ def is_opaque(name: str) -> bool:
 
 Function = Callable[..., Any]
 """What is called in the place of an op, with what it would call as its first argument."""
+
+# -- torch's own autograd ------------------------------------------------------------------------
+
+CUTS = (
+    *(torch.angle, torch.argsort, torch.cdist, torch.corrcoef, torch.diag, torch.einsum),
+    *(torch.isclose, torch.allclose, torch.logdet, torch.lu, torch.lu_solve, torch.svd),
+    *(torch.linalg.det, torch.linalg.matrix_power, torch.linalg.slogdet, torch.linalg.solve),
+    *(torch.linalg.solve_ex, torch.linalg.svd, torch.linalg.tensorsolve, torch.tensor_split),
+    *(torch.nn.functional.linear, torch.nn.functional.max_pool2d, torch.nn.functional.one_hot),
+    *(torch.nn.functional.pad, torch.unravel_index, torch._C._nn.pad_sequence),
+    *(torch.Tensor.__getitem__, torch.Tensor.flatten, torch.Tensor.repeat_interleave),
+)
+"""The functions that torchax 0.0.13 computes in JAX where they are called, above autograd.
+
+All of torchax/ops/jtorch.py, which takes more than sizes, and methods of its class of tensors.
+"""
+
+
+_aten = torch.ops.aten
+CUT_OVERLOADS = (
+    *(_aten.convolution, _aten.max_unpool2d, _aten.max_unpool3d, _aten.native_layer_norm),
+    _aten._native_batch_norm_legit_functional,
+)
+"""Overloads of ATen of which the same is true where a program calls them by that name."""
+
+
+class Cutting(TorchFunctionMode):
+    """Cut the graph where torchax does: at functions that it computes above torch's autograd.
+
+    A function that another one calls is none of them: the mode by which it sees them is off there.
+    cast: says to which dtype autocast casts the arguments of an overload, by name, or None: what a
+    program calls by that name is cast by `torch.Tensor.to`, above autograd, unless it is composite.
+    """
+
+    def __init__(self, cast: Callable[[str], torch.dtype | None]) -> None:
+        super().__init__()
+        self.cast = cast
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(func, torch._ops.OpOverload) and not dispatch.is_composite(func):
+            name = func.name().removeprefix("aten::").removesuffix(".default")
+            args, kwargs = _given(self.cast(name), (args, kwargs))
+        made = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.to:
+            return made if made.dtype is args[0].dtype else made.detach()
+        cuts = func in CUTS or getattr(func, "overloadpacket", func) in CUT_OVERLOADS
+        return _detached(made) if cuts or _is_bicubic(func, kwargs or {}) else made
+
+
+def _is_bicubic(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether that is the one interpolation that is computed so."""
+    named = func is torch.nn.functional.interpolate and kwargs.get("mode") == "bicubic"
+    return named and not kwargs.get("antialias") and kwargs.get("size") is not None
+
+
+def _given(to: torch.dtype | None, given: Any) -> Any:
+    """Detach what is not of a dtype yet, and would be cast to it."""
+
+    def one(x: Any) -> Any:
+        casts = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype is not to
+        return x.detach() if casts else x
+
+    return given if to is None else tree_map(one, given)
+
+
+def _detached(made: Any) -> Any:
+    return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, made)
+
+
+_torchs: ContextVar[bool] = ContextVar("torchs", default=False)
+
+
+@contextmanager
+def torchs_derivatives() -> Iterator[None]:
+    """Give what is imitated in a block the derivatives of torch's own formulas, not of JAX's."""
+    token = _torchs.set(True)
+    try:
+        yield
+    finally:
+        _torchs.reset(token)
+
+
+class _As(torch.autograd.Function):
+    """A value that has the history of another one."""
+
+    @staticmethod
+    def forward(ctx: Any, history: torch.Tensor, made: torch.Tensor) -> Any:
+        ctx.dtype = history.dtype
+        return made.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.to(ctx.dtype), None
+
+
+def _by_formula(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
+    """Compute what an imitation does, and differentiate what torch does.
+
+    Where torch's kernel refuses what is given, the imitation is differentiated.
+    """
+    given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    if not (torch.is_grad_enabled() and any(a.requires_grad for a in given)):
+        return function(plain, *args, **kwargs)
+    try:
+        history = plain(*args, **kwargs)
+    except RuntimeError:
+        return function(plain, *args, **kwargs)
+    with torch.no_grad():
+        made = function(plain, *args, **kwargs)
+
+    def joined(old: Any, new: Any) -> Any:
+        derived = isinstance(old, torch.Tensor) and old.requires_grad and _inexact(new)
+        return _applied(_As, old, new) if derived else new
+
+    if isinstance(history, torch.Tensor):
+        return joined(history, made)
+    return tuple(joined(old, new) for old, new in zip(history, made, strict=True))
+
+
+class _Product(torch.autograd.Function):
+    """A product whose gradients are products with what was given, not with its casts.
+
+    JAX promotes the two factors of each; autocast around the backward pass casts them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, made: torch.Tensor, x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
+        ctx.save_for_backward(a, b)
+        ctx.x, ctx.beta, ctx.alpha = x, beta, alpha
+        return made.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        _, to_x, to_a, to_b, *_ = ctx.needs_input_grad
+        part = grad * ctx.alpha if ctx.alpha != 1 else grad
+        part = part.expand(*a.shape[:-1], b.shape[-1])
+        product = torch.mm if a.dim() == 2 else torch.bmm
+        x = (grad * ctx.beta).sum_to_size(ctx.x.shape).to(ctx.x.dtype) if to_x else None
+        first = product(*_alike([part, b.mH])).to(a.dtype) if to_a else None
+        second = product(*_alike([a.mH, part])).to(b.dtype) if to_b else None
+        return None, x, first, second, None, None
+
+
+_PRODUCTS = ("mm", "bmm")
+_ADDED_PRODUCTS = ("addmm", "addbmm", "baddbmm")
+
+
+def is_product(name: str, args: Sequence[Any]) -> bool:
+    """Return whether a call is a product, or a sum with one, that has gradients."""
+    derived = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    return name in (*_PRODUCTS, *_ADDED_PRODUCTS) and derived and torch.is_grad_enabled()
+
+
+def differentiated(name: str, made: torch.Tensor, args: Sequence[Any], kwargs: Any) -> Any:
+    """Return what autocast made of a product with the gradients that it has below autograd.
+
+    There autocast has cast nothing yet: they are made of what was given.
+    """
+    x, a, b = args[:3] if name in _ADDED_PRODUCTS else (None, *args[:2])
+    if any(factor.dtype is not made.dtype for factor in (a, b)):
+        note([name])
+    factors = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    return _applied(_Product, made, x, a, b, *factors)
+
 
 _16_BIT = (torch.bfloat16, torch.float16)
 
@@ -1012,8 +1196,35 @@ def made(name: str, quirks: frozenset[str]) -> Function | None:
     for quirk, table in QUIRKS.items():
         if quirk in quirks and name in table:
             plainly = _TAKING.get(name) or dispatch.overload_of(name)
-            called = functools.partial(table[name], called or plainly)
+            function = table[name]
+            if quirk in _DERIVED:
+                derived = _derived_in_steps if name in _WITH_STATISTICS else _derived
+                own = name in _OWN_DERIVATIVES
+                function = function if own else functools.partial(derived, function)
+            called = functools.partial(function, called or plainly)
     return called
+
+
+# Quirks whose functions have the derivatives of JAX.
+_DERIVED = ("torchax-formulas", "torchax-lowerings", "torchax-norms")
+
+
+# torch's formulas call what is wrong, or take what it made.
+_OWN_DERIVATIVES = ("_linalg_eigh", "cat", "cholesky_inverse", "complex", "slice_scatter")
+
+# Their formulas take the statistics, which were rounded step by step.
+_WITH_STATISTICS = ("native_batch_norm", "native_group_norm", "native_layer_norm")
+
+
+def _derived_in_steps(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
+    made = function(plain, *args, **kwargs)
+    return (made[0], *_detached(made[1:])) if _torchs.get() else made
+
+
+def _derived(function: Function, plain: Function, *args: Any, **kwargs: Any) -> Any:
+    if _torchs.get():
+        return _by_formula(function, plain, *args, **kwargs)
+    return function(plain, *args, **kwargs)
 
 
 def _written(function: Function, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -564,7 +564,7 @@ with env:
 
 @needs_jax
 def test_gradients_of_torchs_own_autograd_are_what_the_page_says() -> None:
-    """They are no backend: graphs are cut, and a backward pass outside of the context differs."""
+    """Graphs are cut, and a backward pass outside of the context differs: `torchax[autograd]`."""
     words = [sys.executable, "-W", "ignore", "-c", AUTOGRAD]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [

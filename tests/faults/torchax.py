@@ -107,6 +107,24 @@ def _half_of_the_gradient(torchax: Any) -> AbstractContextManager[Any]:
     return patched(jax, vjp=vjp)
 
 
+def _at_leaves(change: Callable[[Any], Any]) -> Around:
+    """Return what changes what torch's own autograd leaves at torchax's tensors."""
+
+    def around(torchax: Any) -> AbstractContextManager[Any]:
+        plain = torch.autograd.backward
+
+        def backward(ends: Any, grad_tensors: Any = None, **kwargs: Any) -> None:
+            starts = list(grad_tensors or ())
+            if isinstance(ends[0], torchax.tensor.Tensor):
+                starts = [change(start) for start in starts]
+            if None not in starts:
+                plain(ends, starts, **kwargs)
+
+        return patched(torch.autograd, backward=backward)
+
+    return around
+
+
 _aten = torch.ops.aten
 
 FAULTS: Mapping[str, Around] = {
@@ -155,6 +173,12 @@ FAULTS: Mapping[str, Around] = {
     "type-as-float16": _typed_as_float16,
     "gradients-of-one": _ones_for_gradients,
     "gradients-halved": _half_of_the_gradient,
+    "gradients-halved-by-autograd": _at_leaves(lambda start: start / 2),
+    "gradients-forgotten": _at_leaves(lambda start: None),
+    "tanh-backward-too-large": _too_large(_aten.tanh_backward.default),
+    "mm-too-large": _too_large(_aten.mm),
+    "div-mode-too-large": _too_large(_aten.div.Tensor_mode),
+    "diagonal-too-large": _too_large(_aten.diagonal),
     "context-stays-on": _stays_on,
 }
 

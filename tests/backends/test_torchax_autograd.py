@@ -1,0 +1,324 @@
+"""torchax[autograd]: torch's own backward pass on torchax's tensors, its findings, and faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_fuzz.backends import backends, torchax
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.torchax import Mode, TorchaxBackend, lacking
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.literals import bits_of
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    DType,
+    InferenceMode,
+    NoGrad,
+    regions,
+    statements,
+)
+from amp_fuzz.reference import quirks
+from amp_fuzz.reference.torchax import CUTS
+from amp_fuzz.repro import repro
+from tests.helpers import BF16, F16, call, case, under, x
+
+NAME = "torchax[autograd]"
+needs_jax = pytest.mark.skipif(
+    not torchax.installed(), reason="torchax is not installed: pip install 'amp-fuzz[jax]'"
+)
+
+SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]
+MM = case(SQUARES, call("mm", "x0", "w1"))
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TorchaxBackend, Path]]:
+    """Return the backend, and the file that says which fault it has."""
+    file = tmp_path_factory.mktemp("torchax") / "fault"
+    file.write_text("")
+    mode = Mode(autograd=True)
+    process = Apart("tests.faults.torchax:Faulty", mode, str(file))
+    yield TorchaxBackend(mode, process), file
+    process.close()
+
+
+@pytest.fixture
+def backend(seeded: tuple[TorchaxBackend, Path]) -> TorchaxBackend:
+    """Return it without a fault."""
+    seeded[1].write_text("")
+    return seeded[0]
+
+
+def judged(backend: TorchaxBackend, one: Case) -> tuple[str, str]:
+    """Return the outcome, and the kind of divergence or the known entries."""
+    with quiet():
+        verdict = Judge(backend, shipped()).judge(one)
+    kind = verdict.divergence.kind if verdict.divergence else ""
+    return verdict.outcome, verdict.known or kind
+
+
+# -- without JAX ----------------------------------------------------------------------------------
+
+
+def test_what_torchs_autograd_knows_stays_in_a_case() -> None:
+    """Autocast around a backward pass, no_grad and checkpoints; not double, nor inference_mode."""
+    one = case(
+        SQUARES,
+        under(NoGrad(), call("mm", "x0", "w1")),
+        under(Checkpoint(), call("exp", "v0", to="v1")),
+        under(InferenceMode(), call("neg", "v0", to="v2")),
+        backward="under",
+        backward_context=F16,
+        second="double",
+        checkpoint="reentrant",
+        entry="custom_fwd",
+    )
+    fitted = backends()[NAME].fit(one)
+    assert [type(c) for c in regions(fitted.program.body)] == [NoGrad, Checkpoint]
+    assert len(list(statements(fitted.program.body))) == 3
+    plan = fitted.plan
+    assert (plan.backward, plan.backward_context, plan.checkpoint) == ("under", F16, "reentrant")
+    assert (plan.second, plan.entry) == ("retain", "context")
+    assert fitted.program.outputs == ("v0", "v1", "v2")
+    assert backends()[NAME].fit(fitted) == fitted
+
+
+def test_what_has_no_derivative_there_is_left_out_of_this_mode_alone() -> None:
+    more = lacking(backward=True).keys() - lacking().keys()
+    assert {name.partition(":")[0] for name in more} <= set(CATALOGUE)
+    assert all(f in CATALOGUE[op].forms for op, _, f in (n.partition(":") for n in more) if f)
+    assert not backends()[NAME].supports("conv2d", "function")
+    assert backends()["torchax"].supports("conv2d", "function")
+    assert not backends()[NAME].supports("conv_tbc", "function")
+
+
+def test_what_is_imitated_has_torchs_derivatives() -> None:
+    """At an end of a clamp JAX gives half of the gradient, torch all of it."""
+    ends = x("w0", 2, values=bits_of([1.0, 0.5], "float32"))
+    one = case([ends], call("clamp", "w0", 0.0, 1.0), contexts=())
+    with quirks(["torchax-formulas"]):
+        grads = [backends()[n].reference().run(one).values["w0.grad"] for n in ("torchax", NAME)]
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert grads[0].tolist() == [-0.75, -0.5]
+    assert grads[1].tolist() == [-1.5, -0.5]
+
+
+def test_a_graph_is_cut_by_what_torchax_computes_above_autograd() -> None:
+    reference = backends()[NAME].reference()
+    cut = case(SQUARES, call("linear", "x0", "w1"), contexts=())
+    same = case(SQUARES, call("to.dtype", "w1", DType("float32"), form="method"), contexts=())
+    wide = case(SQUARES, call("to.dtype", "w1", DType("float64"), form="method"), contexts=())
+    for one, missing in ((cut, True), (same, False), (wide, True), (MM, False)):
+        assert reference.run(one).values["w1.grad"] is not None
+        with quirks(["torchax-cut-graph"]):
+            assert (reference.run(one).values["w1.grad"] is None) == missing
+
+
+TABLE = """
+import torch
+from amp_fuzz.torchax import compat
+from amp_fuzz.reference.torchax import CUTS
+
+torchax = compat.load()
+from torchax.ops import ops_registry
+
+made = {f for f, op in ops_registry.all_torch_functions.items() if op.is_jax_function}
+made -= set(torchax.tensor.TENSOR_CONSTRUCTORS) | {torch.nn.functional.interpolate}
+made = {f for f in made if not isinstance(f, torch._ops.OpOverloadPacket)}
+made |= {torch.Tensor.__getitem__, torch.Tensor.flatten}
+print(*sorted(f.__name__ for f in made ^ set(CUTS)), len(made))
+"""
+
+
+@needs_jax
+def test_the_functions_that_cut_are_those_that_torchax_lists() -> None:
+    done = subprocess.run([sys.executable, "-c", TABLE], capture_output=True, text=True)
+    assert done.stdout.split() == [str(len(CUTS))], done.stdout + done.stderr
+
+
+# -- honest ---------------------------------------------------------------------------------------
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "one",
+    [
+        case(SQUARES, call("mm", "x0", "w1"), backward="inside"),
+        case(SQUARES, call("mm", "x0", "w1"), contexts=(F16,), backward="inside"),
+        case(SQUARES, call("mm", "x0", "w1"), contexts=()),
+        case(SQUARES, call("mm", "x0", "w1"), contexts=(BF16, Autocast(enabled=False))),
+        case(SQUARES, call("mm", "x0", "w1"), backward="under", backward_context=BF16),
+        case(
+            SQUARES, call("mm", "x0", "w1"), steps=2, loop="inside", scaler=True, backward="inside"
+        ),
+        case(SQUARES, call("mm", "x0", "w1"), second="retain", backward="inside"),
+        case(SQUARES, call("mm", "x0", "w1"), thread="inside"),
+        case(SQUARES, call("mm", "x0", "w1"), first_pass="no_grad", backward="inside"),
+        case(SQUARES, call("exp", "w1"), interrupted=True, entry="decorator"),
+        case(SQUARES, under(Checkpoint(), call("exp", "w1"))),
+        case(SQUARES, call("exp", "w1"), under(NoGrad(), call("tanh", "v0", to="v1"))),
+        case(
+            [x("w0", 2, 2, dtype="complex64"), x("x1", 2, 2, dtype="complex64")],
+            call("mul", "w0", "x1"),
+        ),
+        case(SQUARES, call("argmax", "w1"), call("tanh", "w1", to="v1")),
+    ],
+    ids=str,
+)
+def test_a_plan_means_what_it_means_in_torch(backend: TorchaxBackend, one: Case) -> None:
+    assert judged(backend, one) == ("agreed", "")
+
+
+@needs_jax
+def test_what_is_returned_twice_has_both_gradients(backend: TorchaxBackend) -> None:
+    one = case(
+        SQUARES, call("neg", "w1"), call("add", "v0", "x0", form="inplace", to="v1"), contexts=()
+    )
+    seen, expected = backend.run([one])[0], backend.reference().run(one)
+    assert seen.raised is None
+    got, want = seen.values["w1.grad"], expected.values["w1.grad"]
+    assert got is not None
+    assert want is not None
+    torch.testing.assert_close(got, want)
+
+
+@needs_jax
+def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
+    judge = Judge(backend, shipped())
+    ops = ("mm", "exp", "mul", "linear", "tanh", "flatten", "transpose")
+    settings = Settings(backends=(backend.name,), ops=ops, max_statements=4)
+    outcomes: Counter[str] = Counter()
+    with quiet():
+        for one in draw(Task(backend.name, "all", (), 8, 1), settings):
+            verdict = judge.judge(one)
+            outcomes[verdict.outcome] += 1
+            assert verdict.outcome != "diverged", f"{verdict.divergence}\n{one}"
+    assert outcomes["agreed"]
+
+
+# -- findings -------------------------------------------------------------------------------------
+
+FINDINGS = {
+    "torchax-backward-dtypes": MM,
+    "torchax-checkpoint": case(
+        SQUARES, under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1"))
+    ),
+    "torchax-cut-graph": case(SQUARES, call("flatten", "w1", form="method")),
+    "torchax-backward-sizes": case(
+        [x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1"), contexts=()
+    ),
+    "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
+    "torchax-backward-values": case([x("w0", 2, 5)], call("diagonal", "w0", -1, 1, 0), contexts=()),
+    "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
+}
+
+OTHERWISE = {
+    "torchax-backward-dtypes": ("mm-too-large", "value"),
+    "torchax-checkpoint": ("mm-too-large", "value"),
+    "torchax-cut-graph": ("exp-a-bit-too-large", "value"),
+    "torchax-layer-norm-backward": ("layer-norm-too-large", "value"),
+    "torchax-backward-sizes": ("mm-too-large", "value"),
+    "torchax-backward-raises": ("div-mode-too-large", "value"),
+    "torchax-backward-values": ("diagonal-too-large", "value"),
+}
+"""A fault beside what an entry names, and what kind of divergence it is."""
+
+
+@needs_jax
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
+    assert judged(backend, FINDINGS[name]) == ("known", name)
+    with quiet():
+        assert Judge(backend).judge(FINDINGS[name]).outcome == "diverged"
+
+
+@needs_jax
+def test_overloads_are_cast_above_autograd(backend: TorchaxBackend) -> None:
+    """What is cast is cut, and what is of that dtype is not."""
+    narrow = case(
+        [x("w0", 3, dtype="bfloat16"), x("w1", 3)],
+        call("mse_loss", "w0", "w1", form="overload"),
+    )
+    seen = backend.run([narrow])[0]
+    assert seen.values["w0.grad"] is None
+    assert seen.values["w1.grad"] is not None
+    assert judged(backend, narrow) == ("known", "torchax-cut-graph")
+
+
+@needs_jax
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_an_entry_hides_no_other_fault(seeded: tuple[TorchaxBackend, Path], name: str) -> None:
+    backend, file = seeded
+    fault, kind = OTHERWISE[name]
+    one = FINDINGS[name]
+    if name == "torchax-cut-graph":
+        one = case(SQUARES, call("flatten", "w1", form="method"), call("exp", "x0", to="v1"))
+        file.write_text("")
+        assert judged(backend, one) == ("known", name)
+    file.write_text(fault)
+    try:
+        assert judged(backend, one) == ("diverged", kind)
+    finally:
+        file.write_text("")
+
+
+@needs_jax
+def test_a_reentrant_checkpoint_is_recomputed_in_float32(backend: TorchaxBackend) -> None:
+    """No error says so: its gradients are nearer to the exact ones than the program's dtype is."""
+    one = case(SQUARES, call("mm", "x0", "w1"), call("exp", "v0", to="v1"), checkpoint="reentrant")
+    assert judged(backend, one) == ("known", "torchax-checkpoint")
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+FAULTY = {
+    "tanh-backward-too-large": case(SQUARES, call("tanh", "w1"), contexts=()),
+    "gradients-halved-by-autograd": case(SQUARES, call("mm", "x0", "w1"), backward="inside"),
+    "gradients-forgotten": case(SQUARES, call("mm", "x0", "w1"), backward="inside"),
+    "mm-without-policy": MM,
+}
+
+
+@needs_jax
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_wrong_gradient_is_found(seeded: tuple[TorchaxBackend, Path], name: str) -> None:
+    backend, file = seeded
+    kinds = {"mm-without-policy": "dtype", "gradients-forgotten": "grad-missing"}
+    file.write_text(name)
+    try:
+        assert judged(backend, FAULTY[name]) == ("diverged", kinds.get(name, "grad-value"))
+    finally:
+        file.write_text("")
+    assert judged(backend, FAULTY[name])[0] != "diverged"
+
+
+# -- repros ---------------------------------------------------------------------------------------
+
+
+@needs_jax
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_repro_needs_only_torch_and_torchax(
+    backend: TorchaxBackend, tmp_path: Path, name: str
+) -> None:
+    one = FINDINGS[name]
+    with quiet():
+        verdict = Judge(backend).judge(one)
+    script = repro(one, backend, verdict.finding(""))
+    assert "amp_fuzz" not in script
+    path = tmp_path / "repro.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
