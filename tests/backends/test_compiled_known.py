@@ -135,6 +135,22 @@ EXAMPLES: Mapping[str, Example] = {
         "neg",
         INDUCTOR,
     ),
+    "compile-mixed-index": Example(
+        case(
+            [
+                x("x0", 3),
+                x("b1", 4),
+                x("x2", 2, dtype="int64", domain="index", bound=2),
+                x("x3", 2, dtype="bfloat16"),
+            ],
+            call("neg", "x0", to="v9"),
+            call("index_put", "b1", "x2", "x3", False, form="inplace"),
+            contexts=(),
+            backward="none",
+        ),
+        "neg",
+        INDUCTOR,
+    ),
     "compile-loss-strides": Example(
         case(
             [
