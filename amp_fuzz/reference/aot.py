@@ -132,13 +132,16 @@ class _Copied(TorchDispatchMode):
 
 @functools.cache
 def _without_out(overload: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return the overload of the same arguments but those that are written, and their names.
+    """Return the overload of the same arguments but ``out=``, and the names of those.
 
-    None: it writes nothing but ``out=``, or draws random numbers, which it should draw once.
+    None: it has none that are tensors, or does what may be done once only: it writes something
+    else, or draws random numbers.
     """
     arguments = overload._schema.arguments
-    outs = tuple(a.name for a in arguments if a.is_out)
-    if not outs or torch.Tag.nondeterministic_seeded in overload.tags:
+    written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    outs = tuple(a.name for a in written if a.is_out and str(a.type) == "Tensor")
+    random = torch.Tag.nondeterministic_seeded in overload.tags
+    if not outs or len(outs) < len(written) or random:
         return None, ()
     kept = [(a.name, str(a.type)) for a in arguments if not a.is_out]
     packet = overload._overloadpacket

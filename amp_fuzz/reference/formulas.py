@@ -94,9 +94,10 @@ class _Softplus(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, result: Tensor, beta: Number, threshold: Number) -> Tensor:
-        ctx.save_for_backward(result)
+        made = result.detach().clone()
+        ctx.save_for_backward(made)  # a second backward pass goes through it
         ctx.beta, ctx.threshold = beta, threshold
-        return result.detach().clone()
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
