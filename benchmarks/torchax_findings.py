@@ -3,9 +3,10 @@
     python benchmarks/torchax_findings.py [--records=DIR] [--seconds=40] [--only=ID,...]
 
 For each known entry, the first case of the records that it explains alone is minimised, with the
-other entries in the list, and written as a script that imports torch, jax and torchax only. The
-script runs in a fresh process, isolated from everything else (``python -I``): it must end with 1.
-Writes torchax_findings.json beside it; with ``--only`` the other rows stay as they are.
+other entries in the list, and written as a script that imports torch, jax and torchax only. Of an
+entry without one it is the example of the tests. The script runs in a fresh process, isolated from
+everything else (``python -I``): it must end with 1. Writes torchax_findings.json beside it; with
+``--only`` the other rows stay as they are.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import loads
+from amp_fuzz.case import Case, loads
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import statements
 from amp_fuzz.repro import ReproError, repro
 from amp_fuzz.shrink import Shrunk, Target, asker, confirmed, shrink, working
 
+ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(__file__).with_suffix(".json")
 
 
@@ -58,7 +62,24 @@ def first(records: Path) -> dict[str, dict[str, Any]]:
         for line in map(json.loads, path.read_text().splitlines()):
             if line["known"] in ids:
                 found.setdefault(line["known"], line)
+    for name, backend, case in examples():
+        if name in ids and name not in found:
+            said = {"id": "", "backend": backend, "known": name}
+            found[name] = {**said, "case": msgspec.to_builtins(case)}
     return found
+
+
+def examples() -> Iterator[tuple[str, str, Case]]:
+    """Yield the examples of the tests: the entry, the backend, the case."""
+    sys.path.insert(0, str(ROOT))
+    from tests.backends import test_torchax, test_torchax_autograd, test_torchax_ops
+
+    for name, case in test_torchax.FINDINGS.items():
+        yield name, "torchax", case
+    for made in test_torchax_ops.MADE.values():
+        yield made.known, "torchax", made.one
+    for name, case in test_torchax_autograd.FINDINGS.items():
+        yield name, "torchax[autograd]", case
 
 
 def minimised(name: str, line: dict[str, Any], seconds: float) -> dict[str, Any]:
