@@ -119,13 +119,14 @@ class _Copied(TorchDispatchMode):
     ) -> Any:
         given = dict(kwargs or {})
         functional, names = _without_out(func)
-        if functional is None:
-            return func(*args, **given)
-        outs = [given.pop(name) for name in names]
-        made = functional(*args, **given)
-        results = [made] if len(names) == 1 else made
-        if all(o.dtype == r.dtype for o, r in zip(outs, results, strict=True)):
-            return func(*args, **kwargs)
+        with dispatch.kept():
+            if functional is None:
+                return func(*args, **given)
+            outs = [given.pop(name) for name in names]
+            made = functional(*args, **given)
+            results = [made] if len(names) == 1 else made
+            if all(o.dtype == r.dtype for o, r in zip(outs, results, strict=True)):
+                return func(*args, **kwargs)
         copies = [o.resize_(r.shape).copy_(r) for o, r in zip(outs, results, strict=True)]
         return copies[0] if len(names) == 1 else tuple(copies)
 
