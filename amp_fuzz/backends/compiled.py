@@ -158,6 +158,7 @@ class CompileBackend(TorchBackend):
                 torch._inductor.config.patch(inductor),
                 torch._dynamo.config.patch(dynamo),
                 untimed(),
+                unwritten(),
             ):
                 return function(*args)
         finally:
@@ -321,24 +322,44 @@ def untimed() -> Iterator[None]:
     """
     import torch._dynamo.guards as guards
 
+    with _replaced(guards, "profile_guard_manager", lambda *of: 0.0):
+        yield
+
+
+@contextmanager
+def unwritten() -> Iterator[None]:
+    """Let AOTAutograd leave no file in the working folder where it cannot partition a graph.
+
+    It writes the graph there, under a new name each time, which stands in the error (torch 2.13).
+    """
+    import torch._functorch.partitioners as partitioners
+
+    with _replaced(partitioners, "_get_unique_path", lambda *of: os.devnull):
+        yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a function of torch, if it is there, for as long as any thread is in such a block."""
+    key = module.__name__, name
     with _lock:
-        times = _timers[0] if _timers else getattr(guards, _TIMES, None)
-        _timers.append(times)
-        if times is not None:
-            setattr(guards, _TIMES, lambda *of: 0.0)
+        entered = _entered.setdefault(key, [])
+        honest = entered[0] if entered else getattr(module, name, None)
+        entered.append(honest)
+        if honest is not None:
+            setattr(module, name, value)
     try:
         yield
     finally:
         with _lock:
-            _timers.pop()
-            if not _timers and times is not None:
-                setattr(guards, _TIMES, times)
+            entered.pop()
+            if not entered and honest is not None:
+                setattr(module, name, honest)
 
 
 _lock = Lock()
-_timers: list[Any] = []
-"""What torch has to time guards, once for each thread that is in `untimed`."""
-_TIMES = "profile_guard_manager"
+_entered: dict[tuple[str, str], list[Any]] = {}
+"""What torch has under a name, once for each thread that is in `_replaced` for it."""
 
 
 def graphs() -> int:

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Kind
-from amp_fuzz.program import Autocast, DType, InferenceMode
+from amp_fuzz.program import Autocast, Checkpoint, DType, InferenceMode
 from amp_fuzz.reference import lowered, quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
@@ -81,6 +82,23 @@ def test_guards_are_timed_again_whoever_is_done_last() -> None:
     assert torch._dynamo.guards.profile_guard_manager is not times
     second.__exit__(None, None, None)
     assert torch._dynamo.guards.profile_guard_manager is times
+
+
+def test_a_graph_that_cannot_be_partitioned_is_written_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Torch writes it into the working folder."""
+    example = case(
+        [x("x0", 3), x("w1", 1)],
+        call("topk", "x0", 1, to="v0 v1"),
+        under(Checkpoint(), call("topk", "x0", 1, to="v2 v3"), call("mul", "v2", "w1", to="v4")),
+    )
+    monkeypatch.chdir(tmp_path)
+    assert AOT.run([example])[0].raised is not None
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(compiled, "unwritten", nullcontext)
+    assert AOT.run([example])[0].raised is not None
+    assert [path.suffix for path in tmp_path.iterdir()] == [".txt"]
 
 
 def test_a_case_that_is_left_to_eager_is_not_passed_in_silence() -> None:
