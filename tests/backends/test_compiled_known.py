@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
@@ -16,6 +17,7 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement, TensorSpec
+from amp_fuzz.reference.aot import _without_out
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -375,6 +377,14 @@ def test_an_out_of_another_dtype_is_a_copy_that_converts(op: str) -> None:
     example = Example(one, op, "compile[aot_eager]")
     assert judged(example, shipped()).known == "compile-out"
     assert judged(example, shipped(), wrong=OUTS[op].op).outcome == "diverged"
+
+
+def test_what_may_be_done_once_only_is_left_as_it_is() -> None:
+    """It draws random numbers, writes statistics, or writes a list."""
+    aten = torch.ops.aten
+    for op in (aten.bernoulli.out, aten._native_batch_norm_legit.out, aten.split_copy.Tensor_out):
+        assert _without_out(op) == (None, ())
+    assert _without_out(aten.kthvalue.values) == (aten.kthvalue.default, ("values", "indices"))
 
 
 def test_mixed_dtypes_are_explained_at_the_ops_that_refuse_them_only() -> None:
