@@ -73,7 +73,7 @@ def caused(
     """
     if judge.backend.ladder() or record.kind in UNSTEADY:
         return record
-    target = replace(Target.of(last), op="")
+    target = replace(Target.of(last), op="", wording=())  # an error may name its op
 
     def shows(case: Case) -> bool:
         if case.id in deadly:

@@ -7,6 +7,7 @@ Only of what diverges there is asked whether the rung below it agrees, and the w
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,7 @@ class Answer(msgspec.Struct, frozen=True):
     said: how it came out; ``raised``: both sides raise, or the reference does where the case that
     is minimised raises nothing; ``skipped``: it cannot be judged, or only a stage shows it, and not
     the whole of a compiler. The rest is of its divergence.
+    wording: what its errors say, without what a smaller case changes; see `wording`.
     below: whether the rung below diverges too.
     """
 
@@ -64,11 +66,15 @@ class Answer(msgspec.Struct, frozen=True):
     errors: str = ""
     known: str = ""
     below: bool = False
+    wording: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The divergence that must stay. op "" is any. stage: of a compiler, its first rung."""
+    """The divergence that must stay. op "" is any. stage: of a compiler, its first rung.
+
+    wording: of its errors; () is any.
+    """
 
     kind: str
     where: str = ""
@@ -77,12 +83,14 @@ class Target:
     known: str = ""
     parts: tuple[Part, ...] = PARTS
     stage: str = ""
+    wording: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, verdict: Verdict, parts: tuple[Part, ...] = PARTS) -> Target:
         """Return the divergence of a verdict."""
-        answer = answer_of(verdict)
-        return cls(answer.kind, answer.where, answer.op, answer.errors, answer.known, parts)
+        said = answer_of(verdict)
+        shown = said.kind, said.where, said.op, said.errors, said.known
+        return cls(*shown, parts, wording=said.wording)
 
     def reply(self, answer: Answer) -> Reply:
         """Say whether an answer is this divergence."""
@@ -93,6 +101,8 @@ class Target:
         if answer.said != "diverged" or answer.known != self.known:
             return "other"
         if "kind" in self.parts and (answer.kind, answer.errors) != (self.kind, self.errors):
+            return "other"
+        if "kind" in self.parts and self.wording and answer.wording != self.wording:
             return "other"
         if "op" in self.parts and self.op and answer.op != self.op:
             return "other"
@@ -159,12 +169,33 @@ def answer_of(verdict: Verdict) -> Answer:
         return Answer("raised" if verdict.outcome == "raised" else "agreed")
     ops = {s.op for s in statements(verdict.case.program.body)}
     op = next(iter(ops)) if len(ops) == 1 else guilty_op(verdict.case, found)
-    errors = ""
+    errors, words = "", tuple[str, ...]()
     if found.kind == "raise":
+        words = (*wording(found.expected), "->", *wording(found.observed))
         errors = f"{found.expected.partition(':')[0]} -> {found.observed.partition(':')[0]}"
     elif found.kind == "relation":
         errors = found.where.partition(":")[0]
-    return Answer("diverged", found.kind, found.where, op, errors, verdict.known)
+    return Answer("diverged", found.kind, found.where, op, errors, verdict.known, wording=words)
+
+
+_ASIDE = re.compile(r"\S*[/\\]\S*|'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]")
+_EQUAL = re.compile(r"\b(\d+) ?(?:==|!=) ?(\d+)\b")
+_TYPES = re.compile(
+    r"torch|(?:complex|b)?(?:float|half|double)|bool|byte|char|short|int|long", re.I
+)
+_LONG = 240
+
+
+def wording(error: str) -> tuple[str, ...]:
+    """Return the words of an error that stay where its case gets smaller.
+
+    Numbers, dtypes, paths, and what stands in quotes or brackets do not; whether two numbers that
+    are compared are equal does.
+    """
+    text = error[:_LONG]  # its end may be cut off anywhere
+    text = _EQUAL.sub(lambda m: "EQUAL" if m[1] == m[2] else "UNEQUAL", _ASIDE.sub(" ", text))
+    words = re.findall(r"\b[A-Za-z_]{3,}\b", text)
+    return tuple(word for word in words if not _TYPES.fullmatch(word))
 
 
 @dataclass(slots=True)

@@ -821,6 +821,21 @@ def test_an_error_behind_a_listed_divergence_is_not_explained() -> None:
     assert verdict.divergence.kind == "raise"
 
 
+def test_what_is_new_is_named_where_a_known_bug_comes_first() -> None:
+    """Otherwise minimising keeps the known bug, and leaves the new one in what is around it."""
+    example = case(
+        [x("x0", 2), x("w1", 2, 2)],
+        call("mm", "w1", "w1"),
+        under(F16, call("mm", "w1", "w1", to="v1")),
+        call("exp", "x0", to="v2"),
+        call("neg", "v2", to="v3"),
+    )
+    assert Judge(Off(), shipped(), "none").judge(example).known == "cache-ignores-dtype"
+    verdict = Judge(Off(labels=("v2", "v3")), shipped(), "none").judge(example)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
+
+
 def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     always, under_autocast = Off(labels=("v0",)), Off(labels=("v0",), only_under_autocast=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case, Plan
+from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
 from amp_fuzz.minimize.arguments import arguments
@@ -18,7 +20,7 @@ from amp_fuzz.minimize.nearest import distance, nearest
 from amp_fuzz.minimize.shapes import frozen_case
 from amp_fuzz.minimize.specs import cast, frozen, held_numbers, with_numbers
 from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
-from amp_fuzz.shrink import Answer, Shrunk, Target, asker, confirmed, shrink
+from amp_fuzz.shrink import Answer, Shrunk, Target, asker, confirmed, shrink, wording
 from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
 
 
@@ -129,6 +131,49 @@ def test_an_error_that_one_side_raises_stays_that_error() -> None:
     assert again is not None
     assert [s.op for s in statements(again.case.program.body)] == ["mm"]
     assert Target.of(again).errors == Target.of(verdict).errors == "RuntimeError -> ArithmeticError"
+
+
+class TwoErrors(WrongKernel):
+    """Raises one error for tensors of rank 2, and one of the same class for smaller ones."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        return [
+            self.raising(case, seen) for case, seen in zip(cases, super().run(cases), strict=True)
+        ]
+
+    def raising(self, case: Case, seen: Observation) -> Observation:
+        many = any(len(spec.shape) > 1 for spec in case.program.inputs)
+        text = f"expected size {3 if many else 4}==3, stride 12==1 at dim={len(case.id)}"
+        return replace(seen, values={}, raised=Raised("AssertionError", text, 1, "v0 = relu(x0)"))
+
+
+def test_an_error_does_not_become_another_of_its_class() -> None:
+    judge = Judge(TwoErrors(eager(), "mm"))
+    broken = case([x("x0", 3, 4)], call("relu", "x0", to="v0"), contexts=(BF16,))
+    with quiet():
+        verdict = judge.judge(broken)
+        last = shrunk(judge, verdict)
+    assert [s.shape for s in last.case.program.inputs] == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("A: expected size 3==3, stride 4==1", "A: expected size 1==1, stride 2==1", True),
+        ("A: expected size 3==3, stride 4==1", "A: expected size 3==1, stride 1==1", False),
+        ("R: got Float and BFloat16", "R: got Half and Half", True),
+        ("R: got: float != c10::Half", "R: got: double != c10::BFloat16", True),
+        ("R: \"addmm\" not implemented for 'Half'", "R: \"mm\" not implemented for 'Byte'", True),
+        ("R: size of tensor a (3) must match", "R: size of tensor b (7) must match", True),
+        ("R: in /tmp/a/b.cpp: no such op", "R: in /tmp/c.cpp: no such op", True),
+        ("R: mat1 and mat2 must match", "R: mat1 and mat2 must be 2-D", False),
+        ("TypeError: the words", "ValueError: the words", False),
+    ],
+)
+def test_the_words_of_an_error_stay_where_its_numbers_change(
+    one: str, other: str, same: bool
+) -> None:
+    assert (wording(one) == wording(other)) is same
 
 
 def test_what_is_not_confirmed_is_left_out_of_the_chain() -> None:
