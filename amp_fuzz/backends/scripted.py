@@ -55,6 +55,7 @@ Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
 QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
 CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
+REDUCTION_QUIRK = "torchscript-reduction"
 _QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
 
@@ -223,6 +224,15 @@ class _ImitatingReference(ReferenceRuntime):
         # TorchScript's interpreter under a dispatch mode corrupts the heap (torch 2.13).
         return active_quirks().isdisjoint(_QUIRKS)
 
+    def meant(self, case: Case) -> Case:
+        """Return the case as TorchScript has it, where that is another program."""
+        if REDUCTION_QUIRK not in active_quirks():
+            return case
+        body = _reduced(case.program.body)
+        return msgspec.structs.replace(
+            case, program=msgspec.structs.replace(case.program, body=body)
+        )
+
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
         if self.follows():
@@ -245,6 +255,33 @@ class _ImitatingReference(ReferenceRuntime):
             return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
 
         return {"program": frozen}
+
+
+# The number of the argument `reduction` of losses that Python calls by their overload.
+_REDUCTIONS = {
+    "binary_cross_entropy_with_logits": 4,
+    "cosine_embedding_loss": 4,
+    "ctc_loss": 5,
+    "ctc_loss.lists": 5,
+    "hinge_embedding_loss": 3,
+    "kl_div": 2,
+    "margin_ranking_loss": 4,
+    "triplet_margin_loss": 7,
+}
+
+
+def _reduced(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return a body in which losses that say nothing of `reduction` take the schema's, the mean."""
+    nodes: list[Node] = []
+    for node in body:
+        if isinstance(node, Region):
+            nodes.append(Region(node.context, _reduced(node.body)))
+            continue
+        number = _REDUCTIONS.get(node.op) if node.form == "overload" else None
+        if number is not None and len(node.args) <= number and "reduction" not in dict(node.kwargs):
+            node = msgspec.structs.replace(node, kwargs=(*node.kwargs, ("reduction", 1)))
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:

@@ -283,6 +283,7 @@ QUIRKS = (
     "torchscript-formulas",
     "torchscript-mul-scalar",
     "torchscript-pass",
+    "torchscript-reduction",
     "trace-grad-modes",
     "trace-weight-cache",
     "transform-before-autocast",
@@ -405,6 +406,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         is multiplied with it in place (`amp_fuzz.reference.formulas`).
     torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
         the autocast around it (`amp_fuzz.reference.torchscript`).
+    torchscript-reduction: losses that are called by their overload without `reduction` take the
+        mean, as their schema says.
     trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.
     trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
         the trace.

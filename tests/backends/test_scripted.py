@@ -18,7 +18,7 @@ from torch.jit import frontend
 
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends
-from amp_fuzz.backends.scripted import ScriptBackend, script_source
+from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
@@ -27,7 +27,15 @@ from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.oracle import Divergence, compare
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, Statement, regions
+from amp_fuzz.program import (
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    NoGrad,
+    Statement,
+    regions,
+    statements,
+)
 from amp_fuzz.reference import formulas
 from amp_fuzz.reference.autocast import quirks
 from amp_fuzz.reference.torchscript import Fallen
@@ -35,7 +43,7 @@ from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
 from amp_fuzz.without import WITHOUT
-from tests.helpers import BF16, Run, call, case, under, x
+from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
 ALL = [b for b in backends().values() if isinstance(b, ScriptBackend)]
@@ -897,3 +905,29 @@ def test_a_repro_shows_it(backend: ScriptBackend, plan: dict[str, Any], run_scri
     assert "amp_fuzz" not in text
     code, printed, _ = run_script(text)
     assert code == 1, printed
+
+
+@pytest.mark.parametrize("op", sorted(_REDUCTIONS))
+def test_a_loss_that_says_no_reduction_is_a_mean_by_its_schema_and_not_in_python(op: str) -> None:
+    """What is said, by name or number, is the same for both."""
+    number = _REDUCTIONS[op]
+    schema = getattr(torch.ops.aten, op.partition(".")[0])
+    schema = getattr(schema, schema.overloads()[0])._schema
+    argument = schema.arguments[number]
+    assert (argument.name, argument.default_value) == ("reduction", 1)
+
+    def saying(drawn: Case, **reduction: int) -> Case:
+        call, *_ = statements(drawn.program.body)
+        said = {k: v for k, v in call.kwargs if k != "reduction"} | reduction
+        call = Statement(op, "overload", call.args[:number], tuple(said.items()), ("v0",))
+        program = msgspec.structs.replace(drawn.program, body=(call,), outputs=("v0",))
+        return Case(program, Plan(contexts=(), backward="none"))
+
+    met = set[str]()
+    for made in drawn(60, ops=[op], seed=op):
+        if next(statements(made.program.body)).form == "overload":
+            unsaid, said = judge(SCRIPT, saying(made)), judge(SCRIPT, saying(made, reduction=1))
+            assert unsaid.outcome != "diverged", unsaid  # of no dimensions all are alike
+            assert said.outcome in ("agreed", "raised"), said
+            met.add(unsaid.known)
+    assert "torchscript-reduction" in met

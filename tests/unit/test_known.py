@@ -377,6 +377,15 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "torchscript-reduction": Example(
+        "script",
+        case(
+            [x("x0", 3, domain="uniform"), x("x1", 3, domain="uniform")],
+            NEG,
+            call("kl_div", "x0", "x1", form="overload", log_target=True),
+            contexts=(),
+        ),
+    ),
     "torchscript-pass": Example(
         "script",
         case([x("x0", 2, dtype="bfloat16", domain="integers")], NEG, call("exp", "x0")),
