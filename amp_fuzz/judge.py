@@ -10,7 +10,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,8 +37,9 @@ from amp_fuzz.oracle import (
 )
 from amp_fuzz.program import Statement, returning_all, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
-from amp_fuzz.reference import KernelCall, Policy, quirks, supposing
+from amp_fuzz.reference import KernelCall, Policy, quirks, supposing, torchax
 from amp_fuzz.reference.autocast import active_quirks, asking, supposed
+from amp_fuzz.reference.gauge import observing
 from amp_fuzz.reference.xla import noting
 from amp_fuzz.without import WITHOUT
 
@@ -309,7 +310,7 @@ class Judge:
         bugs = {k.quirk for k in self.known if k.tries(ops) and k.on(self.backend.name)}
         if not bugs or found.kind in ("raise", "state"):
             return found
-        with quirks(bugs):
+        with self._imitating(case, observed, bugs):
             imitated = self.backend.reference().run(case)
             left, _ = self._remaining(case, imitated, observed)
         if left is None or left.kind in ("raise", "state"):
@@ -669,7 +670,7 @@ class Judge:
         """
         if found.kind == "relation" and self._broken_by_reference(case, found):
             return None  # with or without these bugs
-        with quirks(names):
+        with self._imitating(case, observed, names):
             if found.kind == "relation":
                 return [] if self._broken_by_reference(case, found) else None
             expected = self.backend.reference().run(case)
@@ -677,6 +678,22 @@ class Judge:
                 return None
             rest, ids = self._remaining(case, expected, observed)
             return ids if rest is None else None
+
+    @contextmanager
+    def _imitating(
+        self, case: Case, observed: Observation, names: Collection[str]
+    ) -> Iterator[None]:
+        """Have the reference imitate these bugs for a block, and take over what is not determined.
+
+        That is read from the values of the case; of a jitted program, which does not return all,
+        from those of one that does.
+        """
+        values = observed.values
+        if torchax.GAUGE in names and returning_all(case.program) != case.program:
+            whole = msgspec.structs.replace(case, program=returning_all(case.program))
+            values = self._run(whole).values
+        with quirks(names), observing(values.values() if torchax.GAUGE in names else ()):
+            yield
 
     def _elsewise(self, expected: Observation, observed: Observation) -> bool:
         """Return whether an inexact backend, which may raise otherwise, raises another error."""

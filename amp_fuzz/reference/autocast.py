@@ -276,6 +276,7 @@ QUIRKS = (
     "torchax-softmax-dtype",
     "torchax-stale-jit",
     "torchax-sums",
+    "torchax-svd-signs",
     "torchax-torch-autocast",
     "torchax-type-as",
     "torchscript-autodiff",
@@ -394,6 +395,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         inference_mode (the backend's part).
     torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
     torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
+    torchax-svd-signs: singular vectors have the signs that were observed, which U and V share
+        (`amp_fuzz.reference.gauge`).
     torchax-torch-autocast: a context casts nothing.
     torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from

@@ -154,6 +154,7 @@ FAULTS: Mapping[str, Around] = {
     "pow-too-large": _too_large(_aten.pow),
     "sub-too-large": _too_large(_aten.sub.Tensor),
     "svd-too-large": _too_large(torch.linalg.svd),
+    "svd-of-another-sign": _lowering(torch.linalg.svd, lambda made: (-made[0], *made[1:])),
     "trilinear-too-large": _too_large(_aten._trilinear),
     "bce-too-large": _too_large(_aten.binary_cross_entropy),
     "cat-too-large": _too_large(_aten.cat),
