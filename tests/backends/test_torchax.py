@@ -658,3 +658,18 @@ def test_an_observation_that_is_wrong_in_dtype_is_no_rounding(backend: TorchaxBa
 
     wrong = Wider(backend.mode, backend.process)
     assert judged(replace(wrong), MM) == ("diverged", "dtype")
+
+
+def test_signs_of_singular_vectors_that_a_jitted_program_does_not_return(
+    jitted: TorchaxBackend,
+) -> None:
+    one = case(
+        [x("x0", 3, 5)],
+        call("linalg.svd", "x0", full_matrices=False, to="v0 v1 v2"),
+        call("exp", "v0", to="v3"),
+        contexts=(),
+        backward="none",
+    )
+    program = msgspec.structs.replace(one.program, outputs=("v3",))
+    one = msgspec.structs.replace(one, program=program)
+    assert judged(jitted, one) == ("known", "torchax-svd-signs")
