@@ -28,6 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch._dynamo  # which a first call of a custom op imports, 2 s
 from torch._inductor.utils import fresh_cache
 
 from amp_fuzz.backends import Backend, backends, compiled
