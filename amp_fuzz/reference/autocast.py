@@ -278,6 +278,7 @@ QUIRKS = (
     "torchax-sums",
     "torchax-torch-autocast",
     "torchax-type-as",
+    "torchscript-addmm",
     "torchscript-autodiff",
     "torchscript-fallback",
     "torchscript-formulas",
@@ -395,6 +396,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
     torchax-torch-autocast: a context casts nothing.
     torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
+    torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
+        (`amp_fuzz.reference.formulas`).
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
     torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is

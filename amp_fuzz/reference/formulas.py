@@ -3,8 +3,8 @@
 TorchScript has gradient formulas of its own (torch/csrc/jit/runtime/symbolic_script.cpp). A few do
 not come to what autograd's come to where a gradient is not finite, where a bound of ``clamp`` is a
 tensor, or near the threshold of ``softplus``: they are written here again, from what they do, so
-that shadows follow them. It multiplies in place by a number with another kernel than eager. And a
-trace keeps no grad modes, not even those of torch's own functions.
+that shadows follow them. It multiplies in place by a number with another kernel than eager, and
+takes addmm apart. And a trace keeps no grad modes, not even those of torch's own functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference.autocast import active_quirks, enabled_devices
 
 __all__ = ["QUIRKS", "scripted"]
 
@@ -232,6 +232,28 @@ _NUMBERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
 )
 
 
+def _apart(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a product, which is rounded, and a sum, which takes what addmm refuses.
+
+    Under autocast the bias has the dtype of the product: the pass has cast it before.
+    """
+
+    def addmm(b: Tensor, x: Tensor, w: Tensor, /, **named: Any) -> Tensor:
+        if "out" in named or (named.get("beta", 1), named.get("alpha", 1)) != (1, 1):
+            return honest(b, x, w, **named)
+        product = torch.mm(x, w)
+        cast = enabled_devices() and b.is_floating_point() and b.dtype is not torch.float64
+        return torch.add(b.to(product.dtype) if cast else b, product)
+
+    return addmm
+
+
+_SUMS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (torch, "addmm", _apart),
+    (Tensor, "addmm", _apart),
+)
+
+
 @contextmanager
 def _replaced(functions: tuple[tuple[Any, str, Callable[..., Any]], ...]) -> Iterator[None]:
     with ExitStack() as stack:
@@ -264,6 +286,7 @@ def _modeless() -> Iterator[None]:
 
 
 QUIRKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "torchscript-addmm": lambda: _replaced(_SUMS),
     "torchscript-formulas": lambda: _replaced(_FORMULAS),
     "torchscript-mul-scalar": lambda: _replaced(_NUMBERS),
     "trace-grad-modes": _modeless,

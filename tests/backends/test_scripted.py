@@ -26,6 +26,7 @@ from amp_fuzz.engine import Settings, Task, draw, runnable
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
+from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, Statement, regions
 from amp_fuzz.reference import formulas
@@ -35,7 +36,7 @@ from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
 from amp_fuzz.without import WITHOUT
-from tests.helpers import BF16, Run, call, case, under, x
+from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
 ALL = [b for b in backends().values() if isinstance(b, ScriptBackend)]
@@ -425,6 +426,43 @@ def test_attention_weights_may_be_computed_with() -> None:
     assert judge(SCRIPT, example, known=False).outcome == "agreed"
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_an_addmm_that_is_taken_apart_is_known_under_autocast_too(
+    dtype: str | None, grad: bool
+) -> None:
+    """Under no_grad it falls back, since a weight requires grad, and its sum is float32."""
+    near = ([-2048.0], "float16"), ([2048.0, 1.0], "float16"), ([1.0, 1.0], "float16")
+    shapes = {"x0": (1, 1), "x1": (1, 2), "w2": (2, 1)}
+    inputs = [
+        x(name, *shape, dtype="float16", values=bits_of(*given))
+        for (name, shape), given in zip(shapes.items(), near, strict=True)
+    ]
+    product = call("addmm", "x0", "x1", "w2")
+    body = product if grad else under(NoGrad(), product)
+    contexts = () if dtype is None else (Autocast(dtype=dtype),)
+    inputs += [x("x3", 1), x("w4", 1)]
+    example = case(inputs, body, call("mul", "x3", "w4", to="v1"), contexts=contexts)
+    assert "torchscript-addmm" in judge(SCRIPT, example).known.split("+")
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-addmm")
+    with quiet():
+        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("bias", "shape"), [("float32", (2, 2)), ("int64", (2, 2)), ("float16", (3, 2, 2))]
+)
+def test_an_addmm_of_what_eager_refuses_is_a_sum(bias: str, shape: tuple[int, ...]) -> None:
+    inputs = [x("x0", *shape, dtype=bias), *(x(f"x{i}", 2, 2, dtype="float16") for i in (1, 2))]
+    body = call("neg", "x1", to="v9"), call("addmm", "x0", "x1", "x2")
+    example = case(inputs, *body, contexts=(), backward="none")
+    verdict = judge(SCRIPT, example)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("raise", "torchscript-addmm")
+    with quiet():
+        assert Judge(WrongKernel(SCRIPT, "neg"), shipped()).judge(example).outcome == "diverged"
+
+
 @pytest.mark.parametrize("name", WITHOUT_AUTOCAST)
 def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
     example = WITHOUT_AUTOCAST[name]
@@ -465,7 +503,7 @@ def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
         return seen
 
     monkeypatch.setattr(ScriptBackend, "run", run)
-    assert judge(SCRIPT, WITHOUT_AUTOCAST["addmm"]).outcome == "diverged"
+    assert judge(SCRIPT, WITHOUT_AUTOCAST["range"]).outcome == "diverged"
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["autocast", "bare"])

@@ -357,6 +357,19 @@ EXAMPLES: Mapping[str, Example] = {
             under(NoGrad(), call("addmm", "x2", "x0", "w1")),
         ),
     ),
+    "torchscript-addmm": Example(
+        "script",
+        case(
+            [
+                x("x0", 2, 1, dtype="float16", values=bits_of([2.0, -2048.0], "float16")),
+                x("x1", 2, 2, dtype="float16", values=bits_of([1.0, 1.0, 2048.0, 1.0], "float16")),
+                x("x2", 2, 1, dtype="float16", values=bits_of([1.0, 1.0], "float16")),
+            ],
+            NEG,
+            call("addmm", "x0", "x1", "x2"),
+            contexts=(),
+        ),
+    ),
     "torchscript-formulas": Example(
         "script",
         case(
