@@ -62,16 +62,20 @@ class _Addcmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, result: Tensor, value: Number) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.value, ctx.shape = value, x.shape
+        _, of_a, of_b, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(a if of_b else None, b if of_a else None)
+        ctx.value, ctx.shapes = value, (x.shape, a.shape, b.shape)
         return result.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        a, b = ctx.saved_tensors
+        (a, b), (of_x, *of) = ctx.saved_tensors, ctx.shapes
         scaled = grads[0] * ctx.value
-        of_a, of_b = (scaled * b).sum_to_size(a.shape), (scaled * a).sum_to_size(b.shape)
-        return grads[0].sum_to_size(ctx.shape), of_a, of_b, None, None
+        of_a, of_b = (
+            None if factor is None else (scaled * factor).sum_to_size(shape)
+            for factor, shape in zip((b, a), of, strict=True)
+        )
+        return grads[0].sum_to_size(of_x), of_a, of_b, None, None
 
 
 class _Divided(torch.autograd.Function):
@@ -79,14 +83,16 @@ class _Divided(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, result: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y)
+        # What no gradient needs may be written in place afterwards.
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, y)
+        ctx.shapes = x.shape, y.shape
         return result.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, y = ctx.saved_tensors
-        of_y = -grads[0] * x / (y * y)
-        return (grads[0] / y).sum_to_size(x.shape), of_y.sum_to_size(y.shape), None
+        (x, y), (left, right) = ctx.saved_tensors, ctx.shapes
+        of_y = None if x is None else (-grads[0] * x / (y * y)).sum_to_size(right)
+        return (grads[0] / y).sum_to_size(left), of_y, None
 
 
 class _Softplus(torch.autograd.Function):

@@ -238,6 +238,20 @@ def test_formulas_that_are_wrong_beside_the_pass_are_both_named() -> None:
     )
 
 
+def test_what_a_formula_does_not_need_may_be_written_afterwards() -> None:
+    """The dividend, where the divisor needs no gradient; the factor that needs one, of addcmul."""
+    body = (
+        call("relu", "w1"),
+        call("pow.Tensor_Scalar", "v0", 0.5, to="v1"),
+        call("mul.scalar", "v1", 2.0, to="v2"),
+        call("div", "v2", "x0", to="v3"),
+        call("addcmul", "x0", "v2", "x0", value=2.0, to="v4"),
+        call("mul.scalar", "v2", 3.0, form="inplace", to="v5"),
+    )
+    example = case([x("x0", 8), x("w1", 8)], *body, contexts=())
+    assert judge(SCRIPT, example).known == "torchscript-formulas"
+
+
 @pytest.mark.parametrize("op", ["relu", "clamp", "where", "addcmul", "div", "softplus"])
 def test_a_formula_that_is_wrong_otherwise_is_not_explained(
     op: str, monkeypatch: pytest.MonkeyPatch
@@ -378,6 +392,12 @@ WITHOUT_AUTOCAST = {
         backward="none",
         contexts=(),
     ),
+    "cat-empty": case(
+        [x("w0", 4, 17), x("w1", 0)],
+        call("cat", ["w0", "w1"], -2),
+        call("mul.scalar", "v0", 2.0, to="v1"),
+        contexts=(),
+    ),
     "clamp-broadcast": case(
         [x("w0", domain="zeros"), x("x1", 2, values="3f800000" * 2)],
         call("clamp.Tensor", "w0", "x1"),
@@ -390,6 +410,14 @@ WITHOUT_AUTOCAST = {
         call("linear", "v0", "x1", "w0", to="v1"),
         call("exp", "v1", to="v2", form="inplace"),
         backward="none",
+        contexts=(),
+    ),
+    "no-grad": case(
+        [x("w0", 1, 1), x("x1"), x("w2", 1), x("x3", dtype="bool", domain="zeros")],
+        call("addmm", "x1", "w0", "w0"),
+        under(
+            NoGrad(), call("cat", ["w2"], to="v1"), call("where", "x1", "x3", "v1", to="v2")
+        ),
         contexts=(),
     ),
     "scalar-out": case(
@@ -504,6 +532,25 @@ def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
 
     monkeypatch.setattr(ScriptBackend, "run", run)
     assert judge(SCRIPT, WITHOUT_AUTOCAST["range"]).outcome == "diverged"
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["optimised", "always"])
+def test_a_gradient_in_spite_of_no_grad_is_known_where_graphs_are_optimised_alone(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is optimised it cannot be told apart; what makes it without that is no such graph."""
+    example = WITHOUT_AUTOCAST["no-grad"]
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one in seen:
+            if first:
+                one.values["w2.grad"] = torch.ones(1)
+        return seen
+
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(SCRIPT, example).outcome == ("diverged" if first else "known")
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["autocast", "bare"])
