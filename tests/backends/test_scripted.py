@@ -18,6 +18,7 @@ from torch.jit import frontend
 
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends.merged import merged
 from amp_fuzz.backends.scripted import ScriptBackend, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
@@ -532,6 +533,43 @@ def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
 
     monkeypatch.setattr(ScriptBackend, "run", run)
     assert judge(SCRIPT, WITHOUT_AUTOCAST["range"]).outcome == "diverged"
+
+
+EXP, ANOTHER = call("exp", "w1"), call("exp", "w1", to="v1")
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "known"),
+    [
+        ((under(NoGrad(), EXP), ANOTHER), ("v2", "v3"), True),
+        ((EXP, under(NoGrad(), ANOTHER)), ("v2", "v3"), True),
+        ((under(NoGrad(), EXP), ANOTHER), ("v0", "v3"), True),
+        ((under(NoGrad(), EXP), ANOTHER), ("v0", "v1", "v3"), False),
+        ((under(NoGrad(), EXP), call("exp", "x0", to="v1")), ("v2", "v3"), False),
+    ],
+    ids=["none", "other-order", "one-returned", "both-returned", "another-call"],
+)
+def test_what_is_computed_in_two_grad_modes_is_computed_in_the_first(
+    body: tuple[Any, ...], outputs: tuple[str, ...], known: bool
+) -> None:
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    example = case([x("x0", 2), x("w1", 2), x("w4", 2)], *body, *after, contexts=())
+    program = msgspec.structs.replace(example.program, outputs=outputs)
+    verdict = judge(SCRIPT, msgspec.structs.replace(example, program=program))
+    entry = "torchscript-common-subexpressions"
+    assert (verdict.known == entry) if known else (verdict.outcome in ("agreed", "raised"))
+
+
+def test_what_is_written_is_computed_again() -> None:
+    inputs = [x("x0", 2), x("b1", 2), x("b2", 2)]
+    written = call("mul", "b1", "x0", form="inplace", to="v1")
+    out = call("exp", "x0", form="out", out="b2", to="v4")
+    body = call("exp", "b1"), written, call("exp", "b1", to="v2"), call("neg", "b2", to="v3"), out
+    example = case(inputs, *body, call("neg", "b2", to="v5"), call("neg", "x0", to="v6"))
+    assert merged(example.program) == example.program
+    twice = case(inputs, *example.program.body, call("neg", "x0", to="v7"))
+    program = msgspec.structs.replace(twice.program, outputs=("v7",))
+    assert merged(program) == msgspec.structs.replace(example.program, outputs=("v6",))
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["optimised", "always"])

@@ -48,6 +48,20 @@ def small(op: str) -> Case:
     return case(inputs, NEG, call(op, "x1"), contexts=(), backward="none")
 
 
+def merged() -> Case:
+    """Compute the same of a weight under no_grad and then without it; return neither."""
+    made = case(
+        [x("x0", 2), x("w1", 2)],
+        NEG,
+        under(NoGrad(), call("exp", "w1"), call("mul", "v0", "x0", to="v1")),
+        call("exp", "w1", to="v2"),
+        call("add", "v2", "x0", to="v3"),
+        contexts=(),
+    )
+    program = msgspec.structs.replace(made.program, outputs=("v9", "v1", "v3"))
+    return msgspec.structs.replace(made, program=program)
+
+
 AOT = "compile[aot_eager]"
 DECOMPOSED = "compile[aot_eager_decomp_partition]"
 INDUCTOR = "compile[inductor]"
@@ -370,6 +384,7 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "torchscript-common-subexpressions": Example("script", merged()),
     "torchscript-formulas": Example(
         "script",
         case(
