@@ -40,6 +40,17 @@ class Example(NamedTuple):
 
 
 EXAMPLES: Mapping[str, Example] = {
+    "compile-any-out": Example(
+        case(
+            [x("x0", 3), x("x1", 2, 3, dtype="uint8"), x("b2", 2, dtype="bool")],
+            NEG,
+            call("any.dim", "x1", 1, form="out", out="b2"),
+            contexts=(),
+            backward="none",
+        ),
+        "",  # an error is the end of a program
+        "compile[eager]",
+    ),
     "compile-batch-norm-statistics": Example(
         case(
             [x("x0", 2, 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16")],
