@@ -501,8 +501,8 @@ def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
-def test_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
-    """The transpose of the weight is returned, and so is what a no_grad region makes."""
+def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
+    """The transpose of the weight, which is returned: the backward pass raises for it."""
     example = case(
         [x("w0", 1, 1, domain="zeros"), x("x1", values="3f800000"), x("x2", 1, 1)],
         under(NoGrad(), call("einsum", "ij->ji", "w0")),
@@ -512,8 +512,8 @@ def test_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
     )
     program = msgspec.structs.replace(example.program, outputs=("v3", "v4"))
     example = msgspec.structs.replace(example, program=program)
-    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-requires-grad"
-    fewer = tuple(k for k in shipped() if k.id != "torchscript-requires-grad")
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-common-subexpressions"
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-common-subexpressions")
     with quiet():
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
@@ -533,6 +533,15 @@ def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
 
     monkeypatch.setattr(ScriptBackend, "run", run)
     assert judge(SCRIPT, WITHOUT_AUTOCAST["range"]).outcome == "diverged"
+
+
+def test_what_requires_grad_in_an_optimised_graph_alone_is_known_by_its_error() -> None:
+    (entry,) = (k for k in shipped() if k.id == "torchscript-requires-grad")
+    where = "if starts: torch.autograd.backward(starts, cotangents)"
+    said = "RuntimeError: derivative for aten::mul is not implemented"
+    assert entry.explains("raise", ["mul"], where, expected="no error", observed=said)
+    said = "RuntimeError: element 1 of tensors does not require grad and does not have a grad_fn"
+    assert not entry.explains("raise", ["mul"], where, expected="no error", observed=said)
 
 
 EXP, ANOTHER = call("exp", "w1"), call("exp", "w1", to="v1")
