@@ -119,6 +119,17 @@ EXAMPLES: Mapping[str, Example] = {
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
     ),
+    "compile-custom-op-promise": Example(
+        case(
+            [x("x0", 3), x("x1", 17, 4), x("w2", 4, 9)],
+            NEG,
+            under(BF16, call("tensordot", "x1", "w2", dims=[[1], [0]])),
+            entry="register_autocast",
+            backward="outside",
+        ),
+        "neg",
+        INDUCTOR,
+    ),
     "compile-clamp-broadcast": Example(
         case(
             [x("x0", 1), x("x1", 3), x("w2", 1)],
