@@ -69,6 +69,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "elided-casts",
         "inference-traces",
         "optimised-graphs",
+        "promised-dtypes",
         "separate-roundings",
     ] = ""
     stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""

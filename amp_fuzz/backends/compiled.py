@@ -262,7 +262,9 @@ class CompileBackend(TorchBackend):
         if self.rung == "eager":
             return _TracedReference(runtime)
         runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
-        return _TracedReference(runtime) if self.told else _UntoldReference(runtime)
+        kind = _TracedReference if self.told else _UntoldReference
+        # Inductor adds in loops of its own, and gives torch's convolutions channels last.
+        return kind(runtime, reorders=self.rung == "inductor")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from torch.autograd import profiler
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
@@ -56,6 +57,7 @@ Mode: TypeAlias = Literal["script", "trace"]
 QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
 CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
 REDUCTION_QUIRK = "torchscript-reduction"
+MERGING_QUIRK = "torchscript-common-subexpressions"
 _QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
 
@@ -244,7 +246,12 @@ class _ImitatingReference(ReferenceRuntime):
 
     def plain(self, case: Case, names: Names) -> dict[str, Any]:
         """Return the program as the driver calls it; a frozen module's weights need no grad."""
-        program = scripted(names["program"])
+        program = names["program"]
+        if MERGING_QUIRK in active_quirks() and case.plan.entry not in CUSTOM_OPS:
+            made = {**names}
+            exec(program_source(merged(self.meant(case).program)), made)
+            program = made["program"]
+        program = scripted(program)
         if self.backend.mode == "script" and case.plan.entry not in CUSTOM_OPS:
             program = _in_order(program)
         weights = numbers(case, "weight") if self.backend.freeze else ()

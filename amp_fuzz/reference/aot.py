@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -70,7 +70,9 @@ def _ranks() -> Iterator[None]:
 def _fractions() -> Iterator[None]:
     """Compute ``addcdiv(x, a, b, value=v)`` as ``x + (a / b) * v``, each step rounded.
 
-    Dynamo writes it so, and only where it is a function with a `value`.
+    Dynamo writes the function so, and the methods ``addcdiv_`` and ``addcmul_``, whose sum it
+    copies into ``x``; each only where it is given a `value`
+    (``torch._dynamo.config.enable_dynamo_decompositions``).
     """
     honest: Callable[..., torch.Tensor] = torch.addcdiv
 
@@ -80,11 +82,35 @@ def _fractions() -> Iterator[None]:
         x, a, b = args
         return torch.add(x, torch.mul(torch.div(a, b), kwargs["value"]))
 
-    torch.addcdiv = addcdiv
+    with ExitStack() as stack:
+        for name, first in (("addcdiv_", torch.div), ("addcmul_", torch.mul)):
+            stack.enter_context(_method(name, _in_place(name, first)))
+        torch.addcdiv = addcdiv
+        try:
+            yield
+        finally:
+            torch.addcdiv = honest
+
+
+def _in_place(name: str, first: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    honest = getattr(torch.Tensor, name)
+
+    def method(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(args) != 2 or kwargs.keys() != {"value"}:
+            return cast(torch.Tensor, honest(x, *args, **kwargs))
+        return x.copy_(first(*args) * kwargs["value"] + x)
+
+    return method
+
+
+@contextmanager
+def _method(name: str, function: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Give tensors a method in place of the one that they inherit."""
+    setattr(torch.Tensor, name, function)
     try:
         yield
     finally:
-        torch.addcdiv = honest
+        delattr(torch.Tensor, name)
 
 
 @contextmanager

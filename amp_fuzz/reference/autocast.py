@@ -279,7 +279,9 @@ QUIRKS = (
     "torchax-svd-signs",
     "torchax-torch-autocast",
     "torchax-type-as",
+    "torchscript-addmm",
     "torchscript-autodiff",
+    "torchscript-common-subexpressions",
     "torchscript-fallback",
     "torchscript-formulas",
     "torchscript-mul-scalar",
@@ -399,8 +401,12 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         (`amp_fuzz.reference.gauge`).
     torchax-torch-autocast: a context casts nothing.
     torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
+    torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
+        (`amp_fuzz.reference.formulas`).
     torchscript-autodiff: from the third call on, the gradients of a scripted program come from
         TorchScript's own formulas, which cast and round elsewhere.
+    torchscript-common-subexpressions: of two calls with the same arguments one is made, though the
+        other stands in another grad mode (`amp_fuzz.backends.merged`).
     torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
         given what does, is cast once more; an addmm there is a product, and a sum in float32.
     torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and softplus are

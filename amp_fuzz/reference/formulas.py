@@ -3,8 +3,8 @@
 TorchScript has gradient formulas of its own (torch/csrc/jit/runtime/symbolic_script.cpp). A few do
 not come to what autograd's come to where a gradient is not finite, where a bound of ``clamp`` is a
 tensor, or near the threshold of ``softplus``: they are written here again, from what they do, so
-that shadows follow them. It multiplies in place by a number with another kernel than eager. And a
-trace keeps no grad modes, not even those of torch's own functions.
+that shadows follow them. It multiplies in place by a number with another kernel than eager, and
+takes addmm apart. And a trace keeps no grad modes, not even those of torch's own functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference.autocast import active_quirks, enabled_devices
 
 __all__ = ["QUIRKS", "scripted"]
 
@@ -62,16 +62,20 @@ class _Addcmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, result: Tensor, value: Number) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.value, ctx.shape = value, x.shape
+        _, of_a, of_b, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(a if of_b else None, b if of_a else None)
+        ctx.value, ctx.shapes = value, (x.shape, a.shape, b.shape)
         return result.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        a, b = ctx.saved_tensors
+        (a, b), (of_x, *of) = ctx.saved_tensors, ctx.shapes
         scaled = grads[0] * ctx.value
-        of_a, of_b = (scaled * b).sum_to_size(a.shape), (scaled * a).sum_to_size(b.shape)
-        return grads[0].sum_to_size(ctx.shape), of_a, of_b, None, None
+        of_a, of_b = (
+            None if factor is None else (scaled * factor).sum_to_size(shape)
+            for factor, shape in zip((b, a), of, strict=True)
+        )
+        return grads[0].sum_to_size(of_x), of_a, of_b, None, None
 
 
 class _Divided(torch.autograd.Function):
@@ -79,14 +83,16 @@ class _Divided(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, result: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y)
+        # What no gradient needs may be written in place afterwards.
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, y)
+        ctx.shapes = x.shape, y.shape
         return result.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, y = ctx.saved_tensors
-        of_y = -grads[0] * x / (y * y)
-        return (grads[0] / y).sum_to_size(x.shape), of_y.sum_to_size(y.shape), None
+        (x, y), (left, right) = ctx.saved_tensors, ctx.shapes
+        of_y = None if x is None else (-grads[0] * x / (y * y)).sum_to_size(right)
+        return (grads[0] / y).sum_to_size(left), of_y, None
 
 
 class _Softplus(torch.autograd.Function):
@@ -232,6 +238,28 @@ _NUMBERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
 )
 
 
+def _apart(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a product, which is rounded, and a sum, which takes what addmm refuses.
+
+    Under autocast the bias has the dtype of the product: the pass has cast it before.
+    """
+
+    def addmm(b: Tensor, x: Tensor, w: Tensor, /, **named: Any) -> Tensor:
+        if "out" in named or (named.get("beta", 1), named.get("alpha", 1)) != (1, 1):
+            return honest(b, x, w, **named)
+        product = torch.mm(x, w)
+        cast = enabled_devices() and b.is_floating_point() and b.dtype is not torch.float64
+        return torch.add(b.to(product.dtype) if cast else b, product)
+
+    return addmm
+
+
+_SUMS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (torch, "addmm", _apart),
+    (Tensor, "addmm", _apart),
+)
+
+
 @contextmanager
 def _replaced(functions: tuple[tuple[Any, str, Callable[..., Any]], ...]) -> Iterator[None]:
     with ExitStack() as stack:
@@ -264,6 +292,7 @@ def _modeless() -> Iterator[None]:
 
 
 QUIRKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "torchscript-addmm": lambda: _replaced(_SUMS),
     "torchscript-formulas": lambda: _replaced(_FORMULAS),
     "torchscript-mul-scalar": lambda: _replaced(_NUMBERS),
     "trace-grad-modes": _modeless,

@@ -40,6 +40,17 @@ class Example(NamedTuple):
 
 
 EXAMPLES: Mapping[str, Example] = {
+    "compile-any-out": Example(
+        case(
+            [x("x0", 3), x("x1", 2, 3, dtype="uint8"), x("b2", 2, dtype="bool")],
+            NEG,
+            call("any.dim", "x1", 1, form="out", out="b2"),
+            contexts=(),
+            backward="none",
+        ),
+        "",  # an error is the end of a program
+        "compile[eager]",
+    ),
     "compile-batch-norm-statistics": Example(
         case(
             [x("x0", 2, 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16")],
@@ -107,6 +118,17 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "compile-context-leak": Example(
         case([x("x0", 2, 2)], NEG, under(BF16, INFERENCE), backward="none"), "unsqueeze"
+    ),
+    "compile-custom-op-promise": Example(
+        case(
+            [x("x0", 3), x("x1", 17, 4), x("w2", 4, 9)],
+            NEG,
+            under(BF16, call("tensordot", "x1", "w2", dims=[[1], [0]])),
+            entry="register_autocast",
+            backward="outside",
+        ),
+        "neg",
+        INDUCTOR,
     ),
     "compile-clamp-broadcast": Example(
         case(
@@ -349,6 +371,45 @@ def test_no_other_entry_explains_it(name: str) -> None:
 def test_another_bug_of_the_same_op_is_not_explained(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped(), wrong=EXAMPLES[name].op)
     assert verdict.outcome == "diverged"
+
+
+@pytest.mark.parametrize(("op", "other"), [("addcmul", 400.0), ("addcdiv", 2.0**-9)])
+def test_a_step_that_dynamo_rounds_in_place_is_explained(op: str, other: float) -> None:
+    """0.4 of the product, or quotient, is in float16's range, and that itself is not."""
+    inputs = [x("x0", 2), x("b1", 2, dtype="float16")]
+    inputs += [
+        x("x2", 2, dtype="float16", values=bits_of([1.0, 300.0], "float16")),
+        x("x3", 2, dtype="float16", values=bits_of([1.0, other], "float16")),
+    ]
+    body = call("neg", "x0", to="v9"), call(op, "b1", "x2", "x3", form="inplace", value=0.4)
+    example = Example(case(inputs, *body, contexts=(), backward="none"), op, "compile[eager]")
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("nonfinite", "compile-addcdiv")
+    assert judged(example, shipped(), wrong=op).outcome == "diverged"
+    assert judged(example, shipped(), wrong="neg").outcome == "diverged"
+
+
+def test_a_convolution_in_another_layout_leaves_the_range_in_another_order() -> None:
+    """Inductor gives torch's kernel channels last; what stays in the range is still compared."""
+    inputs = [
+        x("x0", 1, 6, 6, 4, dtype="bfloat16", domain="overflow"),
+        x("w1", 12, 1, 3, 3, dtype="bfloat16"),
+        x("x2", 1, 6, 6, 4, dtype="bfloat16"),
+    ]
+    body = [
+        call("conv2d.padding", f"x{i}", "w1", None, padding="same", groups=6, to=f"v{i}")
+        for i in (0, 2)
+    ]
+    one = case(inputs, *body, contexts=(), backward="none")
+    example = Example(one, "", INDUCTOR)
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.where) == ("range", "v0")
+    assert verdict.known == "compile-range"
+    wrong = judged(example, shipped(), wrong="conv2d.padding")
+    assert wrong.divergence is not None
+    assert (wrong.divergence.kind, wrong.divergence.where) == ("value", "v2")
 
 
 OUTS = {

@@ -18,6 +18,7 @@ from torch.jit import frontend
 
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends.merged import merged
 from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
@@ -26,6 +27,7 @@ from amp_fuzz.engine import Settings, Task, draw, runnable
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
 from amp_fuzz.known import Known, shipped
+from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.program import (
     Autocast,
@@ -43,7 +45,7 @@ from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
 from amp_fuzz.without import WITHOUT
-from tests.helpers import BF16, Run, call, case, drawn, under, x
+from tests.helpers import BF16, Run, WrongKernel, call, case, drawn, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
 ALL = [b for b in backends().values() if isinstance(b, ScriptBackend)]
@@ -245,6 +247,20 @@ def test_formulas_that_are_wrong_beside_the_pass_are_both_named() -> None:
     )
 
 
+def test_what_a_formula_does_not_need_may_be_written_afterwards() -> None:
+    """The dividend, where the divisor needs no gradient; the factor that needs one, of addcmul."""
+    body = (
+        call("relu", "w1"),
+        call("pow.Tensor_Scalar", "v0", 0.5, to="v1"),
+        call("mul.scalar", "v1", 2.0, to="v2"),
+        call("div", "v2", "x0", to="v3"),
+        call("addcmul", "x0", "v2", "x0", value=2.0, to="v4"),
+        call("mul.scalar", "v2", 3.0, form="inplace", to="v5"),
+    )
+    example = case([x("x0", 8), x("w1", 8)], *body, contexts=())
+    assert judge(SCRIPT, example).known == "torchscript-formulas"
+
+
 @pytest.mark.parametrize("op", ["relu", "clamp", "where", "addcmul", "div", "softplus"])
 def test_a_formula_that_is_wrong_otherwise_is_not_explained(
     op: str, monkeypatch: pytest.MonkeyPatch
@@ -385,6 +401,12 @@ WITHOUT_AUTOCAST = {
         backward="none",
         contexts=(),
     ),
+    "cat-empty": case(
+        [x("w0", 4, 17), x("w1", 0)],
+        call("cat", ["w0", "w1"], -2),
+        call("mul.scalar", "v0", 2.0, to="v1"),
+        contexts=(),
+    ),
     "clamp-broadcast": case(
         [x("w0", domain="zeros"), x("x1", 2, values="3f800000" * 2)],
         call("clamp.Tensor", "w0", "x1"),
@@ -397,6 +419,14 @@ WITHOUT_AUTOCAST = {
         call("linear", "v0", "x1", "w0", to="v1"),
         call("exp", "v1", to="v2", form="inplace"),
         backward="none",
+        contexts=(),
+    ),
+    "no-grad": case(
+        [x("w0", 1, 1), x("x1"), x("w2", 1), x("x3", dtype="bool", domain="zeros")],
+        call("addmm", "x1", "w0", "w0"),
+        under(
+            NoGrad(), call("cat", ["w2"], to="v1"), call("where", "x1", "x3", "v1", to="v2")
+        ),
         contexts=(),
     ),
     "scalar-out": case(
@@ -433,6 +463,43 @@ def test_attention_weights_may_be_computed_with() -> None:
     assert judge(SCRIPT, example, known=False).outcome == "agreed"
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_an_addmm_that_is_taken_apart_is_known_under_autocast_too(
+    dtype: str | None, grad: bool
+) -> None:
+    """Under no_grad it falls back, since a weight requires grad, and its sum is float32."""
+    near = ([-2048.0], "float16"), ([2048.0, 1.0], "float16"), ([1.0, 1.0], "float16")
+    shapes = {"x0": (1, 1), "x1": (1, 2), "w2": (2, 1)}
+    inputs = [
+        x(name, *shape, dtype="float16", values=bits_of(*given))
+        for (name, shape), given in zip(shapes.items(), near, strict=True)
+    ]
+    product = call("addmm", "x0", "x1", "w2")
+    body = product if grad else under(NoGrad(), product)
+    contexts = () if dtype is None else (Autocast(dtype=dtype),)
+    inputs += [x("x3", 1), x("w4", 1)]
+    example = case(inputs, body, call("mul", "x3", "w4", to="v1"), contexts=contexts)
+    assert "torchscript-addmm" in judge(SCRIPT, example).known.split("+")
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-addmm")
+    with quiet():
+        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("bias", "shape"), [("float32", (2, 2)), ("int64", (2, 2)), ("float16", (3, 2, 2))]
+)
+def test_an_addmm_of_what_eager_refuses_is_a_sum(bias: str, shape: tuple[int, ...]) -> None:
+    inputs = [x("x0", *shape, dtype=bias), *(x(f"x{i}", 2, 2, dtype="float16") for i in (1, 2))]
+    body = call("neg", "x1", to="v9"), call("addmm", "x0", "x1", "x2")
+    example = case(inputs, *body, contexts=(), backward="none")
+    verdict = judge(SCRIPT, example)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("raise", "torchscript-addmm")
+    with quiet():
+        assert Judge(WrongKernel(SCRIPT, "neg"), shipped()).judge(example).outcome == "diverged"
+
+
 @pytest.mark.parametrize("name", WITHOUT_AUTOCAST)
 def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
     example = WITHOUT_AUTOCAST[name]
@@ -442,8 +509,8 @@ def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
-def test_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
-    """The transpose of the weight is returned, and so is what a no_grad region makes."""
+def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
+    """The transpose of the weight, which is returned: the backward pass raises for it."""
     example = case(
         [x("w0", 1, 1, domain="zeros"), x("x1", values="3f800000"), x("x2", 1, 1)],
         under(NoGrad(), call("einsum", "ij->ji", "w0")),
@@ -453,8 +520,8 @@ def test_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
     )
     program = msgspec.structs.replace(example.program, outputs=("v3", "v4"))
     example = msgspec.structs.replace(example, program=program)
-    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-requires-grad"
-    fewer = tuple(k for k in shipped() if k.id != "torchscript-requires-grad")
+    assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-common-subexpressions"
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-common-subexpressions")
     with quiet():
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
@@ -473,7 +540,72 @@ def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
         return seen
 
     monkeypatch.setattr(ScriptBackend, "run", run)
-    assert judge(SCRIPT, WITHOUT_AUTOCAST["addmm"]).outcome == "diverged"
+    assert judge(SCRIPT, WITHOUT_AUTOCAST["range"]).outcome == "diverged"
+
+
+def test_what_requires_grad_in_an_optimised_graph_alone_is_known_by_its_error() -> None:
+    (entry,) = (k for k in shipped() if k.id == "torchscript-requires-grad")
+    where = "if starts: torch.autograd.backward(starts, cotangents)"
+    said = "RuntimeError: derivative for aten::mul is not implemented"
+    assert entry.explains("raise", ["mul"], where, expected="no error", observed=said)
+    said = "RuntimeError: element 1 of tensors does not require grad and does not have a grad_fn"
+    assert not entry.explains("raise", ["mul"], where, expected="no error", observed=said)
+
+
+EXP, ANOTHER = call("exp", "w1"), call("exp", "w1", to="v1")
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "known"),
+    [
+        ((under(NoGrad(), EXP), ANOTHER), ("v2", "v3"), True),
+        ((EXP, under(NoGrad(), ANOTHER)), ("v2", "v3"), True),
+        ((under(NoGrad(), EXP), ANOTHER), ("v0", "v3"), True),
+        ((under(NoGrad(), EXP), ANOTHER), ("v0", "v1", "v3"), False),
+        ((under(NoGrad(), EXP), call("exp", "x0", to="v1")), ("v2", "v3"), False),
+    ],
+    ids=["none", "other-order", "one-returned", "both-returned", "another-call"],
+)
+def test_what_is_computed_in_two_grad_modes_is_computed_in_the_first(
+    body: tuple[Any, ...], outputs: tuple[str, ...], known: bool
+) -> None:
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    example = case([x("x0", 2), x("w1", 2), x("w4", 2)], *body, *after, contexts=())
+    program = msgspec.structs.replace(example.program, outputs=outputs)
+    verdict = judge(SCRIPT, msgspec.structs.replace(example, program=program))
+    entry = "torchscript-common-subexpressions"
+    assert (verdict.known == entry) if known else (verdict.outcome in ("agreed", "raised"))
+
+
+def test_what_is_written_is_computed_again() -> None:
+    inputs = [x("x0", 2), x("b1", 2), x("b2", 2)]
+    written = call("mul", "b1", "x0", form="inplace", to="v1")
+    out = call("exp", "x0", form="out", out="b2", to="v4")
+    body = call("exp", "b1"), written, call("exp", "b1", to="v2"), call("neg", "b2", to="v3"), out
+    example = case(inputs, *body, call("neg", "b2", to="v5"), call("neg", "x0", to="v6"))
+    assert merged(example.program) == example.program
+    twice = case(inputs, *example.program.body, call("neg", "x0", to="v7"))
+    program = msgspec.structs.replace(twice.program, outputs=("v7",))
+    assert merged(program) == msgspec.structs.replace(example.program, outputs=("v6",))
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["optimised", "always"])
+def test_a_gradient_in_spite_of_no_grad_is_known_where_graphs_are_optimised_alone(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is optimised it cannot be told apart; what makes it without that is no such graph."""
+    example = WITHOUT_AUTOCAST["no-grad"]
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one in seen:
+            if first:
+                one.values["w2.grad"] = torch.ones(1)
+        return seen
+
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(SCRIPT, example).outcome == ("diverged" if first else "known")
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["autocast", "bare"])

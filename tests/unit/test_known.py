@@ -48,6 +48,20 @@ def small(op: str) -> Case:
     return case(inputs, NEG, call(op, "x1"), contexts=(), backward="none")
 
 
+def merged() -> Case:
+    """Compute the same of a weight under no_grad and then without it; return neither."""
+    made = case(
+        [x("x0", 2), x("w1", 2)],
+        NEG,
+        under(NoGrad(), call("exp", "w1"), call("mul", "v0", "x0", to="v1")),
+        call("exp", "w1", to="v2"),
+        call("add", "v2", "x0", to="v3"),
+        contexts=(),
+    )
+    program = msgspec.structs.replace(made.program, outputs=("v9", "v1", "v3"))
+    return msgspec.structs.replace(made, program=program)
+
+
 AOT = "compile[aot_eager]"
 DECOMPOSED = "compile[aot_eager_decomp_partition]"
 INDUCTOR = "compile[inductor]"
@@ -357,6 +371,20 @@ EXAMPLES: Mapping[str, Example] = {
             under(NoGrad(), call("addmm", "x2", "x0", "w1")),
         ),
     ),
+    "torchscript-addmm": Example(
+        "script",
+        case(
+            [
+                x("x0", 2, 1, dtype="float16", values=bits_of([2.0, -2048.0], "float16")),
+                x("x1", 2, 2, dtype="float16", values=bits_of([1.0, 1.0, 2048.0, 1.0], "float16")),
+                x("x2", 2, 1, dtype="float16", values=bits_of([1.0, 1.0], "float16")),
+            ],
+            NEG,
+            call("addmm", "x0", "x1", "x2"),
+            contexts=(),
+        ),
+    ),
+    "torchscript-common-subexpressions": Example("script", merged()),
     "torchscript-formulas": Example(
         "script",
         case(
