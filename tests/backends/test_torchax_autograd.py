@@ -222,6 +222,12 @@ FINDINGS = {
     ),
     "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
     "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
+    "xla-fast-tanh": case(
+        [x("x0", 2, values="c0600000c09f5c29")],  # -3.5, -5
+        call("gelu", "x0", approximate="tanh"),
+        backward="none",
+        contexts=(),
+    ),
 }
 
 OTHERWISE = {
@@ -231,8 +237,67 @@ OTHERWISE = {
     "torchax-layer-norm-backward": ("layer-norm-too-large", "value"),
     "torchax-backward-sizes": ("mm-too-large", "value"),
     "torchax-backward-raises": ("div-mode-too-large", "value"),
+    "xla-fast-tanh": ("gelu-too-large", "value"),
 }
 """A fault beside what an entry names, and what kind of divergence it is."""
+
+TANH = call("tanh", "w1", to="v1")
+FLATTENED = case(SQUARES, call("flatten", "w1", form="method"), TANH)
+REENTRANT = case(
+    SQUARES, call("mm", "x0", "w1"), call("exp", "v0", to="v1"), checkpoint="reentrant"
+)
+NORMED = FINDINGS["torchax-layer-norm-backward"]
+
+GRADIENTS = [
+    ("torchax-cut-graph", FLATTENED, "tanh-backward-too-large", "grad-value"),
+    ("torchax-cut-graph", FLATTENED, "gradients-forgotten", "grad-missing"),
+    ("torchax-backward-dtypes", MM, "gradients-halved-by-autograd", "grad-value"),
+    ("torchax-backward-dtypes", MM, "gradients-forgotten", "grad-missing"),
+    (
+        "torchax-backward-dtypes",
+        case(SQUARES, call("tanh", "w1"), call("mm", "x0", "v0", to="v1")),
+        *("tanh-backward-too-large", "grad-value"),
+    ),
+    ("torchax-checkpoint", REENTRANT, "gradients-halved-by-autograd", "grad-value"),
+    ("torchax-checkpoint", REENTRANT, "gradients-forgotten", "grad-missing"),
+    ("torchax-checkpoint", FINDINGS["torchax-checkpoint"], "backward-raises-otherwise", "raise"),
+    ("torchax-layer-norm-backward", NORMED, "backward-raises-otherwise", "raise"),
+    ("torchax-layer-norm-backward", NORMED, "layer-norm-raises-forward", "raise"),
+    (
+        "torchax-backward-sizes",
+        FINDINGS["torchax-backward-sizes"],
+        *("backward-raises-otherwise", "raise"),
+    ),
+    (
+        "torchax-backward-raises",
+        FINDINGS["torchax-backward-raises"],
+        *("backward-raises-otherwise", "raise"),
+    ),
+]
+"""A fault of gradients beside what an entry names. Where that raises there are none to be wrong:
+the error is another one, or is raised elsewhere.
+"""
+
+UNRAISED = [
+    (
+        case([x("x0", 2, 2), x("w1", 2, 2)], call("layer_norm", "x0", [2]), TANH, contexts=()),
+        "tanh-backward-too-large",
+    ),
+    (
+        case(SQUARES, call("matmul", "x0", "w1"), contexts=()),
+        "gradients-halved-by-autograd",
+    ),
+    (
+        case(
+            SQUARES,
+            under(NoGrad(), call("div.mode", "w1", "x0", rounding_mode="floor")),
+            TANH,
+            contexts=(),
+        ),
+        "tanh-backward-too-large",
+    ),
+]
+"""Ops whose derivatives raise, where they are not asked for them, and another gradient's fault."""
 
 
 @needs_jax
@@ -281,10 +346,39 @@ def test_an_entry_hides_no_other_fault(seeded: tuple[TorchaxBackend, Path], name
 
 
 @needs_jax
+@pytest.mark.parametrize(("name", "one", "fault", "kind"), GRADIENTS)
+def test_an_entry_hides_no_fault_of_gradients(
+    seeded: tuple[TorchaxBackend, Path], name: str, one: Case, fault: str, kind: str
+) -> None:
+    backend, file = seeded
+    file.write_text("")
+    assert judged(backend, one) == ("known", name)
+    file.write_text(fault)
+    try:
+        assert judged(backend, one) == ("diverged", kind)
+    finally:
+        file.write_text("")
+
+
+@needs_jax
+@pytest.mark.parametrize(("one", "fault"), UNRAISED)
+def test_what_raises_elsewhere_hides_no_wrong_gradient(
+    seeded: tuple[TorchaxBackend, Path], one: Case, fault: str
+) -> None:
+    backend, file = seeded
+    file.write_text("")
+    assert judged(backend, one) == ("agreed", "")
+    file.write_text(fault)
+    try:
+        assert judged(backend, one) == ("diverged", "grad-value")
+    finally:
+        file.write_text("")
+
+
+@needs_jax
 def test_a_reentrant_checkpoint_is_recomputed_in_float32(backend: TorchaxBackend) -> None:
     """No error says so: its gradients are nearer to the exact ones than the program's dtype is."""
-    one = case(SQUARES, call("mm", "x0", "w1"), call("exp", "v0", to="v1"), checkpoint="reentrant")
-    assert judged(backend, one) == ("known", "torchax-checkpoint")
+    assert judged(backend, REENTRANT) == ("known", "torchax-checkpoint")
 
 
 # -- faults ---------------------------------------------------------------------------------------
