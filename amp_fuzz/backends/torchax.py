@@ -602,8 +602,8 @@ class Torchax:
         reset_state("cpu")
 
 
-# What XLA compiles for a case takes 7 MiB op by op, 40 where modules share no context, and JAX
-# gives none of it back.
+# What XLA compiles for a case takes 6 MiB op by op, 40 where modules share no context, and JAX
+# gives none of it back: 1,265 MiB in the end (docs/speed.md).
 _LIVES = 120
 
 MODES = (
