@@ -1,6 +1,7 @@
 """What a case costs on JAX and torchax, op by op and jitted: cold, warm, and compiling apart.
 
     python benchmarks/jax_cost.py            # all four; writes jax_cost.json
+    python benchmarks/jax_cost.py --along    # what a process holds in the end; adds that to it
 
 For each backend, in CPU seconds of the process that runs the cases, all threads, without the judge:
 
@@ -10,6 +11,10 @@ disk: the same programs in another process, with the folder that the first one f
 new: M programs that were not seen, after the N, in that other process.
 
 Each process has run one other case first, for what torch and JAX import then.
+
+With --along, a process and a folder that are new run as many programs as a process of that backend
+may before it is replaced (torchax), or gives back what it compiled (jax), and some more of jax: MiB
+that are resident after each 20 of them, and the most there were.
 """
 
 from __future__ import annotations
@@ -33,12 +38,13 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from amp_fuzz.backends import backends  # noqa: E402
+from amp_fuzz.backends import backends, jaxed, torchax  # noqa: E402
 from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
 from amp_fuzz.judge import quiet  # noqa: E402
 
 JSON = Path(__file__).with_suffix(".json")
 NAMES = ("torchax", "torchax[jit]", "jax", "jax[jit]")
+STRETCH = {"torchax": (torchax._LIVES, 0), "jax": (jaxed._KEPT, 40)}
 
 
 def main() -> int:
@@ -49,10 +55,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--statements", type=int, default=8)
     parser.add_argument("--backend", action="append", help="of the four; again for more")
-    parser.add_argument("--here", choices=("first", "other"), help=argparse.SUPPRESS)
+    parser.add_argument("--along", action="store_true", help="memory alone")
+    parser.add_argument("--here", choices=("first", "other", "along"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
         print(json.dumps(measure(options)))
+        return 0
+    if options.along:
+        found = json.loads(JSON.read_text())
+        for name in options.backend or NAMES:
+            found["backends"][name]["along"] = apart(options, name, "along")
+            print(name, json.dumps(found["backends"][name]["along"]), flush=True)
+            JSON.write_text(json.dumps(found, indent=1) + "\n")
         return 0
     old = json.loads(JSON.read_text()) if JSON.exists() and options.backend else {}
     found = {
@@ -74,17 +88,24 @@ def row(options: argparse.Namespace, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         parts: dict[str, Any] = {}
         for here in ("first", "other"):
-            words = [f"--{n}={getattr(options, n)}" for n in ("cases", "new", "seed", "statements")]
-            command = [sys.executable, __file__, *words, f"--backend={name}", f"--here={here}"]
-            environment = {**os.environ, "XDG_CACHE_HOME": folder, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, check=True, text=True
-            )
-            parts |= json.loads(done.stdout.splitlines()[-1])
+            parts |= apart(options, name, here, folder)
         sizes = [entry.stat().st_size for entry in Path(folder).rglob("*-cache")]
     compiling = parts["cold"]["s"] - parts["same"]["s"]
     on_disk = {"entries": len(sizes), "MiB": round(sum(sizes) / 2**20, 1)}
     return {**parts, "compile_s": round(compiling, 4), "on the disk": on_disk}
+
+
+def apart(options: argparse.Namespace, name: str, here: str, folder: str = "") -> dict[str, Any]:
+    """Return what a process measures, with a folder of its own if none is given."""
+    words = [f"--{n}={getattr(options, n)}" for n in ("cases", "new", "seed", "statements")]
+    command = [sys.executable, __file__, *words, f"--backend={name}", f"--here={here}"]
+    with tempfile.TemporaryDirectory() as own:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder or own, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, check=True, text=True
+        )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -126,6 +147,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for case in drawn(1, options.seed + 1000):
             sides.observe(case)
         begun = round(time.process_time() - start, 2)
+        if options.here == "along":
+            last, more = STRETCH[name.partition("[")[0]]
+            cases = drawn(last + more, options.seed)
+            resident = {"0": round(_memory())}
+            for number, case in enumerate(cases, 1):
+                sides.observe(case)
+                if number % 20 == 0 or number == last - 2:  # one case ran before
+                    resident[str(number)] = round(_memory())
+            return {"resident MiB": resident, "most MiB": round(_memory("VmHWM"))}
         cases = drawn(options.cases + options.new, options.seed)
         once, new = cases[: options.cases], cases[options.cases :]
         if options.here == "first":
@@ -133,9 +163,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return {"disk": run(once), "new": run(new)}
 
 
-def _memory() -> float:
+def _memory(what: str = "VmRSS") -> float:
     text = Path("/proc/self/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+    return int(text.partition(f"{what}:")[2].split()[0]) / 1024
 
 
 if __name__ == "__main__":

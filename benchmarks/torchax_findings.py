@@ -1,6 +1,6 @@
 """How small the minimiser makes what torchax_hunt.py met, and whether the scripts show it.
 
-    python benchmarks/torchax_findings.py [--records=DIR] [--seconds=40] [--only=ID,...]
+    python benchmarks/torchax_findings.py [--records=DIR] [--seconds=120] [--only=ID,...]
 
 For each known entry, the first case of the records that it explains alone is minimised, with the
 other entries in the list, and written as a script that imports torch, jax and torchax only. Of an
@@ -25,11 +25,12 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case, loads
-from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import statements
+from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.repro import ReproError, repro
-from amp_fuzz.shrink import Shrunk, Target, asker, confirmed, shrink, working
+from amp_fuzz.supervise import Journal, minimise
+from amp_fuzz.supervised import Done, Job
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(__file__).with_suffix(".json")
@@ -38,7 +39,7 @@ OUT = Path(__file__).with_suffix(".json")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=Path, default=Path(".amp-fuzz/torchax-hunt"))
-    parser.add_argument("--seconds", type=float, default=40, help="of CPU, for each")
+    parser.add_argument("--seconds", type=float, default=120, help="for each")
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -47,8 +48,7 @@ def main() -> None:
     for name, line in first(given.records).items():
         if (only and name not in only) or (not only and name in rows):
             continue
-        with quiet():
-            row = minimised(name, line, given.seconds)
+        row = minimised(name, line, given.seconds)
         print(name, json.dumps(row, indent=1), flush=True)
         rows[name] = row
         OUT.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
@@ -78,47 +78,51 @@ def examples() -> Iterator[tuple[str, str, Case]]:
         yield name, "torchax", case
     for made in test_torchax_ops.MADE.values():
         yield made.known, "torchax", made.one
+    yield "torchax-svd-signs-back", "torchax", test_torchax_ops.MADE["svd"].one
+    yield "torchax-softmax-dtype", "torchax[jit]", test_torchax.jitted_in_inference_mode("softmax")
     for name, case in test_torchax_autograd.FINDINGS.items():
         yield name, "torchax[autograd]", case
+    yield "torchax-checkpoint-functions", "torchax[autograd]", test_torchax_autograd.RECOMPUTED
 
 
 def minimised(name: str, line: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Minimise the case of a line without the entry, and run the script of what is left."""
-    backend = backends()[line["backend"]]
-    judge = Judge(backend, tuple(entry for entry in shipped() if entry.id != name))
-    verdict = judge.judge(loads(json.dumps(line["case"])))
-    if verdict.divergence is None:
-        return {"case": line["id"], "backend": line["backend"], "outcome": verdict.outcome}
-    target = Target.of(verdict)
-    ask, reference = asker(judge, target), backend.reference()
-    *_, last = shrink(verdict.case, target, ask, reference, seconds=seconds, clock=working())
-    assert isinstance(last, Shrunk)
-    final = confirmed(judge, target, last.chain) or verdict
-    backend.process.close()  # type: ignore[attr-defined]
+    """Minimise the case of a line without the entry, and run the script of what is left.
+
+    Each candidate runs in a process that is watched: torchax dies of some.
+    """
+    case, found = loads(json.dumps(line["case"])), {"case": line["id"], "backend": line["backend"]}
+    known = tuple(entry for entry in shipped() if entry.id != name)
+    journal = Journal()
+    *_, last = minimise(Job(case, line["backend"], known), seconds=seconds, journal=journal)
+    if not isinstance(last, Done):
+        return {**found, "outcome": str(last)}
+    record = last.record
+    small = record.minimised or record.case
     return {
-        "case": line["id"],
-        "backend": line["backend"],
-        "statements": [_count(verdict), _count(final)],
-        "kind": final.divergence.kind if final.divergence else "",
-        "op": last.op,
+        **found,
+        "statements": [_count(case), _count(small)],
+        "kind": record.kind,
+        "op": record.op,
         "tried": last.tried,
+        "died": sum(answer.said == "crash" for answer in journal.answers.values()),
         "seconds": round(last.seconds, 1),
         "reason": last.reason,
-        "program": str(final.case).splitlines()[1:],
-        "expected": final.divergence.expected if final.divergence else "",
-        "observed": final.divergence.observed if final.divergence else "",
-        "script": shown(judge, final, last.op),
+        "confirmed": last.confirmed,
+        "program": str(small).splitlines()[1:],
+        "expected": record.expected,
+        "observed": record.observed,
+        "script": shown(record, small),
     }
 
 
-def _count(verdict: Verdict) -> int:
-    return len(list(statements(verdict.case.program.body)))
+def _count(case: Case) -> int:
+    return len(list(statements(case.program.body)))
 
 
-def shown(judge: Judge, verdict: Verdict, op: str) -> dict[str, Any]:
+def shown(record: DivergenceRecord, small: Case) -> dict[str, Any]:
     """Run the script of a divergence where nothing of amp-fuzz can be imported."""
     try:
-        text = repro(verdict.case, judge.backend, verdict.finding("", op=op))
+        text = repro(small, backends()[record.backend], record)
     except ReproError as error:
         return {"error": str(error)}
     with tempfile.TemporaryDirectory() as folder:

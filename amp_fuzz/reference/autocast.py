@@ -263,6 +263,7 @@ QUIRKS = (
     "query-asks-cuda",
     "torchax-backward-dtypes",
     "torchax-checkpoint",
+    "torchax-checkpoint-functions",
     "torchax-composites",
     "torchax-cut-graph",
     "torchax-dtype-argument",
@@ -368,6 +369,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
         are products with what was given, not with its casts.
     torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
+    torchax-checkpoint-functions: what a checkpoint recomputes torchax does not see as functions,
+        but as the ops that these are made of (the backend's part).
     torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
         that torchax computes whole (`OPAQUE`) have none, nor has what they are made of, unless
         another function calls them.

@@ -49,16 +49,21 @@ def register(name: str, kernel: Callable[..., Any], key: str = OWN, *, lent: boo
 
     ``addmm`` is ``aten::addmm``. lent: only until `take_back`.
     """
-    global _fallback
-    if _fallback is None:
-        _fallback = torch.library.Library("_", "IMPL")
-        _fallback.fallback(torch.library.fallthrough_kernel, OWN)
+    _fall_through()
     namespace, _, own = name.rpartition("::")
     namespace = namespace or "aten"
     libraries = _lent if lent else _libraries
     if namespace not in libraries:
         libraries[namespace] = torch.library.Library(namespace, "IMPL")
     libraries[namespace].impl(own, kernel, key, with_keyset=True)
+
+
+def _fall_through() -> None:
+    """Let ops without a kernel on the key pass it; without this they raise where it is on."""
+    global _fallback
+    if _fallback is None:
+        _fallback = torch.library.Library("_", "IMPL")
+        _fallback.fallback(torch.library.fallthrough_kernel, OWN)
 
 
 def take_back() -> None:
@@ -84,6 +89,8 @@ def is_composite(overload: Any) -> bool:
 
 def switch(on: bool) -> None:
     """Include the key in, or exclude it from, every dispatch of this thread."""
+    if on:  # a quirk may switch it on before there is any kernel
+        _fall_through()
     torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
 

@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from amp_fuzz.reference.exact import EXACT
 from amp_fuzz.reference.schemas import bound, draws
@@ -135,7 +136,8 @@ class Shadow(TorchDispatchMode):
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
-            another precision in between comes to what is between the last two.
+            another precision in between comes to what is between the last two. What is unbounded
+            and beyond float64 itself is some number, in sums and products of numbers.
 
     Of more than 16 copies, each fourth has 0 where the others have both signs, as after a sum whose
     digits all cancel.
@@ -289,6 +291,8 @@ class Shadow(TorchDispatchMode):
                     self._added_in_turn(made[0], lost(call.func, call.args, call.kwargs)),
                     *made[1:],
                 ]
+            if self.reach == "unbounded" and self.reorders and call.expands:
+                made = [_held(copies, inputs) for copies in made]
             if self.reorders and call.scales:
                 beyond = self._scaled_beyond(call, results)
             elif self.reorders and (call.adds or call.transforms or call.averages > 1):
@@ -661,6 +665,7 @@ class _Facts:
     batched: bool
     factors: bool
     adds: bool
+    expands: bool
     casts: bool
     divides: bool
     normalises: bool
@@ -682,6 +687,7 @@ def _facts(func: Any) -> _Facts:
         batched=pointwise and not moves and not writes,
         factors=name.startswith(_FACTORING),
         adds=name.partition(".")[0] in _ADDING,
+        expands=name.partition(".")[0] in _EXPANDING,
         casts=name.partition(".")[0] in _CASTING,
         divides=name in ("div.Tensor", "div_.Tensor"),
         normalises=any(part in name for part in ("batch_norm", "group_norm", "layer_norm")),
@@ -698,6 +704,11 @@ class _Call:
         self.view, self.draws, self.uninitialised = facts.view, facts.draws, facts.uninitialised
         self.moves, self.pointwise = facts.moves, facts.pointwise
         self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
+        self.expands = facts.expands and all(
+            math.isfinite(abs(n))
+            for n in tree_leaves((args, kwargs))
+            if isinstance(n, float | complex)
+        )
         self.normalises = facts.normalises
         self.averages = _AVERAGING.get(func, 1)
         self.bounds = func in _BOUNDING
@@ -892,6 +903,11 @@ _ADDING = frozenset(
     ]
 )
 
+# Sums and products: of numbers they are numbers, if there is room.
+_EXPANDING = _ADDING | {
+    f"{name}{place}" for name in ("add", "addcmul", "mul", "square", "sub") for place in ("", "_")
+}
+
 # Reductions that promise to cast to the dtype which they are told, and where that is narrower need
 # not: torch's sum over dimensions that are not neighbours does not (`should_use_acc_buffer`,
 # aten/src/ATen/native/ReduceOps.cpp), and its other sums do.
@@ -1015,6 +1031,18 @@ def _ended(copies: torch.Tensor, end: float) -> torch.Tensor:
     if copies.is_complex():
         return torch.view_as_complex(_ended(torch.view_as_real(copies), end))
     return torch.where(copies.abs() > end, torch.inf * copies.sign(), copies)
+
+
+def _held(copies: torch.Tensor | None, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return copies with numbers in place of what is none, if all that it was made of are."""
+    if copies is None or not all(i.numel() and bool(torch.isfinite(i).all()) for i in inputs):
+        return copies
+    if copies.is_complex():
+        parts = _held(torch.view_as_real(copies), ())
+        assert parts is not None
+        return torch.view_as_complex(parts)
+    high = torch.finfo(torch.float64).max / 2  # it is rounded up later
+    return copies.nan_to_num(high, high, -high) if copies.is_floating_point() else copies
 
 
 def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any, few: float) -> float:

@@ -123,11 +123,16 @@ class Cutting(TorchFunctionMode):
         if isinstance(func, torch._ops.OpOverload) and not dispatch.is_composite(func):
             name = func.name().removeprefix("aten::").removesuffix(".default")
             args, kwargs = _given(self.cast(name), (args, kwargs))
-        made = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        cuts = func in CUTS or getattr(func, "overloadpacket", func) in CUT_OVERLOADS
+        if cuts or _is_bicubic(func, kwargs):
+            with torch.no_grad():  # nor does a checkpoint see what these would keep for a gradient
+                made = func(*args, **kwargs)
+            return _detached(made)
+        made = func(*args, **kwargs)
         if func is torch.Tensor.to:
             return made if made.dtype is args[0].dtype else made.detach()
-        cuts = func in CUTS or getattr(func, "overloadpacket", func) in CUT_OVERLOADS
-        return _detached(made) if cuts or _is_bicubic(func, kwargs or {}) else made
+        return made
 
 
 def _is_bicubic(func: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -208,20 +213,25 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, made: torch.Tensor, x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
-        ctx.save_for_backward(a, b)
+        # In torch's order, and no more than it keeps: a checkpoint tells tensors by their number.
+        kept = [(b, ctx.needs_input_grad[2]), (a, ctx.needs_input_grad[3])]
+        kept = kept if x is None else kept[::-1]
+        ctx.save_for_backward(*(factor for factor, needed in kept if needed))
         ctx.x, ctx.beta, ctx.alpha = x, beta, alpha
+        ctx.shape, ctx.dtypes = (*a.shape[:-1], b.shape[-1]), (a.dtype, b.dtype)
         return made.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        a, b = ctx.saved_tensors
         _, to_x, to_a, to_b, *_ = ctx.needs_input_grad
+        saved = list(ctx.saved_tensors)
+        saved = saved if ctx.x is None else saved[::-1]
         part = grad * ctx.alpha if ctx.alpha != 1 else grad
-        part = part.expand(*a.shape[:-1], b.shape[-1])
-        product = torch.mm if a.dim() == 2 else torch.bmm
+        part = part.expand(ctx.shape)
+        product = torch.mm if len(ctx.shape) == 2 else torch.bmm
         x = (grad * ctx.beta).sum_to_size(ctx.x.shape).to(ctx.x.dtype) if to_x else None
-        first = product(*_alike([part, b.mH])).to(a.dtype) if to_a else None
-        second = product(*_alike([a.mH, part])).to(b.dtype) if to_b else None
+        first = product(*_alike([part, saved.pop(0).mH])).to(ctx.dtypes[0]) if to_a else None
+        second = product(*_alike([saved.pop(0).mH, part])).to(ctx.dtypes[1]) if to_b else None
         return None, x, first, second, None, None
 
 

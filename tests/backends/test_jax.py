@@ -833,3 +833,5 @@ def test_a_rounding_that_is_there_is_not_taken_for_one_left_out() -> None:
             wide = JAX.reference().run(PRODUCT)
         left_out = dataclasses.replace(wide, elided=("v1", "v2"))
         assert judge._elided(PRODUCT, seen, left_out)[0] is not None
+        elsewhere = dataclasses.replace(wide, elided=("v2",))  # the value that differs is v1
+        assert judge._elided(PRODUCT, seen, elsewhere)[0] is None

@@ -458,19 +458,23 @@ def test_a_softmax_of_another_dtype_is_no_forgotten_argument(
     assert judged(backend, one) == ("agreed", "")
 
 
+def jitted_in_inference_mode(op: str) -> Case:
+    """Return a case of the entry ``torchax-softmax-dtype``."""
+    return case(
+        [x("x0", 2, 2)],
+        call("mm", "x0", "x0"),
+        call(op, "v0", 1, dtype=DType("float32"), to="v1"),
+        backward="none",
+        first_pass="inference_mode",
+    )
+
+
 @needs_jax
 @pytest.mark.parametrize("op", ["softmax", "softmin"])
 def test_a_softmax_that_was_jitted_in_inference_mode_knows_no_dtype(
     jitted: TorchaxBackend, op: str
 ) -> None:
-    dtype = DType("float32")
-    one = case(
-        [x("x0", 2, 2)],
-        call("mm", "x0", "x0"),
-        call(op, "v0", 1, dtype=dtype, to="v1"),
-        backward="none",
-        first_pass="inference_mode",
-    )
+    one = jitted_in_inference_mode(op)
     assert judged(jitted, one) == ("known", "torchax-softmax-dtype")
     again = msgspec.structs.replace(one.plan, first_pass="no_grad")
     assert judged(jitted, msgspec.structs.replace(one, plan=again)) == ("agreed", "")

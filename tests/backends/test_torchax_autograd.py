@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
+from amp_fuzz.prelude import cotangent
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
@@ -30,7 +32,7 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import quirks
-from amp_fuzz.reference.torchax import CUTS
+from amp_fuzz.reference.torchax import CUTS, differentiated
 from amp_fuzz.repro import repro
 from tests.helpers import BF16, F16, call, case, under, x
 
@@ -125,6 +127,55 @@ def test_a_graph_is_cut_by_what_torchax_computes_above_autograd() -> None:
         assert reference.run(one).values["w1.grad"] is not None
         with quirks(["torchax-cut-graph"]):
             assert (reference.run(one).values["w1.grad"] is None) == missing
+
+
+def test_functions_that_are_cut_keep_nothing_and_recomputed_ones_do() -> None:
+    """So a checkpoint takes what they keep then for what another op kept."""
+    reference = backends()[NAME].reference()
+    grads = []
+    for names in (["torchax-cut-graph"], FUNCTIONS.split("+")):
+        with quirks(names):
+            grads.append(reference.run(RECOMPUTED).values["w1.grad"])
+    cut, wrong = grads
+    assert cut is not None
+    assert wrong is not None
+    made = reference.run(RECOMPUTED).values
+    v0, v2 = made["v0"], made["v2"]
+    assert v0 is not None
+    assert v2 is not None
+    # The derivative of the second exp is its result, v2; taken for it is what linear keeps.
+    taken = torch.tensor([[0.5, 1.0], [2.0, 3.0]])
+    torch.testing.assert_close(wrong - cut, cotangent(v2) * (taken.mT - v2) * v0)
+
+
+@pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
+@pytest.mark.parametrize("needing", ["ab", "a", "b"])
+def test_an_imitated_product_keeps_what_torch_keeps(op: str, needing: str) -> None:
+    batch = (4,) if "b" in op.removesuffix("mm") else ()
+    factors = {
+        name: torch.ones(*batch, *shape, requires_grad=name in needing)
+        for name, shape in {"a": (2, 3), "b": (3, 5)}.items()
+    }
+    added = [torch.ones(*batch, 2, 5)] if "add" in op else []
+    function = getattr(torch, op)
+    with torch.no_grad():
+        made = function(*added, *factors.values())
+
+    def kept(run: Callable[[], object]) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tuple(tensor.shape))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            run()
+        return found
+
+    args = [*added, *factors.values()]
+    plainly = kept(lambda: function(*args))
+    assert plainly
+    assert kept(lambda: differentiated(op, made, args, {})) == plainly
 
 
 TABLE = """
@@ -222,6 +273,12 @@ FINDINGS = {
     ),
     "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
     "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
+    "xla-fast-tanh": case(
+        [x("x0", 2, values="c0600000c09f5c29")],  # -3.5, -5
+        call("gelu", "x0", approximate="tanh"),
+        backward="none",
+        contexts=(),
+    ),
 }
 
 OTHERWISE = {
@@ -231,8 +288,80 @@ OTHERWISE = {
     "torchax-layer-norm-backward": ("layer-norm-too-large", "value"),
     "torchax-backward-sizes": ("mm-too-large", "value"),
     "torchax-backward-raises": ("div-mode-too-large", "value"),
+    "xla-fast-tanh": ("gelu-too-large", "value"),
 }
 """A fault beside what an entry names, and what kind of divergence it is."""
+
+TANH = call("tanh", "w1", to="v1")
+FLATTENED = case(SQUARES, call("flatten", "w1", form="method"), TANH)
+REENTRANT = case(
+    SQUARES, call("mm", "x0", "w1"), call("exp", "v0", to="v1"), checkpoint="reentrant"
+)
+NORMED = FINDINGS["torchax-layer-norm-backward"]
+RECOMPUTED = case(
+    [x("x0", 2, 2, values=bits_of([0.5, 1.0, 2.0, 3.0], "float32")), x("w1", 2, 2)],
+    under(
+        Checkpoint(),
+        call("exp", "w1"),
+        call("linear", "v0", "x0", None, to="v1"),
+        call("exp", "v0", to="v2"),
+    ),
+    contexts=(),
+)
+FUNCTIONS = "torchax-cut-graph+torchax-checkpoint-functions"
+
+GRADIENTS = [
+    ("torchax-cut-graph", FLATTENED, "tanh-backward-too-large", "grad-value"),
+    ("torchax-cut-graph", FLATTENED, "gradients-forgotten", "grad-missing"),
+    ("torchax-backward-dtypes", MM, "gradients-halved-by-autograd", "grad-value"),
+    ("torchax-backward-dtypes", MM, "gradients-forgotten", "grad-missing"),
+    (
+        "torchax-backward-dtypes",
+        case(SQUARES, call("tanh", "w1"), call("mm", "x0", "v0", to="v1")),
+        *("tanh-backward-too-large", "grad-value"),
+    ),
+    ("torchax-checkpoint", REENTRANT, "gradients-halved-by-autograd", "grad-value"),
+    ("torchax-checkpoint", REENTRANT, "gradients-forgotten", "grad-missing"),
+    ("torchax-checkpoint", FINDINGS["torchax-checkpoint"], "backward-raises-otherwise", "raise"),
+    (FUNCTIONS, RECOMPUTED, "gradients-halved-by-autograd", "grad-value"),
+    (FUNCTIONS, RECOMPUTED, "backward-raises-otherwise", "raise"),
+    ("torchax-layer-norm-backward", NORMED, "backward-raises-otherwise", "raise"),
+    ("torchax-layer-norm-backward", NORMED, "layer-norm-raises-forward", "raise"),
+    (
+        "torchax-backward-sizes",
+        FINDINGS["torchax-backward-sizes"],
+        *("backward-raises-otherwise", "raise"),
+    ),
+    (
+        "torchax-backward-raises",
+        FINDINGS["torchax-backward-raises"],
+        *("backward-raises-otherwise", "raise"),
+    ),
+]
+"""A fault of gradients beside what an entry names. Where that raises there are none to be wrong:
+the error is another one, or is raised elsewhere.
+"""
+
+UNRAISED = [
+    (
+        case([x("x0", 2, 2), x("w1", 2, 2)], call("layer_norm", "x0", [2]), TANH, contexts=()),
+        "tanh-backward-too-large",
+    ),
+    (
+        case(SQUARES, call("matmul", "x0", "w1"), contexts=()),
+        "gradients-halved-by-autograd",
+    ),
+    (
+        case(
+            SQUARES,
+            under(NoGrad(), call("div.mode", "w1", "x0", rounding_mode="floor")),
+            TANH,
+            contexts=(),
+        ),
+        "tanh-backward-too-large",
+    ),
+]
+"""Ops whose derivatives raise, where they are not asked for them, and another gradient's fault."""
 
 
 @needs_jax
@@ -281,10 +410,77 @@ def test_an_entry_hides_no_other_fault(seeded: tuple[TorchaxBackend, Path], name
 
 
 @needs_jax
+@pytest.mark.parametrize(("name", "one", "fault", "kind"), GRADIENTS)
+def test_an_entry_hides_no_fault_of_gradients(
+    seeded: tuple[TorchaxBackend, Path], name: str, one: Case, fault: str, kind: str
+) -> None:
+    backend, file = seeded
+    file.write_text("")
+    assert judged(backend, one) == ("known", name)
+    file.write_text(fault)
+    try:
+        assert judged(backend, one) == ("diverged", kind)
+    finally:
+        file.write_text("")
+
+
+@needs_jax
+@pytest.mark.parametrize(("one", "fault"), UNRAISED)
+def test_what_raises_elsewhere_hides_no_wrong_gradient(
+    seeded: tuple[TorchaxBackend, Path], one: Case, fault: str
+) -> None:
+    backend, file = seeded
+    file.write_text("")
+    assert judged(backend, one) == ("agreed", "")
+    file.write_text(fault)
+    try:
+        assert judged(backend, one) == ("diverged", "grad-value")
+    finally:
+        file.write_text("")
+
+
+def in_another_shape(one: Case) -> Case:
+    """Return a case whose ``x0`` has another shape than the factor that linear is given with it."""
+    program = one.program
+    inputs = (x("x0", 3, 2), *program.inputs[1:])
+    return msgspec.structs.replace(one, program=msgspec.structs.replace(program, inputs=inputs))
+
+
+@needs_jax
+def test_a_checkpoint_recomputes_functions_as_other_ops(backend: TorchaxBackend) -> None:
+    """They keep tensors then, which are taken for others: all of one shape, nothing says so."""
+    plan = msgspec.structs.replace(RECOMPUTED.plan, contexts=(BF16,), backward="inside")
+    inside = msgspec.structs.replace(RECOMPUTED, plan=plan)
+    for one in (RECOMPUTED, inside):
+        assert backend.run([one])[0].raised is None
+        outcome, known = judged(backend, one)
+        assert outcome == "known"
+        assert {*FUNCTIONS.split("+")} <= {*known.split("+")}
+    other = in_another_shape(RECOMPUTED)
+    raised = backend.run([other])[0].raised
+    assert raised is not None
+    assert raised.kind == "CheckpointError"
+    assert judged(backend, other) == ("known", FUNCTIONS)
+
+
+@needs_jax
+def test_checkpoints_in_checkpoints_recompute_so_from_the_start(backend: TorchaxBackend) -> None:
+    """What the inner one runs first, when the outer one is recomputed, is not seen either."""
+    inner = under(
+        Checkpoint(),
+        call("linear", "v0", "x0", None, to="v1"),
+        call("exp", "v0", to="v2"),
+        call("tanh", "v2", to="v3"),
+    )
+    one = case(SQUARES, under(Checkpoint(), call("exp", "w1"), inner), contexts=())
+    outcome, known = judged(backend, one)
+    assert (outcome, known) == ("known", FUNCTIONS)
+
+
+@needs_jax
 def test_a_reentrant_checkpoint_is_recomputed_in_float32(backend: TorchaxBackend) -> None:
     """No error says so: its gradients are nearer to the exact ones than the program's dtype is."""
-    one = case(SQUARES, call("mm", "x0", "w1"), call("exp", "v0", to="v1"), checkpoint="reentrant")
-    assert judged(backend, one) == ("known", "torchax-checkpoint")
+    assert judged(backend, REENTRANT) == ("known", "torchax-checkpoint")
 
 
 # -- faults ---------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ def gru(*, dtype: str = "float32", first: bool = False, to: str = "v0 v1", given
 
 
 _GRU_INPUTS, _GRU = gru()
+ATTENDED = [x("x0", 1, 2, 3), x("x1", 1, 3, 3), x("x2", 1, 3, 3)]
 _SVD = call("linalg.svd", "x0", full_matrices=True, to="v0 v1 v2")
 
 MADE = {
@@ -595,6 +596,95 @@ MADE = {
         ),
         "torchax-type-as",
         "type-as-float16",
+    ),
+    "a clamp of integers": Made(
+        case([of("x0", "int64", 1, 5)], call("clamp", "x0", 0.5, 2.5), contexts=()),
+        "torchax-clamp-dtype",
+        "clamp-too-large",
+        case([of("x0", "float32", 1.0, 5.0)], call("clamp", "x0", 0.5, 2.5), contexts=()),
+    ),
+    "attention to nothing": Made(
+        case(
+            [
+                *ATTENDED,
+                x("x3", 2, 3, dtype="bool", values=bits_of([False] * 3 + [True] * 3, "bool")),
+            ],
+            call("scaled_dot_product_attention", "x0", "x1", "x2", attn_mask="x3"),
+            contexts=(),
+        ),
+        "torchax-masked-rows",
+        "mul-too-large",
+        case(ATTENDED, call("scaled_dot_product_attention", "x0", "x1", "x2"), contexts=()),
+    ),
+    "linear inside of a loss": Made(
+        case(
+            [
+                x("x0", 2, 3),
+                x("x1", 4, 3),
+                x("x2", 2, dtype="int64", domain="index", bound=4),
+            ],
+            call("linear_cross_entropy", "x0", "x1", "x2"),
+            backward="none",
+        ),
+        "torchax-linear-inside",
+        "mm-too-large",
+    ),
+    "log1p of float64": Made(
+        case([of("x0", "float64", -0.4142070642693862)], call("log1p", "x0"), contexts=()),
+        "xla-log1p",
+        "log1p-too-large",
+    ),
+    "a window that is short": Made(
+        case(
+            [of("x0", "float32", 1.0, 0.0)],
+            call(
+                "stft.center",
+                "x0",
+                form="overload",
+                n_fft=2,
+                hop_length=1,
+                win_length=1,
+                return_complex=True,
+            ),
+            contexts=(),
+        ),
+        "torchax-stft",
+        "fft-too-large",
+        case(
+            [of("x0", "float32", 1.0, 0.0)],
+            call(
+                "stft.center",
+                "x0",
+                form="overload",
+                n_fft=2,
+                hop_length=1,
+                win_length=2,
+                return_complex=True,
+            ),
+            contexts=(),
+        ),
+    ),
+    "the index of a smallest beyond NaN": Made(
+        case([of("x0", "float32", math.nan, 0.0)], call("cummin", "x0", 0, to="_ v0"), contexts=()),
+        "torchax-cumulative-indices",
+        "cummin-too-large",
+        case([of("x0", "float32", 1.0, 2.0)], call("cummin", "x0", 0, to="v0 v1"), contexts=()),
+    ),
+    "the shape of irfftn": Made(
+        case([x("x0", 1, 1)], call("fft.irfftn", "x0", s=[1, 1]), contexts=()),
+        "torchax-lowerings-shape",
+        "irfft-too-large",
+        case([x("x0", 2, 2)], call("fft.irfftn", "x0"), contexts=()),
+    ),
+    "a factor of one element": Made(
+        case(
+            [x("x0", 1, 1, values=bits_of([-1.0], "float32"))],
+            call("linalg.ldl_factor", "x0", to="v0 _"),
+            contexts=(),
+        ),
+        "torchax-lowerings-nonfinite",
+        "exp2-too-large",
+        case([of("x0", "float16", 2.0)], call("exp2", "x0"), contexts=()),
     ),
     "a weight without a gradient": Made(
         case(

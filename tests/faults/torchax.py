@@ -125,6 +125,20 @@ def _at_leaves(change: Callable[[Any], Any]) -> Around:
     return around
 
 
+def _raising(kind: type[Exception], text: str) -> Callable[[Any], Any]:
+    """Return what raises in the place of a change."""
+
+    def change(made: Any) -> Any:
+        raise kind(text)
+
+    return change
+
+
+# What torchax says of the derivative of layer_norm.
+_EIGHT = (
+    "_aten_native_layer_norm_backward() takes from 5 to 6 positional arguments but 8 were given"
+)
+
 _aten = torch.ops.aten
 
 FAULTS: Mapping[str, Around] = {
@@ -176,6 +190,12 @@ FAULTS: Mapping[str, Around] = {
     "gradients-halved": _half_of_the_gradient,
     "gradients-halved-by-autograd": _at_leaves(lambda start: start / 2),
     "gradients-forgotten": _at_leaves(lambda start: None),
+    "backward-raises-otherwise": _at_leaves(_raising(RuntimeError, "another reason")),
+    "layer-norm-raises-forward": _lowering(_aten.native_layer_norm, _raising(TypeError, _EIGHT)),
+    "clamp-too-large": _too_large(_aten.clamp),
+    "cummin-too-large": _too_large(_aten.cummin),
+    "irfft-too-large": _too_large(_aten._fft_c2r),
+    "log1p-too-large": _too_large(_aten.log1p),
     "tanh-backward-too-large": _too_large(_aten.tanh_backward.default),
     "mm-too-large": _too_large(_aten.mm),
     "div-mode-too-large": _too_large(_aten.div.Tensor_mode),

@@ -108,6 +108,22 @@ def test_the_private_query_that_is_wrapped_exists() -> None:
 # --- the key
 
 
+def test_the_key_may_be_switched_on_before_anything_has_a_kernel_on_it() -> None:
+    """A quirk does that, in a program without autocast: no op may raise for want of a kernel."""
+    assert (
+        run_alone(
+            """
+        import torch
+        from amp_fuzz.reference import imitating, quirks
+
+        with quirks(["torchax-cut-graph"]), imitating():
+            print(torch.ones(2).exp().log().tolist())
+        """
+        )
+        == "[1.0, 1.0]"
+    )
+
+
 def test_torch_has_no_kernel_on_the_key() -> None:
     program = f"""
         import torch

@@ -684,6 +684,43 @@ def test_what_is_beyond_the_range_inside_an_op_is_not_sure(
         assert torch.equal(found[0], found[1]) == sure
 
 
+def test_what_is_computed_from_float64_beyond_its_range_is_not_sure() -> None:
+    """Copies are no wider than that: what is unbounded is some number there, and not infinite."""
+    high, low = (torch.full((3, 3), n, dtype=torch.float64) for n in (1e300, 2.0))
+    infinite, nan = low * torch.inf, low * torch.nan
+    for given, sure in ((high, False), (low, True), (infinite, True), (nan, True)):
+        found = []
+        for reach in ("bounded", "unbounded"):
+            with Shadow(reach=reach, reorders=True) as mode:  # type: ignore[arg-type]
+                product = given @ given
+                band = mode.band((product - product * 2).sum(0) * low)
+            found.append(band.samples)
+        equal = (found[0] == found[1]) | (found[0].isnan() & found[1].isnan())
+        assert bool(equal.all()) == sure
+        assert bool(found[1].isfinite().all()) == (given is high or given is low)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: x / 0.0,
+        lambda x: (x - x) / (x - x),
+        lambda x: (x - x).log(),
+        lambda x: x * torch.inf,
+        lambda x: x[:0].mean(),
+    ],
+    ids=["quotient", "of zeros", "logarithm", "number", "of nothing"],
+)
+def test_what_is_infinite_of_itself_is_sure(op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    found = []
+    for reach in ("bounded", "unbounded"):
+        x = torch.full((3, 2), 2.0, dtype=torch.float64)
+        with Shadow(reach=reach, reorders=True) as mode:  # type: ignore[arg-type]
+            found.append(mode.band(op(x)).samples)
+    assert not found[1].isfinite().any()
+    assert torch.equal(*(f.nan_to_num(7.0) for f in found))
+
+
 def test_either_of_two_needs_no_shadows() -> None:
     assert torch.equal(either(X, X + 1), X)
 

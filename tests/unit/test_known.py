@@ -17,7 +17,7 @@ from amp_fuzz import harness
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case
+from amp_fuzz.case import Case, bare, single
 from amp_fuzz.config import Options
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, _complaints, guilty_op, quiet
@@ -27,7 +27,7 @@ from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import QUIRKS
 from amp_fuzz.session import known_of
-from tests.helpers import BF16, F16, WrongKernel, call, case, one_line, program, under, x
+from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
 DOCS = Path(__file__).parents[2] / "docs" / "findings"
 
@@ -814,6 +814,7 @@ class Off(EagerBackend):
     only_under_autocast: bool = False
     error: str = ""
     bare: tuple[str, ...] = ()
+    line: int = 2
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         seen = EagerBackend.run(self, cases)
@@ -825,7 +826,7 @@ class Off(EagerBackend):
                 assert value is not None
                 observed.values[label] = value * 2 + 1
             if self.error:
-                observed.raised = Raised("RuntimeError", self.error, 2, "v0 = -x0")
+                observed.raised = Raised("RuntimeError", self.error, self.line, "v0 = -x0")
         return seen
 
 
@@ -910,6 +911,24 @@ def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:
         known = (_raises(bare=asked),)
         assert Judge(explained, known, "none").judge(mixed).known == "luck"
         assert Judge(not_explained, known, "none").judge(mixed).outcome == "diverged"
+
+
+def test_what_raises_under_autocast_too_is_asked_in_float32_if_it_gets_further_there() -> None:
+    """Two dtypes meet first without autocast; the error that autocast leaves is a later one."""
+    mixed = case(
+        [x("x0", 2, 2), x("x1", 2, 2, dtype="bfloat16"), x("x2", 3, 3)],
+        call("mm", "x0", "x1"),
+        call("mm", "v0", "x2", to="v1"),
+    )
+    reference = eager().reference()
+    at = [reference.run(one).raised for one in (mixed, bare(mixed), single(bare(mixed)))]
+    assert all(at)
+    lines = [one.line for one in at if one]
+    assert lines[1] < lines[0] == lines[2]
+    # It breaks off where the case without autocast does: beside that nothing would differ.
+    early = Off(error="luck", line=lines[1])
+    assert Judge(early, (_raises(bare="diverges"),), "none").judge(mixed).known == "luck"
+    assert Judge(early, (_raises(bare="agrees"),), "none").judge(mixed).outcome == "diverged"
 
 
 def _said(message: str, kind: str = "RuntimeError") -> Observation:
