@@ -19,7 +19,7 @@ from torch.jit import frontend
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends
 from amp_fuzz.backends.merged import merged
-from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, script_source
+from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
@@ -1063,3 +1063,30 @@ def test_a_loss_that_says_no_reduction_is_a_mean_by_its_schema_and_not_in_python
             assert said.outcome in ("agreed", "raised"), said
             met.add(unsaid.known)
     assert "torchscript-reduction" in met
+
+
+def test_what_is_said_of_a_reduction_stays() -> None:
+    def body(**reduction: int) -> tuple[Any, ...]:
+        losses = [
+            call("kl_div", "x0", "x1", to=f"v{n}", form="overload", **reduction) for n in "01"
+        ]
+        return losses[0], under(NoGrad(), losses[1])
+
+    by_number = call("kl_div", "x0", "x1", 2, form="overload")
+    function = call("kl_div", "x0", "x1")
+    for said in (body(reduction=0), (by_number,), (function,)):
+        assert _reduced(said) == said
+    assert _reduced(body()) == body(reduction=1)
+
+
+def test_a_loss_without_reduction_beside_what_was_computed_before() -> None:
+    example = case(
+        [x("x0", 2), x("w1", 2)],
+        under(NoGrad(), EXP, call("mul", "v0", "x0", to="v2")),
+        ANOTHER,
+        call("kl_div", "v1", "x0", form="overload", to="v3", log_target=True),
+        contexts=(),
+    )
+    program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
+    known = judge(SCRIPT, msgspec.structs.replace(example, program=program)).known.split("+")
+    assert {"torchscript-common-subexpressions", "torchscript-reduction"} <= set(known)
