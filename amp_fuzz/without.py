@@ -130,7 +130,7 @@ def _without_optimised_graphs() -> Iterator[None]:
 def _without_promised_dtypes() -> Iterator[None]:
     """Let the fake kernels of custom ops return what the ops do: those run, on zeros."""
     import torch
-    from torch.library import CustomOpDef
+    from torch._library.custom_ops import CustomOpDef
     from torch.utils._python_dispatch import _disable_current_modes
 
     honest = CustomOpDef.register_fake
@@ -155,7 +155,7 @@ def _without_promised_dtypes() -> Iterator[None]:
 
         return honest(op, truthful)
 
-    CustomOpDef.register_fake = register_fake  # type: ignore[method-assign, assignment]
+    CustomOpDef.register_fake = register_fake  # type: ignore[method-assign]
     try:
         yield
     finally:
