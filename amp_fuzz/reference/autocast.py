@@ -243,6 +243,7 @@ QUIRKS = (
     "compile-functions",
     "compile-group-norm",
     "compile-hardsigmoid",
+    "compile-interpolation",
     "compile-kernels",
     "compile-matrix-rank",
     "compile-max-pool-indices",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.reference import dispatch, xla
+from amp_fuzz.reference import dispatch, interpolation, xla
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import either, forget
 
@@ -495,6 +495,10 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             ("remainder", "Tensor_out", _out_of(_remainder)),
             ("remainder", "Scalar_out", _out_of(_remainder)),
         )
+    },
+    **{
+        op: _Lowering("compile-interpolation", function)
+        for op, function in interpolation.LINEAR.items()
     },
     _aten.multi_margin_loss.default: _Lowering("compile-zero-dim-loss", _multi_margin),
     _aten.multi_margin_loss.out: _Lowering("compile-zero-dim-loss", _out_of(_multi_margin)),

@@ -139,6 +139,19 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-interpolation": Example(
+        AOT,
+        case(
+            [
+                x("x0", 2),
+                x("x1", 1, 1, 4, values=bits_of([1.0, 2.0, 2.0**127, -(2.0**127)], "float32")),
+            ],
+            NEG,
+            call("upsample_linear1d", "x1", mode="linear", size=[7]),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-erf": Example(INDUCTOR, small("erf")),
     "compile-atanh": Example(INDUCTOR, small("atanh")),
     "compile-expm1": Example(INDUCTOR, small("celu")),
