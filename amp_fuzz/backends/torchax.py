@@ -18,7 +18,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -57,7 +57,7 @@ from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
-from amp_fuzz.reference.torchax import Cutting, inside, torchs_derivatives
+from amp_fuzz.reference.torchax import Cutting, Unlisted, inside, torchs_derivatives
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -463,6 +463,13 @@ def _called_inside() -> Iterator[None]:
         functional.multi_head_attention_forward = plain
 
 
+def _unlisted() -> AbstractContextManager[Any]:
+    """Call ops that are named without an overload without a policy, if that is to be imitated."""
+    if "torchax-composites" not in active_quirks():
+        return nullcontext()
+    return Unlisted(lambda: reference.autocast("cpu", enabled=False))
+
+
 def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the program with what is wrong on torchax, if that is to be imitated.
 
@@ -472,7 +479,7 @@ def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     first: list[Snapshot] = []
 
     def imitating(*inputs: torch.Tensor) -> Any:
-        with reference.imitating(), _functions(), _called_inside():
+        with reference.imitating(), _functions(), _called_inside(), _unlisted():
             if "torchax-stale-jit" not in active_quirks():
                 return program(*inputs)
             first.append(snapshot("cpu"))
@@ -495,7 +502,14 @@ def _cast_to(overload: str) -> torch.dtype | None:
 def _imitated() -> Iterator[None]:
     """Imitate for a block, with the derivatives of torch's own formulas, and cut graphs."""
     cutting = Cutting(_cast_to) if "torchax-cut-graph" in active_quirks() else nullcontext()
-    with torchs_derivatives(), cutting, reference.imitating(), _functions(), _called_inside():
+    with (
+        torchs_derivatives(),
+        cutting,
+        reference.imitating(),
+        _functions(),
+        _called_inside(),
+        _unlisted(),
+    ):
         yield
 
 

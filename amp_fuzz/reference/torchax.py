@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = [
     "QUIRKS",
     "TAKEN_APART",
     "Cutting",
+    "Unlisted",
     "differentiated",
     "inside",
     "is_opaque",
@@ -133,6 +134,25 @@ class Cutting(TorchFunctionMode):
         if func is torch.Tensor.to:
             return made if made.dtype is args[0].dtype else made.detach()
         return made
+
+
+class Unlisted(TorchFunctionMode):
+    """Call what is named without an overload, ``torch.ops.aten.max_unpool2d``, without its policy.
+
+    torchax's list has overloads; a composite op comes to it in parts, as overloads. off: returns a
+    context without autocast.
+    """
+
+    def __init__(self, off: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self.off = off
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = isinstance(func, torch._ops.OpOverloadPacket) and "default" in func.overloads()
+        with self.off() if named and not dispatch.is_composite(func.default) else nullcontext():
+            return func(*args, **(kwargs or {}))
 
 
 def _is_bicubic(func: Any, kwargs: Mapping[str, Any]) -> bool:

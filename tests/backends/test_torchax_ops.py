@@ -597,6 +597,20 @@ MADE = {
         "torchax-type-as",
         "type-as-float16",
     ),
+    "an op without its overload": Made(
+        case(
+            [x("x0", 1, 1, 2, 2, dtype="float16"), x("x1", 1, 2, 3, 2, dtype="float16")],
+            call("grid_sampler_2d", "x0", "x1", 0, 0, False, form="overload"),
+            backward="none",
+        ),
+        "torchax-composites",
+        "mul-too-large",
+        case(
+            [x("x0", 1, 1, 2, 2), x("x1", 1, 2, 3, 2)],
+            call("grid_sampler_2d", "x0", "x1", 0, 0, False, form="overload"),
+            contexts=(),
+        ),
+    ),
     "a clamp of integers": Made(
         case([of("x0", "int64", 1, 5)], call("clamp", "x0", 0.5, 2.5), contexts=()),
         "torchax-clamp-dtype",
