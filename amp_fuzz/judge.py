@@ -39,7 +39,7 @@ from amp_fuzz.program import Statement, returning_all, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing, torchax
 from amp_fuzz.reference.autocast import active_quirks, asking, supposed
-from amp_fuzz.reference.gauge import observing
+from amp_fuzz.reference.gauge import DECOMPOSITIONS, Pair, observing
 from amp_fuzz.reference.xla import noting
 from amp_fuzz.without import WITHOUT
 
@@ -313,14 +313,16 @@ class Judge:
         with self._imitating(case, observed, bugs):
             imitated = self.backend.reference().run(case)
             left, _ = self._remaining(case, imitated, observed)
-        if left is None or left.kind in ("raise", "state"):
+        if left is None or left.kind == "state":
             return found
+        if left.kind == "raise":  # it is the same without what is known before it
+            again = self._compare(case, expected, observed, skip=lambda other: True)
+            return again if again is not None and again == left else found
         at = named(left.where)
         if at == named(found.where):
             return found
-        return (
-            self._compare(case, expected, observed, skip=lambda other: named(other) != at) or found
-        )
+        again = self._compare(case, expected, observed, skip=lambda other: named(other) != at)
+        return again if again is not None and named(again.where) == at else found
 
     def _run(self, case: Case) -> Observation:
         return self.backend.run([case])[0]
@@ -688,12 +690,23 @@ class Judge:
         That is read from the values of the case; of a jitted program, which does not return all,
         from those of one that does.
         """
+        pairs = self._vectors(case, observed) if torchax.GAUGE in names else ()
+        with quirks(names), observing(pairs):
+            yield
+
+    def _vectors(self, case: Case, observed: Observation) -> Sequence[Pair]:
+        """Return what was observed of each call of a singular value decomposition."""
         values = observed.values
-        if torchax.GAUGE in names and returning_all(case.program) != case.program:
+        if returning_all(case.program) != case.program:
             whole = msgspec.structs.replace(case, program=returning_all(case.program))
             values = self._run(whole).values
-        with quirks(names), observing(values.values() if torchax.GAUGE in names else ()):
-            yield
+        calls = [s.outputs for s in statements(case.program.body) if s.op in DECOMPOSITIONS]
+        ends = dict.fromkeys(label.rpartition(".")[0] for label in values)
+        return [
+            (values.get(f"{of}{u}"), values.get(f"{of}{v}"))
+            for of in (f"{end}." if end else "" for end in ends)
+            for u, _, v in calls
+        ]
 
     def _elsewise(self, expected: Observation, observed: Observation) -> bool:
         """Return whether an inexact backend, which may raise otherwise, raises another error."""

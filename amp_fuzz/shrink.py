@@ -179,23 +179,27 @@ def answer_of(verdict: Verdict) -> Answer:
 
 
 _ASIDE = re.compile(r"\S*[/\\]\S*|'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]")
-_EQUAL = re.compile(r"\b(\d+) ?(?:==|!=) ?(\d+)\b")
+_COMPARED = re.compile(r"\b([A-Za-z]+) (\d+) ?(?:==|!=) ?(\d+)\b")
 _TYPES = re.compile(
-    r"torch|(?:complex|b)?(?:float|half|double)|bool|byte|char|short|int|long", re.I
+    r"torch|(?:un)?signed|complex|(?:CPU|CUDA)?(?:complex|b)?"
+    r"(?:float|half|double|bool|byte|char|short|u?int|long)(?:tensor|type)?",
+    re.I,
 )
-_LONG = 240
+_WORDS, _CUT = 20, 280
 
 
 def wording(error: str) -> tuple[str, ...]:
-    """Return the words of an error that stay where its case gets smaller.
+    """Return the words of an error that stay where its case gets smaller, each once.
 
-    Numbers, dtypes, paths, and what stands in quotes or brackets do not; whether two numbers that
-    are compared are equal does.
+    Numbers, dtypes, plurals, paths, and what stands in quotes or brackets do not; whether two
+    numbers that are compared are equal does. Of a long text the beginning counts.
     """
-    text = error[:_LONG]  # its end may be cut off anywhere
-    text = _EQUAL.sub(lambda m: "EQUAL" if m[1] == m[2] else "UNEQUAL", _ASIDE.sub(" ", text))
+    text = _COMPARED.sub(lambda m: "" if m[2] == m[3] else f"{m[1]}UNEQUAL", _ASIDE.sub(" ", error))
     words = re.findall(r"\b[A-Za-z_]{3,}\b", text)
-    return tuple(word for word in words if not _TYPES.fullmatch(word))
+    if len(error) > _CUT:  # the last may be a part of one
+        del words[-1:]
+    words = [word.removesuffix("s") for word in words if not _TYPES.fullmatch(word)]
+    return tuple(dict.fromkeys(words[:_WORDS]))
 
 
 @dataclass(slots=True)

@@ -145,6 +145,7 @@ def _job(
 
 
 def _journal(store: Store, job: Job, *, again: bool) -> Any:
+    from amp_fuzz.shrink import Answer
     from amp_fuzz.supervise import Journal
 
     about = msgspec.json.encode(
@@ -156,6 +157,7 @@ def _journal(store: Store, job: Job, *, again: bool) -> Any:
             "amp-fuzz": version(),
             "torch": version("torch"),
             "known": [entry.id for entry in job.known],
+            "answers": [field.name for field in msgspec.structs.fields(Answer)],
         }
     )
     store.create()

@@ -1,34 +1,43 @@
 """Singular vectors are those that a backend chose, where that is to be imitated.
 
-They are determined up to a sign, or a complex factor of size 1, which the columns of U and V share;
-those that full matrices have more are any basis of what is left
+They are determined up to a sign, or a complex factor of size 1, which a column of U shares with
+that of V; those of equal singular values up to a rotation, which U and V share; those of 0, and
+those that full matrices have more, are any basis of what is left, of U and of V
 (https://docs.pytorch.org/docs/stable/generated/torch.linalg.svd.html). What a backend chose is read
-from its values. Only the choice is taken from there: values, gradients, and whether U and V agree
-on it, are compared as ever.
+from what it returned of a decomposition. Only the choice is taken from there: values, gradients,
+and whether U and V agree on it, are compared as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["decomposed", "linalg_svd", "observing", "svd"]
+__all__ = ["DECOMPOSITIONS", "Pair", "decomposed", "linalg_svd", "observing", "svd"]
 
-_observed: tuple[torch.Tensor, ...] = ()  # in every thread, as the bugs that are imitated
+DECOMPOSITIONS = ("linalg.svd", "svd")
+"""Ops, by their names in the catalogue, that return U, singular values, and V or its adjoint."""
 
-# A vector that is nearer than that to another one, but for what is free, is that one.
+Pair: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
+"""U, and V or its adjoint, as one call returned them; None for what was not seen."""
+
+_observed: tuple[Pair, ...] = ()  # in every thread, as the bugs that are imitated
+
+# Vectors that are nearer than that to others, but for what is free, are those.
 _NEAR = 0.01
+# Singular values, of which the largest is 1, that are nearer than that, in eps, are not told apart.
+_EQUAL = 64
 
 
 @contextmanager
-def observing(values: Iterable[torch.Tensor | None]) -> Iterator[None]:
-    """Take the choice of singular vectors from these values for a block, in every thread."""
+def observing(pairs: Iterable[Pair]) -> Iterator[None]:
+    """Take the choice of singular vectors from these for a block, in every thread."""
     global _observed
     before = _observed
-    _observed = tuple(v for v in values if v is not None and v.dim() >= 2)
+    _observed = tuple(pairs)
     try:
         yield
     finally:
@@ -46,7 +55,7 @@ def decomposed(
     u, s, vh = plain(x, full_matrices, compute_uv, **how)
     if not compute_uv:
         return u, s, vh
-    u, v = _chosen(u, vh.mH, s.shape[-1])
+    u, v = _chosen(u, s, vh.mH)
     return u, s, v.mH
 
 
@@ -55,7 +64,7 @@ def linalg_svd(
 ) -> Any:
     """Return what `torch.linalg.svd` does, with the vectors that were chosen."""
     u, s, vh = plain(x, full_matrices, **how)
-    u, v = _chosen(u, vh.mH, s.shape[-1])
+    u, v = _chosen(u, s, vh.mH)
     return u, s, v.mH
 
 
@@ -65,49 +74,107 @@ def svd(
     """Return what `torch.svd` does, which gives V, with the vectors that were chosen."""
     u, s, v = plain(x, some, compute_uv)
     if compute_uv:
-        u, v = _chosen(u, v, s.shape[-1])
+        u, v = _chosen(u, s, v)
     return u, s, v
 
 
-def _chosen(u: torch.Tensor, v: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return U and V with so many pairs of columns as they were chosen, and a basis of the rest."""
+def _chosen(u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return U and V as they were chosen, (..., m, p) and (..., n, q); s: (..., k)."""
+    if 0 in (*u.shape, *v.shape) or not bool(u.isfinite().all() and v.isfinite().all()):
+        return u, v
     with torch.no_grad():
-        (left, of_u), (right, of_v) = (_match(vectors, count) for vectors in (u, v))
-        # U says what both have; V where nobody saw U.
-        phases = torch.where(left == 0, right, left)
-        phases = torch.where(phases == 0, torch.ones_like(phases), phases).unsqueeze(-2)
-        rest = _turned(u[..., count:], of_u), _turned(v[..., count:], of_v)
-    made = [torch.cat([x[..., :count] * phases, r], -1) for x, r in zip((u, v), rest, strict=True)]
-    return made[0], made[1]
+        best, turns = 0, None
+        for left, right in _seen(u, v):
+            found = _turns(u, s, v, left, right)
+            if found[0] > best:
+                best, turns = found[0], found[1:]
+    return (u, v) if turns is None else (_turned(u, turns[0]), _turned(v, turns[1]))
 
 
-def _match(vectors: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the phases, (..., count), of what was observed of columns, and the others' values.
-
-    A phase is 0 where no such column was observed.
-    """
-    own = vectors[..., :count]
-    best, others = torch.zeros_like(own[..., 0, :]), None
-    for value in _observed:
-        for seen in (value, value.mH):
-            if seen.shape != vectors.shape or seen.dtype != vectors.dtype:
-                continue
-            phases = (own.conj() * seen[..., :count]).sum(-2).sgn()
-            near = (own * phases.unsqueeze(-2) - seen[..., :count]).abs().amax(-2) < _NEAR
-            phases = torch.where(near, phases, torch.zeros_like(phases))
-            if phases.count_nonzero() > best.count_nonzero():
-                best, others = phases, seen[..., count:]
-    return best, others
+def _seen(u: torch.Tensor, v: torch.Tensor) -> Iterator[Pair]:
+    """Yield what was observed that may be U and V, in the order of the calls."""
+    for one, other in _observed:
+        left = one if one is not None and _like(one, u) else None
+        rights: list[torch.Tensor | None] = [None]
+        if other is not None:
+            rights = [w for w in (other, other.mH) if _like(w, v)] or rights
+        for right in rights:
+            yield left, right
 
 
-def _turned(basis: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
-    """Return the orthonormal basis of the same space, (..., n, r), that is nearest to what is seen.
+def _like(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
-    That is the basis itself where the other one is of another space.
-    """
-    if seen is None or not basis.shape[-1]:
-        return basis
-    u, _, vh = torch.linalg.svd(basis.mH @ seen)
-    turned = basis @ (u @ vh)
-    near = (turned - seen).abs().amax((-2, -1), keepdim=True) < _NEAR
-    return torch.where(near, turned, basis)
+
+def _turned(vectors: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Return columns times square matrices; most are of signs, with which nothing is rounded."""
+    signs = turns.diagonal(dim1=-2, dim2=-1)
+    if bool((torch.diag_embed(signs) == turns).all()):
+        return vectors * signs.unsqueeze(-2)
+    return vectors @ turns
+
+
+def _turns(
+    u: torch.Tensor,
+    s: torch.Tensor,
+    v: torch.Tensor,
+    left: torch.Tensor | None,
+    right: torch.Tensor | None,
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Return how many columns are those that were seen, and what makes all of U and V those."""
+    count, of_u, of_v = 0, list[torch.Tensor](), list[torch.Tensor]()
+    batch = s.shape[:-1].numel()
+    flat = [
+        None if t is None else t.reshape(batch, *t.shape[-2:]).unbind() for t in (u, v, left, right)
+    ]
+    for b, values in enumerate(s.reshape(batch, -1).tolist()):
+        x, y, *seen = (None if t is None else t[b] for t in flat)
+        assert x is not None
+        assert y is not None
+        blocks: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        groups, zero = _groups(values, torch.finfo(s.dtype).eps * max(*x.shape, *y.shape))
+        for group in groups:
+            one, other = (
+                _turn(part[:, group], w, group) for part, w in zip((x, y), seen, strict=True)
+            )
+            turn = one if one is not None else other
+            agree = (
+                one is not None and other is not None and bool((one - other).abs().max() < _NEAR)
+            )
+            count += ((one is not None) + (other is not None) + agree) * (group.stop - group.start)
+            size = group.stop - group.start
+            for made in blocks:
+                made.append(torch.eye(size, dtype=u.dtype) if turn is None else turn)
+        for made, part, w in zip(blocks, (x, y), seen, strict=True):
+            rest = slice(zero, part.shape[1])
+            turn = _turn(part[:, rest], w, rest)
+            made.append(torch.eye(rest.stop - zero, dtype=u.dtype) if turn is None else turn)
+        of_u.append(torch.block_diag(*blocks[0]))
+        of_v.append(torch.block_diag(*blocks[1]))
+    shape = s.shape[:-1]
+    turns = (torch.stack(made).reshape(*shape, *made[0].shape) for made in (of_u, of_v))
+    return count, *turns  # type: ignore[return-value]
+
+
+def _groups(values: list[float], eps: float) -> tuple[list[slice], int]:
+    """Return the columns of equal singular values, but of 0, and the first column of those."""
+    near = _EQUAL * eps * values[0]
+    zero = next((i for i, value in enumerate(values) if value <= near), len(values))
+    ends = [i for i in range(1, zero) if values[i - 1] - values[i] > near]
+    starts = [0, *ends] if zero else []
+    return [slice(a, b) for a, b in zip(starts, [*ends, zero], strict=False)], zero
+
+
+def _turn(basis: torch.Tensor, seen: torch.Tensor | None, columns: slice) -> torch.Tensor | None:
+    """Return the unitary matrix, (r, r), that makes what was seen of columns, or None."""
+    if seen is None or not basis.shape[1]:
+        return None
+    seen = seen[:, columns]
+    product = basis.mH @ seen
+    if basis.shape[1] == 1:
+        turn = product.sgn()
+    else:
+        one, _, other = torch.linalg.svd(product.nan_to_num())
+        turn = one @ other
+    near = bool(turn.any() and (basis @ turn - seen).abs().max() < _NEAR)
+    return turn if near else None

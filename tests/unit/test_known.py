@@ -887,6 +887,45 @@ def test_what_is_new_is_named_where_a_known_bug_comes_first() -> None:
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
 
 
+def test_so_is_an_error_that_comes_after_a_known_bug() -> None:
+    example = case(
+        [x("x0", 2), x("w1", 2, 2)],
+        call("mm", "w1", "w1"),
+        under(F16, call("mm", "w1", "w1", to="v1")),
+        call("exp", "x0", to="v2"),
+    )
+    verdict = Judge(Off(error="brand new"), shipped(), "none").judge(example)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "raise")
+
+
+@dataclass(frozen=True)
+class Leaving(Off):
+    """Leaves autocast on, too."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = super().run(cases)
+        for one in seen:
+            one.leaked = "autocast enabled: False -> True"
+        return seen
+
+
+def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_state() -> None:
+    """The imitation differs from the backend, which agrees there with the reference."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("sigmoid",))
+    example = case(
+        [x("x0", 8, dtype="bfloat16")],
+        call("sigmoid", "x0"),
+        call("neg", "x0", to="v1"),
+        call("exp", "x0", to="v2"),
+    )
+    for backend in (Off(labels=("v1",), error="later"), Leaving(labels=("v1",))):
+        for known in ((), (gone,)):
+            verdict = Judge(backend, known, "none", confirm=False).judge(example)
+            assert verdict.divergence is not None
+            assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
+
+
 def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     always, under_autocast = Off(labels=("v0",)), Off(labels=("v0",), only_under_autocast=True)
