@@ -70,6 +70,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "inference-traces",
         "optimised-graphs",
         "promised-dtypes",
+        "reused-inputs",
         "separate-roundings",
     ] = ""
     stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""

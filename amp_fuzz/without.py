@@ -48,6 +48,22 @@ def _without_common_subexpressions() -> Iterator[None]:
 
 
 @contextmanager
+def _without_reused_inputs() -> Iterator[None]:
+    """Let Inductor write no result of index_put into its input."""
+    import torch
+    from torch._inductor.fx_passes import reinplace
+
+    ops: Any = reinplace.inplaceable_ops
+    aten = torch.ops.aten
+    blamed = (aten.index_put.default, aten._unsafe_index_put.default)
+    honest = {op: ops.pop(op) for op in blamed}
+    try:
+        yield
+    finally:
+        ops.update(honest)
+
+
+@contextmanager
 def _without_counted_constants() -> Iterator[None]:
     import torch
     from torch._inductor.fx_passes import post_grad
@@ -171,6 +187,7 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "inference-traces": _without_inference_traces,
     "optimised-graphs": _without_optimised_graphs,
     "promised-dtypes": _without_promised_dtypes,
+    "reused-inputs": _without_reused_inputs,
     "separate-roundings": lambda: _compiled_with("cpp.enable_floating_point_contract_flag", "fast"),
 }
 """How to run torch without what a known entry blames."""

@@ -30,6 +30,20 @@ I0 = 0.207339879295116  # the series in i0 cancels here
 INFERENCE = under(InferenceMode(), call("unsqueeze", "x0", -1, form="method"))
 
 
+def _onto_itself() -> Case:
+    """Put a value into its own other places, where nothing else needs it."""
+    places = x("x1", 3, dtype="int64", values=bits_of([2, 0, 1], "int64"))
+    made = case(
+        [x("x0", 3, 3), places],
+        call("mm", "x0", "x0", to="v1"),
+        call("index_put", "v1", "x1", "v1", False),
+        contexts=(),
+        backward="none",
+    )
+    program = msgspec.structs.replace(made.program, outputs=("v0",))
+    return msgspec.structs.replace(made, program=program)
+
+
 class Example(NamedTuple):
     """A case that shows a bug; `op` is the op at which another may hide. Returns: if not all."""
 
@@ -175,6 +189,7 @@ EXAMPLES: Mapping[str, Example] = {
         "",  # an error is the end of a program
         INDUCTOR,
     ),
+    "compile-index-put-alias": Example(_onto_itself(), "index_put", INDUCTOR),
     "compile-contraction": Example(
         case(
             [x("x0", 1, dtype="float64", values=bits_of([I0], "float64"))],
