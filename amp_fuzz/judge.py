@@ -409,6 +409,8 @@ class Judge:
             return listed
         ops = [s.op for s in statements(case.program.body)]
         quirky = [k for k in self.known if k.tries(ops) and k.on(self.backend.name)]
+        reference = self.backend.reference()
+        quirky = [k for k in quirky if reference.may(k.quirk, case)]
         quirky.sort(key=lambda entry: entry.general)  # most of what differs is the backend's own
 
         def explained(chosen: Sequence[Known]) -> list[str] | None:

@@ -42,6 +42,10 @@ class ReferenceRuntime:
         """Return what a case means to the backend: itself, but where a quirk is imitated."""
         return case
 
+    def may(self, quirk: str, case: Case) -> bool:
+        """Return whether imitating a bug may change anything of a case; it costs less than that."""
+        return True
+
     def run(self, case: Case) -> Observation:
         """Run one case."""
         with reference.log_kernels() as kernels:

@@ -235,6 +235,10 @@ class _ImitatingReference(ReferenceRuntime):
             case, program=msgspec.structs.replace(case.program, body=body)
         )
 
+    def may(self, quirk: str, case: Case) -> bool:
+        """Return whether imitating a bug may change anything of a case."""
+        return quirk != MERGING_QUIRK or merged(case.program) != case.program
+
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
         if self.follows():
