@@ -56,7 +56,7 @@ def _without_reused_inputs() -> Iterator[None]:
     ops: Any = reinplace.inplaceable_ops
     aten = torch.ops.aten
     blamed = (aten.index_put.default, aten._unsafe_index_put.default)
-    honest = {op: ops.pop(op) for op in blamed}
+    honest = {op: ops.pop(op) for op in blamed if op in ops}
     try:
         yield
     finally:

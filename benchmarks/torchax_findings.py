@@ -78,7 +78,6 @@ def examples() -> Iterator[tuple[str, str, Case]]:
         yield name, "torchax", case
     for made in test_torchax_ops.MADE.values():
         yield made.known, "torchax", made.one
-    yield "torchax-svd-signs-back", "torchax", test_torchax_ops.MADE["svd"].one
     yield "torchax-softmax-dtype", "torchax[jit]", test_torchax.jitted_in_inference_mode("softmax")
     for name, case in test_torchax_autograd.FINDINGS.items():
         yield name, "torchax[autograd]", case

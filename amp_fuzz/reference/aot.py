@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -84,12 +85,9 @@ def _fractions() -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, first in (("addcdiv_", torch.div), ("addcmul_", torch.mul)):
-            stack.enter_context(_method(name, _in_place(name, first)))
-        torch.addcdiv = addcdiv
-        try:
-            yield
-        finally:
-            torch.addcdiv = honest
+            stack.enter_context(patch.object(torch.Tensor, name, _in_place(name, first)))
+        stack.enter_context(patch.object(torch, "addcdiv", addcdiv))
+        yield
 
 
 def _in_place(name: str, first: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -101,16 +99,6 @@ def _in_place(name: str, first: Callable[..., torch.Tensor]) -> Callable[..., to
         return x.copy_(first(*args) * kwargs["value"] + x)
 
     return method
-
-
-@contextmanager
-def _method(name: str, function: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Give tensors a method in place of the one that they inherit."""
-    setattr(torch.Tensor, name, function)
-    try:
-        yield
-    finally:
-        delattr(torch.Tensor, name)
 
 
 @contextmanager

@@ -74,6 +74,16 @@ def judged(backend: TorchaxBackend, one: Case) -> tuple[str, str]:
     return verdict.outcome, verdict.known or kind
 
 
+def judged_with(fault: str, faulty: tuple[TorchaxBackend, Path], one: Case) -> tuple[str, str]:
+    """Return how a case is judged where torchax has a fault; "" is none."""
+    backend, file = faulty
+    file.write_text(fault)
+    try:
+        return judged(backend, one)
+    finally:
+        file.write_text("")
+
+
 # -- without JAX ----------------------------------------------------------------------------------
 
 

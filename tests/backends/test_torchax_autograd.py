@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz.backends import backends, torchax
+from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.torchax import Mode, TorchaxBackend, lacking
 from amp_fuzz.case import Case
@@ -34,12 +34,10 @@ from amp_fuzz.program import (
 from amp_fuzz.reference import quirks
 from amp_fuzz.reference.torchax import CUTS, differentiated
 from amp_fuzz.repro import repro
+from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 
 NAME = "torchax[autograd]"
-needs_jax = pytest.mark.skipif(
-    not torchax.installed(), reason="torchax is not installed: pip install 'amp-fuzz[jax]'"
-)
 
 SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]
 MM = case(SQUARES, call("mm", "x0", "w1"))
@@ -61,14 +59,6 @@ def backend(seeded: tuple[TorchaxBackend, Path]) -> TorchaxBackend:
     """Return it without a fault."""
     seeded[1].write_text("")
     return seeded[0]
-
-
-def judged(backend: TorchaxBackend, one: Case) -> tuple[str, str]:
-    """Return the outcome, and the kind of divergence or the known entries."""
-    with quiet():
-        verdict = Judge(backend, shipped()).judge(one)
-    kind = verdict.divergence.kind if verdict.divergence else ""
-    return verdict.outcome, verdict.known or kind
 
 
 # -- without JAX ----------------------------------------------------------------------------------
@@ -395,18 +385,12 @@ def test_overloads_are_cast_above_autograd(backend: TorchaxBackend) -> None:
 @needs_jax
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_an_entry_hides_no_other_fault(seeded: tuple[TorchaxBackend, Path], name: str) -> None:
-    backend, file = seeded
     fault, kind = OTHERWISE[name]
     one = FINDINGS[name]
     if name == "torchax-cut-graph":
         one = case(SQUARES, call("flatten", "w1", form="method"), call("exp", "x0", to="v1"))
-        file.write_text("")
-        assert judged(backend, one) == ("known", name)
-    file.write_text(fault)
-    try:
-        assert judged(backend, one) == ("diverged", kind)
-    finally:
-        file.write_text("")
+        assert judged_with("", seeded, one) == ("known", name)
+    assert judged_with(fault, seeded, one) == ("diverged", kind)
 
 
 @needs_jax
@@ -414,14 +398,8 @@ def test_an_entry_hides_no_other_fault(seeded: tuple[TorchaxBackend, Path], name
 def test_an_entry_hides_no_fault_of_gradients(
     seeded: tuple[TorchaxBackend, Path], name: str, one: Case, fault: str, kind: str
 ) -> None:
-    backend, file = seeded
-    file.write_text("")
-    assert judged(backend, one) == ("known", name)
-    file.write_text(fault)
-    try:
-        assert judged(backend, one) == ("diverged", kind)
-    finally:
-        file.write_text("")
+    assert judged_with("", seeded, one) == ("known", name)
+    assert judged_with(fault, seeded, one) == ("diverged", kind)
 
 
 @needs_jax
@@ -429,14 +407,8 @@ def test_an_entry_hides_no_fault_of_gradients(
 def test_what_raises_elsewhere_hides_no_wrong_gradient(
     seeded: tuple[TorchaxBackend, Path], one: Case, fault: str
 ) -> None:
-    backend, file = seeded
-    file.write_text("")
-    assert judged(backend, one) == ("agreed", "")
-    file.write_text(fault)
-    try:
-        assert judged(backend, one) == ("diverged", "grad-value")
-    finally:
-        file.write_text("")
+    assert judged_with("", seeded, one) == ("agreed", "")
+    assert judged_with(fault, seeded, one) == ("diverged", "grad-value")
 
 
 def in_another_shape(one: Case) -> Case:
@@ -496,14 +468,10 @@ FAULTY = {
 @needs_jax
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_wrong_gradient_is_found(seeded: tuple[TorchaxBackend, Path], name: str) -> None:
-    backend, file = seeded
     kinds = {"mm-without-policy": "dtype", "gradients-forgotten": "grad-missing"}
-    file.write_text(name)
-    try:
-        assert judged(backend, FAULTY[name]) == ("diverged", kinds.get(name, "grad-value"))
-    finally:
-        file.write_text("")
-    assert judged(backend, FAULTY[name])[0] != "diverged"
+    found = judged_with(name, seeded, FAULTY[name])
+    assert found == ("diverged", kinds.get(name, "grad-value"))
+    assert judged_with("", seeded, FAULTY[name])[0] != "diverged"
 
 
 # -- repros ---------------------------------------------------------------------------------------

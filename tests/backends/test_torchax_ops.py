@@ -19,22 +19,10 @@ from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Autocast, Checkpoint, DType, TensorSpec
 from amp_fuzz.reference import quirks
-from tests.backends.test_torchax import judged, needs_jax
+from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
 pytestmark = needs_jax
-
-
-def judged_with(
-    fault: str, faulty: tuple[TorchaxBackend, Path], one: Case, again: Case | None = None
-) -> tuple[str, str]:
-    """Return how a case is judged where torchax has a fault."""
-    backend, file = faulty
-    file.write_text(fault)
-    try:
-        return judged(backend, again or one)
-    finally:
-        file.write_text("")
 
 
 def of(name: str, dtype: str, *values: float) -> TensorSpec:
@@ -81,6 +69,14 @@ def gru(*, dtype: str = "float32", first: bool = False, to: str = "v0 v1", given
 _GRU_INPUTS, _GRU = gru()
 ATTENDED = [x("x0", 1, 2, 3), x("x1", 1, 3, 3), x("x2", 1, 3, 3)]
 _SVD = call("linalg.svd", "x0", full_matrices=True, to="v0 v1 v2")
+
+
+def _windowed(length: int) -> Case:
+    """Return a transform of two samples by a window of so many."""
+    named = {"n_fft": 2, "hop_length": 1, "win_length": length, "return_complex": True}
+    inputs = [of("x0", "float32", 1.0, 0.0)]
+    return case(inputs, call("stft.center", "x0", form="overload", **named), contexts=())
+
 
 MADE = {
     "lgamma": Made(
@@ -648,36 +644,7 @@ MADE = {
         "xla-log1p",
         "log1p-too-large",
     ),
-    "a window that is short": Made(
-        case(
-            [of("x0", "float32", 1.0, 0.0)],
-            call(
-                "stft.center",
-                "x0",
-                form="overload",
-                n_fft=2,
-                hop_length=1,
-                win_length=1,
-                return_complex=True,
-            ),
-            contexts=(),
-        ),
-        "torchax-stft",
-        "fft-too-large",
-        case(
-            [of("x0", "float32", 1.0, 0.0)],
-            call(
-                "stft.center",
-                "x0",
-                form="overload",
-                n_fft=2,
-                hop_length=1,
-                win_length=2,
-                return_complex=True,
-            ),
-            contexts=(),
-        ),
-    ),
+    "a window that is short": Made(_windowed(1), "torchax-stft", "fft-too-large", _windowed(2)),
     "the index of a smallest beyond NaN": Made(
         case([of("x0", "float32", math.nan, 0.0)], call("cummin", "x0", 0, to="_ v0"), contexts=()),
         "torchax-cumulative-indices",
