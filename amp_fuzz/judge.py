@@ -150,6 +150,14 @@ def _error(seen: Observation) -> tuple[str, str]:
     return ("", "") if seen.raised is None else (seen.raised.kind, seen.raised.message)
 
 
+@dataclass(slots=True)
+class _Frame:
+    """What is kept while a case is judged: shadows, and what was observed without autocast."""
+
+    shadows: dict[Any, tuple[Case, Rounding]] = field(default_factory=dict)
+    bare: dict[str, Observation] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Judge:
     """Judges cases on one backend.
@@ -163,9 +171,7 @@ class Judge:
     known: Sequence[Known] = ()
     relations: Literal["none", "one", "all"] = "one"
     confirm: bool = True
-    _shadows: list[dict[Any, tuple[Case, Rounding]]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
+    _frames: list[_Frame] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def judge(self, case: Case) -> Verdict:
         """Run a case and compare; a divergence is confirmed before it is reported.
@@ -177,12 +183,12 @@ class Judge:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Keep the shadows of cases for a block: what is compared twice in it is followed once."""
-        self._shadows.append({})
+        """Keep for a block what of a case is the same each time that it is asked for."""
+        self._frames.append(_Frame())
         try:
             yield
         finally:
-            self._shadows.pop()
+            self._frames.pop()
 
     def _judged(self, case: Case) -> Verdict:
         clock = _Clock()
@@ -349,10 +355,10 @@ class Judge:
     def _rounding(self, case: Case, reference: ReferenceRuntime) -> Rounding:
         """Return what judges the values of a case under what the reference imitates now."""
         made = Rounding(partial(reference.shadowed, case))
-        if not self._shadows:
+        if not self._frames:
             return made
         key = id(case), active_quirks(), frozenset(supposed().items())
-        return self._shadows[-1].setdefault(key, (case, made))[1]
+        return self._frames[-1].shadows.setdefault(key, (case, made))[1]
 
     def _within(self, case: Case, observed: Observation) -> Divergence | None:
         """Check what holds inside one observation; of a backend that does not repeat, no bits."""
@@ -400,6 +406,7 @@ class Judge:
         self, case: Case, found: Divergence, expected: Observation, observed: Observation
     ) -> str:
         """Return the ids of the known entries that explain a divergence, joined by +, or ""."""
+        rest: Divergence | None = found
         if found.kind == "relation":
             listed = self._listed(case, found)
         else:
@@ -408,15 +415,22 @@ class Judge:
         if listed:
             return listed
         ops = [s.op for s in statements(case.program.body)]
-        quirky = [k for k in self.known if k.tries(ops) and k.on(self.backend.name)]
+        quirky = [k for k in self.known if k.on(self.backend.name) and k.tries(ops)]
         reference = self.backend.reference()
         quirky = [k for k in quirky if reference.may(k.quirk, case)]
         quirky.sort(key=lambda entry: entry.general)  # most of what differs is the backend's own
 
+        tried: dict[frozenset[str], tuple[Divergence | None, list[str]]] = {}
+
+        def left(chosen: Sequence[Known]) -> tuple[Divergence | None, list[str]]:
+            names = frozenset(k.quirk for k in chosen)
+            if names not in tried:
+                tried[names] = self._left_with(case, found, observed, names)
+            return tried[names]
+
         def explained(chosen: Sequence[Known]) -> list[str] | None:
-            names = [k.quirk for k in chosen]
-            more = self._agrees_with(case, found, observed, names)
-            return None if more is None else [*(k.id for k in chosen), *more]
+            without, more = left(chosen)
+            return [*(k.id for k in chosen), *more] if without is None else None
 
         every = quirky
         own = sum(not entry.general for entry in every)
@@ -428,11 +442,15 @@ class Judge:
             for entry in quirky[own:]:
                 if (ids_ := explained([entry])) is not None:
                     return self._sound(case, [entry], ids_)
-        while True:  # one of them may make the reference ask for others
+        acting = [k for k in quirky if left([k])[0] != rest]  # alone, if not enough
+        ids_ = explained(acting) if 1 < len(acting) < len(quirky) else None
+        if ids_ is not None:
+            quirky = acting
+        while ids_ is None:  # one of them may make the reference ask for others
             quirky = [k for k in every if k in quirky or k.quirk in asked]
             with asking() as asked:
                 ids_ = explained(quirky) if len(quirky) > 1 else None
-            if ids_ is not None or all(k in quirky for k in every if k.quirk in asked):
+            if all(k in quirky for k in every if k.quirk in asked):
                 break
         if ids_ is None:
             return ""
@@ -529,7 +547,7 @@ class Judge:
         plain, found = self.bare(case)
         if found is None:
             return "+".join(ids)
-        expected, observed = self.backend.reference().run(plain), self._run(plain)
+        expected, observed = self.backend.reference().run(plain), self._run_bare(plain)
         others = [entry for entry in self.known if entry.bare != "agrees"]
         more = replace(self, known=others).explain(plain, found, expected, observed)
         return "+".join(dict.fromkeys([*ids, *more.split("+")])) if more else ""
@@ -545,7 +563,16 @@ class Judge:
         if expected.raised and _error(expected) != _error(run(case)):
             plain = single(plain)
             expected = run(plain)
-        return plain, self._compare(plain, expected, self._run(plain))
+        return plain, self._compare(plain, expected, self._run_bare(plain))
+
+    def _run_bare(self, plain: Case) -> Observation:
+        """Run a case without autocast, once for each case that is judged."""
+        if not self._frames:
+            return self._run(plain)
+        seen = self._frames[-1].bare
+        if plain.id not in seen:
+            seen[plain.id] = self._run(plain)
+        return seen[plain.id]
 
     def _listed(self, case: Case, found: Divergence) -> str:
         """Return the id of the entry without a quirk that explains a divergence, or "".
@@ -595,7 +622,7 @@ class Judge:
     def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
         """Yield a divergence, and after it those that it has no part in."""
         yield first
-        expected, observed = self.backend.reference().run(case), self._run(case)
+        expected, observed = self.backend.reference().run(case), self._run_bare(case)
         skipped: set[str] = set()
         found: Divergence | None = first
         while found is not None and found.kind not in ("raise", "state"):
@@ -629,8 +656,8 @@ class Judge:
         ops = list(ops) or ([op] if op else [s.op for s in statements(case.program.body)])
         texts = {"expected": found.expected, "observed": found.observed}
         for entry in self.known:
-            says = entry.explains(found.kind, ops, found.where, **texts)
-            if says and entry.on(self.backend.name):
+            on = entry.on(self.backend.name)
+            if on and entry.explains(found.kind, ops, found.where, **texts):
                 yield entry
 
     def _returned(
@@ -668,24 +695,24 @@ class Judge:
             explained = self.explain(case, rest, expected, observed)
             return explained.split("+") if explained else None
 
-    def _agrees_with(
-        self, case: Case, found: Divergence, observed: Observation, names: Sequence[str]
-    ) -> list[str] | None:
-        """Return the entries that list what is left where the reference imitates these bugs.
+    def _left_with(
+        self, case: Case, found: Divergence, observed: Observation, names: Collection[str]
+    ) -> tuple[Divergence | None, list[str]]:
+        """Return what is left of a divergence where the reference imitates these bugs.
 
-        None: it does not agree with what was observed. A relation is between two runs of the
-        backend: it is explained if the imitating reference breaks it in the same way.
+        None if it agrees with what was observed, but for what the entries list whose ids come with
+        it. A relation is between two runs of the backend: it is explained if the imitating
+        reference breaks it in the same way.
         """
         if found.kind == "relation" and self._broken_by_reference(case, found):
-            return None  # with or without these bugs
+            return found, []  # with or without these bugs
         with self._imitating(case, observed, names):
             if found.kind == "relation":
-                return [] if self._broken_by_reference(case, found) else None
+                return None if self._broken_by_reference(case, found) else found, []
             expected = self.backend.reference().run(case)
             if expected.raised and observed.raised and self._elsewise(expected, observed):
-                return None
-            rest, ids = self._remaining(case, expected, observed)
-            return ids if rest is None else None
+                return found, []
+            return self._remaining(case, expected, observed)
 
     @contextmanager
     def _imitating(

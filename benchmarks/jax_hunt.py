@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hunting import hunted, parser, written
+from benchmarks.hunting import hunted, parser, written
 
 PACKAGES = ("torch", "jax", "jaxlib", "amp-fuzz")
 

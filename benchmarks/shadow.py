@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shadow_causes import MANY, Cause, Traced, enough, probe
+from benchmarks.shadow_causes import MANY, Cause, Traced, enough, probe
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import harness, prelude, reference

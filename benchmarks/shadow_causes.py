@@ -118,9 +118,11 @@ class Traced(Shadow):
 class _Loose(Shadow):
     """Shadows that perturb 16-bit inputs by their own roundoff."""
 
-    def _perturbed(self, copies: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
+    def _perturbed(
+        self, copies: torch.Tensor, nominal: torch.Tensor, narrow: float = 0.0
+    ) -> torch.Tensor:
         if nominal.dtype not in NARROW:
-            return super()._perturbed(copies, nominal)
+            return super()._perturbed(copies, nominal, narrow)
         u = UNIT_ROUNDOFF[nominal.dtype]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 

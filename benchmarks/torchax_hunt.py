@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hunting import Line, hunted, parser, written
+from benchmarks.hunting import Line, hunted, parser, written
 
 LOSSES = ("*_loss*", "*Loss*", "cross_entropy*", "kl_div*", "nll*", "poisson*")
 DIFFERENCES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

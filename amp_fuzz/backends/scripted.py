@@ -365,14 +365,17 @@ class _Scripted:
 
     def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program as a `torch.jit.ScriptFunction`."""
+        if self.backend.mode == "script":
+            text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
+            self.units.append(self.define(text))
+            return self.units[-1].find_function("program")
         with fresh_unit() as unit:
             self.units.append(unit)
-            if self.backend.mode == "trace":
-                return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
-            with torch_answers():
-                text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
-                unit.define(text, {"torch": torch}.get)
-            return unit.find_function("program")
+            return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
+
+    def define(self, text: str) -> Any:
+        """Return a unit in which a text is compiled."""
+        return _defined(text)
 
     def plain(self) -> Any:
         """Return the program as Python, under the implementation of autocast that is tested."""
@@ -381,6 +384,23 @@ class _Scripted:
         names = {**self.names, "__name__": "program"}  # the tracer asks for a module
         exec(program_source(self.case.program), names)
         return names["program"]
+
+
+# The text that was compiled last, and where. Of what is imitated only the graph is taken, which
+# stays as it was compiled, however often it ran.
+_last: list[tuple[str, Any]] = []
+
+
+def _defined(text: str) -> Any:
+    with fresh_unit() as unit, torch_answers():
+        unit.define(text, {"torch": torch}.get)
+    _last[:] = [(text, unit)]
+    return unit
+
+
+def _defined_once(text: str) -> Any:
+    last = next((unit for known, unit in _last if known == text), None)
+    return _defined(text) if last is None else last
 
 
 def script_source(case: Case) -> str:
@@ -461,6 +481,10 @@ class _Imitated(_Scripted):
         """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
         return opaque
 
+    def define(self, text: str) -> Any:
+        """Return a unit in which a text is compiled, which may have been before."""
+        return _defined_once(text)
+
     def falling_back(self, key: object, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program with the casts of the fallback functions that run for these inputs."""
         random = torch.get_rng_state()
@@ -509,10 +533,11 @@ class _Imitated(_Scripted):
         if QUIRK in active_quirks():
             current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
             write_casts(graph, _ambient(), current, called)
-        key = snapshot().contexts
-        probe = graph.copy()
-        take_apart(probe)  # where it is optimised it is, and what it makes then has no names
-        self.graphs[key], self.probes[key] = graph, self.optimised(probe, PROBED)
+        if FALLBACK_QUIRK in active_quirks():
+            key = snapshot().contexts
+            probe = graph.copy()
+            take_apart(probe)  # where it is optimised it is, and what it makes then has no names
+            self.graphs[key], self.probes[key] = graph, self.optimised(probe, PROBED)
         return self.optimised(graph.copy(), self.calls)
 
 

@@ -74,6 +74,8 @@ def inline(graph: Any) -> frozenset[int]:
     By ``Value.unique()``. Operators that TorchScript writes in its own language (``1 - x``) are
     in a graph as soon as it is compiled: no function is called for them.
     """
+    if not any(graph.findAllNodes(kind) for kind in ("prim::CallFunction", "prim::CallMethod")):
+        return frozenset()
     before = set(_made(graph))
     torch._C._jit_pass_inline(graph)
     return frozenset(_made(graph)) - before

@@ -562,13 +562,13 @@ def test_what_the_reference_does_not_ask_for_is_not_tried(monkeypatch: pytest.Mo
     assert asked.isdisjoint({"custom-fwd-setup-context", "func-grad-ambient-backward"})
 
     tried: list[set[str]] = []
-    agrees_with = Judge._agrees_with
+    left_with = Judge._left_with
 
     def noted(self: Judge, one: Case, found: Any, seen: Any, names: Sequence[str]) -> Any:
         tried.append(set(names))
-        return agrees_with(self, one, found, seen, names)
+        return left_with(self, one, found, seen, names)
 
-    monkeypatch.setattr(Judge, "_agrees_with", noted)
+    monkeypatch.setattr(Judge, "_left_with", noted)
     example = Example("eager-cpu", nested)
     others = tuple(k for k in shipped() if k.id != "cache-ignores-dtype")
     assert judged(example, shipped()).known == "cache-ignores-dtype"
