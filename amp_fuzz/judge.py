@@ -418,7 +418,8 @@ class Judge:
         quirky = [k for k in self.known if k.on(self.backend.name) and k.tries(ops)]
         reference = self.backend.reference()
         quirky = [k for k in quirky if reference.may(k.quirk, case)]
-        quirky.sort(key=lambda entry: entry.general)  # most of what differs is the backend's own
+        # Most of what differs is the backend's own; of that, what is of some ops only comes first.
+        quirky.sort(key=lambda entry: (entry.general, not (entry.general or entry.ops)))
 
         tried: dict[frozenset[str], tuple[Divergence | None, list[str]]] = {}
 

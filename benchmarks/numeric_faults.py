@@ -300,16 +300,14 @@ def _tolerances(found: Row) -> list[str]:
             lines += ["", f"Never noticed by {label}: {names}."]
     alarms = [(g["name"], n) for g in groups if g["verb"] == "false alarms" for n in _notes(g)]
     lines += ["", "What ours flags on honest pairs:", ""] if alarms else []
-    return lines + [f"- {name}: {note}" for name, note in alarms] + _ON_ALARMS * bool(alarms)
-
-
-_ON_ALARMS = [
-    "",
-    "`matrix_exp` of values near the limit of float16: torch's own kernel gives finite values,",
-    "float64 NaN, and the clean copy too. The others are not explained yet;",
-    "`aot_eager_decomp_partition` has bugs of its own ([compile.md](findings/compile.md)), so that",
-    "not each of its flags need be false.",
-]
+    lines += [f"- {name}: {note}" for name, note in alarms]
+    known = [f"{sum(g['known'].values())} of {g['name']}" for g in groups if g.get("known")]
+    if known:
+        ids = sorted(
+            {f"`{i}`" for g in groups for ids in g.get("known", ()) for i in ids.split("+")}
+        )
+        lines += ["", f"Left out for a known bug: {', '.join(known)} ({', '.join(ids)})."]
+    return lines
 
 
 def _notes(group: Row) -> list[str]:

@@ -35,7 +35,11 @@ from amp_fuzz.program import (
     InferenceMode,
     Node,
     NoGrad,
+    Program,
+    Ref,
     Region,
+    Statement,
+    substituted,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
 from amp_fuzz.reference.formulas import scripted
@@ -57,6 +61,7 @@ Mode: TypeAlias = Literal["script", "trace"]
 QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
 CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
 REDUCTION_QUIRK = "torchscript-reduction"
+EXTREMUM_QUIRK = "trace-max-out"
 MERGING_QUIRK = "torchscript-common-subexpressions"
 _QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
@@ -251,9 +256,13 @@ class _ImitatingReference(ReferenceRuntime):
     def plain(self, case: Case, names: Names) -> dict[str, Any]:
         """Return the program as the driver calls it; a frozen module's weights need no grad."""
         program = names["program"]
-        if MERGING_QUIRK in active_quirks() and case.plan.entry not in CUSTOM_OPS:
+        changes = [change for quirk, change in _CHANGES.items() if quirk in active_quirks()]
+        if changes and case.plan.entry not in CUSTOM_OPS:
+            changed = self.meant(case).program
+            for change in changes:
+                changed = change(changed)
             made = {**names}
-            exec(program_source(merged(self.meant(case).program)), made)
+            exec(program_source(changed), made)
             program = made["program"]
         program = scripted(program)
         if self.backend.mode == "script" and case.plan.entry not in CUSTOM_OPS:
@@ -283,16 +292,56 @@ _REDUCTIONS = {
 
 def _reduced(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """Return a body in which losses that say nothing of `reduction` take the schema's, the mean."""
-    nodes: list[Node] = []
-    for node in body:
-        if isinstance(node, Region):
-            nodes.append(Region(node.context, _reduced(node.body)))
-            continue
-        number = _REDUCTIONS.get(node.op) if node.form == "overload" else None
-        if number is not None and len(node.args) <= number and "reduction" not in dict(node.kwargs):
-            node = msgspec.structs.replace(node, kwargs=(*node.kwargs, ("reduction", 1)))
-        nodes.append(node)
-    return tuple(nodes)
+
+    def said(call: Statement) -> Statement:
+        number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
+        if number is None or len(call.args) > number or "reduction" in dict(call.kwargs):
+            return call
+        return msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1)))
+
+    return _rewritten(body, said)
+
+
+_OF_TWO = {"max": "maximum", "min": "minimum"}
+
+
+def _of_two(program: Program) -> Program:
+    """Return a program in which max(x, out=b) is max(x, b), and b from there on what that returns.
+
+    It returns as many values, of other names: what is b in Python is one value, the last.
+    """
+    names: dict[str, str] = {}
+
+    def two(call: Statement) -> Statement:
+        call = substituted(call, names)
+        out = dict(call.kwargs).get("out")
+        if call.op not in _OF_TWO or not isinstance(out, Ref):
+            return call
+        made = f"{out.name}_{len(names)}" if call.outputs == ("_",) else call.outputs[0]
+        older = [name for name, now in names.items() if now == out.name]
+        names.update(dict.fromkeys([out.name, *older], made))
+        return Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,))
+
+    body = _rewritten(program.body, two)
+    outputs = tuple(names.get(name, name) for name in program.outputs)
+    return msgspec.structs.replace(program, body=body, outputs=outputs)
+
+
+_CHANGES: Mapping[str, Callable[[Program], Program]] = {
+    EXTREMUM_QUIRK: _of_two,
+    MERGING_QUIRK: merged,
+}
+
+
+def _rewritten(
+    body: tuple[Node, ...], change: Callable[[Statement], Statement]
+) -> tuple[Node, ...]:
+    return tuple(
+        Region(node.context, _rewritten(node.body, change))
+        if isinstance(node, Region)
+        else change(node)
+        for node in body
+    )
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:

@@ -290,6 +290,7 @@ QUIRKS = (
     "torchscript-pass",
     "torchscript-reduction",
     "trace-grad-modes",
+    "trace-max-out",
     "trace-weight-cache",
     "transform-before-autocast",
     "xla-depthwise",
@@ -422,6 +423,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     torchscript-reduction: losses that are called by their overload without `reduction` take the
         mean, as their schema says.
     trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.
+    trace-max-out: max and min of all elements with ``out=`` are those of two tensors, element by
+        element; what they should write to is taken for the result from there on.
     trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
         the trace.
     transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the

@@ -89,11 +89,19 @@ def test_what_trace_cannot_do_without_autocast_either_is_known_by_its_error() ->
 def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     inputs = [x("x0", 2, 3), x("b1")]
     trace = ScriptBackend("trace")
-    wrong = case(inputs, call("max", "x0", form="out", out="b1"), backward="none")
-    assert judge(trace, wrong).known == "trace-max-out"
-    assert shipped_entry("trace-max-out").explains("shape", ["max"], expected="[]", observed="[2]")
-    assert not shipped_entry("trace-max-out").explains("shape", ["amax"], expected="[]")
-    assert not shipped_entry("trace-max-out").explains("shape", ["max"], expected="[2]")
+    wrong = call("max", "x0", form="out", out="b1")
+    assert judge(trace, case(inputs, wrong)).known == "trace-max-out"
+    one = case([x("x0", 1), x("b1")], wrong)  # the shape is right, the number is not
+    assert judge(trace, one).known == "trace-max-out"
+    narrow = case([*inputs, x("x2", 3, 3)], wrong, call("mul", "v0", "x2", to="v1"))
+    verdict = judge(trace, narrow)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("raise", "trace-max-out")
+    again = call("min", "x0", form="out", out="b1", to="v1")
+    after = case(inputs, wrong, again, call("neg", "b1", to="v2"), call("abs", "v0", to="v3"))
+    assert judge(trace, after).known == "trace-max-out"
+    dropped = case(inputs, msgspec.structs.replace(wrong, outputs=("_",)), call("neg", "b1"))
+    assert judge(trace, dropped).known == "trace-max-out"
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])

@@ -440,6 +440,17 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "trace-max-out": Example(
+        "trace",
+        case(
+            [x("x0", 2, 3), x("b1")],
+            NEG,
+            call("max", "x0", form="out", out="b1"),
+            call("neg", "b1", to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "trace-weight-cache": Example(
         "trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"))
     ),
