@@ -32,6 +32,7 @@ from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
+    DType,
     InferenceMode,
     NoGrad,
     Statement,
@@ -237,6 +238,19 @@ def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known(
         )
 
 
+@pytest.mark.parametrize("second", ["none", "double"])
+def test_a_product_with_a_vector_that_gets_a_gradient_of_another_dtype_is_known(
+    second: str,
+) -> None:
+    """The graph is optimised from its second call on, after which its gradients are formulas."""
+    inputs = [x("x0", 3, 4, dtype="float16"), x("w1", 4, dtype="float16")]
+    body = call("mv", "x0", "w1"), call("softmax", "v0", 0, dtype=DType("float64"), to="v1")
+    verdict = judge(SCRIPT, case(inputs, *body, contexts=(), second=second))
+    assert verdict.divergence is not None
+    assert "addmv" in verdict.divergence.observed
+    assert verdict.known == "torchscript-mixed-gradients"
+
+
 def test_a_second_backward_pass_of_a_norm_under_autocast_is_known_by_its_error() -> None:
     statistics = call("batch_norm.batch_statistics", "w1", None, None, "x2", "x3", True)
     body = statistics, call("sigmoid", "v0", to="v1")
@@ -421,6 +435,13 @@ WITHOUT_AUTOCAST = {
         call("div", "w0", "v0", to="v1"),
         contexts=(),
     ),
+    "clamp-raises": case(
+        [x("w0", 1), x("x1", 2), x("w2")],
+        call("mul", "w0", "w0"),
+        call("clamp.Tensor", "v0", "x1", "w2", to="v1"),
+        call("mul", "v1", "v1", to="v2"),
+        contexts=(),
+    ),
     "linear-inplace": case(
         [x("w0", 1), x("x1", 1, 1)],
         call("tanh", "w0"),
@@ -558,6 +579,24 @@ def test_what_requires_grad_in_an_optimised_graph_alone_is_known_by_its_error() 
     assert entry.explains("raise", ["mul"], where, expected="no error", observed=said)
     said = "RuntimeError: element 1 of tensors does not require grad and does not have a grad_fn"
     assert not entry.explains("raise", ["mul"], where, expected="no error", observed=said)
+
+
+def test_an_op_with_out_of_what_requires_grad_in_an_optimised_graph_alone_is_known() -> None:
+    example = case(
+        [x("x0", 1, 1), x("w1"), x("b2", 1, 1)],
+        call("mm", "x0", "x0"),
+        call("div", "v0", "w1", to="v1"),
+        call("sub", "v0", "x0", form="out", out="b2", to="v2"),
+        backward="none",
+        contexts=(),
+    )
+    example = msgspec.structs.replace(
+        example, program=msgspec.structs.replace(example.program, outputs=("v1",))
+    )
+    assert judge(SCRIPT, example).known == "torchscript-requires-grad"
+    fewer = tuple(k for k in shipped() if k.id != "torchscript-requires-grad")
+    with quiet():
+        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 EXP, ANOTHER = call("exp", "w1"), call("exp", "w1", to="v1")
