@@ -238,6 +238,17 @@ def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known(
         )
 
 
+def test_linear_of_two_vectors_of_other_sizes_is_known_by_its_error() -> None:
+    entry = shipped_entry("torchscript-linear-vector")
+    where = "if starts: torch.autograd.backward(starts, cotangents)"
+    said = (
+        "RuntimeError: inconsistent tensor size, expected tensor [4] and src [3] to have the same"
+    )
+    told = {"expected": "no error", "observed": f"{said} number of elements, but got 4 and 3"}
+    assert entry.explains("raise", ["linear"], where, **told)
+    assert not entry.explains("raise", ["dot"], where, **told)
+
+
 @pytest.mark.parametrize("second", ["none", "double"])
 def test_a_product_with_a_vector_that_gets_a_gradient_of_another_dtype_is_known(
     second: str,
@@ -458,6 +469,14 @@ WITHOUT_AUTOCAST = {
         ),
         contexts=(),
     ),
+    "saved": case(
+        [x("w0", 2), x("x1", 2)],
+        call("mul", "w0", "x1"),
+        call("clamp", "v0", None, 1.0, to="v1"),
+        call("type_as", "v1", "x1", to="v2", form="method"),
+        call("cumsum", "v2", -1, to="v3", form="inplace"),
+        contexts=(),
+    ),
     "scalar-out": case(
         [x("x0", 2), x("b1", 2, dtype="bfloat16")],
         call("mul.scalar", "x0", 2.0, form="out", out="b1"),
@@ -553,6 +572,34 @@ def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
     fewer = tuple(k for k in shipped() if k.id != "torchscript-common-subexpressions")
     with quiet():
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(1 + 2.0**-22, "known"), (1.01, "diverged")])
+def test_beside_a_known_bug_a_rounding_is_none_and_a_fault_is_one(
+    times: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What imitates the pass is compared bit for bit, since no shadows can follow it."""
+    example = case(
+        [x("x0", 2, dtype="bfloat16", domain="integers"), x("w1", 2)],
+        call("exp", "x0"),
+        call("exp", "w1", to="v1"),
+    )
+    assert judge(SCRIPT, example).known == "torchscript-pass"
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one, given in zip(seen, cases, strict=True):
+            gradient = one.values.get("w1.grad")
+            if gradient is not None and given.plan.contexts:
+                one.values["w1.grad"] = gradient * times
+        return seen
+
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    verdict = judge(SCRIPT, example)
+    assert verdict.outcome == outcome
+    if outcome == "known":
+        assert verdict.known == "torchscript-pass"
 
 
 def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
