@@ -238,6 +238,26 @@ def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known(
         )
 
 
+def test_a_range_that_is_left_is_known_beside_a_formula_that_is_imitated() -> None:
+    """Without optimised graphs the formula is not TorchScript's, nor is the range left."""
+    inputs = [
+        x("w0", 3, values="feb0b1f9ff3e6581fd98d985"),
+        x("x1", dtype="float16", values="7a54"),
+        x("x2", 3, dtype="bool", values="000100"),
+        x("x3", 3, dtype="float16", values="5163d878f4a1"),
+    ]
+    body = (
+        call("type_as", "w0", "w0", form="method"),
+        call("pow.Tensor_Scalar", "v0", 1, to="v1"),
+        call("div", "v1", "v0", to="v2"),
+        call("where", "x1", "x2", "v2", form="method", to="v3"),
+        call("mul", "v3", "x3", to="v4"),
+        call("pow.Tensor_Scalar", "v1", 2, to="v5"),
+    )
+    known = judge(SCRIPT, case(inputs, *body, contexts=())).known
+    assert known == "torchscript-formulas+torchscript-range"
+
+
 def test_linear_of_two_vectors_of_other_sizes_is_known_by_its_error() -> None:
     entry = shipped_entry("torchscript-linear-vector")
     where = "if starts: torch.autograd.backward(starts, cotangents)"
