@@ -20,22 +20,28 @@ import json
 import math
 import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, loads
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, guilty_op, quiet
+from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, rounding
+from amp_fuzz.reference import Band, Distance, distance
 
 DISTANCES: list[tuple[float, float]] = []
 
@@ -155,14 +161,13 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _listen() -> None:
     """Note each distance that the oracle measures."""
-    honest = rounding.distance
 
-    def distance(*args: Any) -> Any:
-        found = honest(*args)
+    def noted(band: Band, value: torch.Tensor, among: torch.Tensor | None = None) -> Distance:
+        found = distance(band, value, among)
         DISTANCES.append((found.excess, found.bias))
         return found
 
-    rounding.distance = distance
+    patch.object(rounding, "distance", noted).start()  # for as long as the process lives
 
 
 def _quantiles(values: list[float]) -> list[float]:
