@@ -55,9 +55,9 @@ def hypothesis(count: int) -> list[Case]:
     def collect(case: Case) -> None:
         drawn.append(case)
 
-    for batch in range(count // 100):
+    for batch, start in enumerate(range(0, count, 100)):
         test = settings(
-            max_examples=100,
+            max_examples=min(100, count - start),
             phases=[Phase.generate],
             database=None,
             derandomize=False,
