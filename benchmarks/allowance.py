@@ -1,6 +1,6 @@
 """How many comparisons of a compiler are decided by what torch's own value is off by.
 
-    python benchmarks/allowance.py [--backend=compile[inductor]] [--cases=100] [--seed=0]
+    python benchmarks/allowance.py [--backend=compile[inductor]] [--cases=100] [--ops=GLOBS]
 
 The oracle allows a backend what eager's value itself is away from the clean one
 (`reference.distance`). Each value that differs from the reference in a bit is measured with the
@@ -42,15 +42,18 @@ def main() -> None:
     parser.add_argument("--backend", default="compile[inductor]")
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ops", default="*", help="what programs are made of, joined by commas")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    counts, decided = measure(args.backend, args.cases, args.seed)
+    ops = tuple(args.ops.split(","))
+    counts, decided = measure(args.backend, args.cases, args.seed, ops)
     result = {
         "backend": args.backend,
         "cases": args.cases,
         "seed": args.seed,
+        "ops": args.ops,
         **counts,
         "decided by the allowance, where": decided,
         "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
@@ -60,13 +63,16 @@ def main() -> None:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def measure(name: str, cases: int, seed: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def measure(
+    name: str, cases: int, seed: int, ops: tuple[str, ...]
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return the counts of values, and the values that the allowance decides."""
     backend = backends()[name]
     reference = backend.reference()
     counts: Counter[str] = Counter()
     decided = []
-    for drawn in draw(Task(name, "*", (), cases, seed), Settings(backends=(name,), seed=seed)):
+    settings = Settings(backends=(name,), seed=seed, ops=ops)
+    for drawn in draw(Task(name, "*", (), cases, seed), settings):
         case = backend.fit(drawn)
         with quiet():
             expected, observed = reference.run(case), backend.run([case])[0]
