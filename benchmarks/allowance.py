@@ -1,31 +1,39 @@
 """How many comparisons of a compiler are decided by what torch's own value is off by.
 
-    python benchmarks/allowance.py [--backend=compile[inductor]] [--cases=100] [--seed=0]
+    python benchmarks/allowance.py [--backend=compile[inductor]] [--cases=100] [--ops=GLOBS]
 
 The oracle allows a backend what eager's value itself is away from the clean one
 (`reference.distance`). Each value that differs from the reference in a bit is measured with the
 allowance and without. Where only the allowance keeps it under the threshold, it is measured once
-more 2 % larger: what the allowance costs.
+more 2 % larger: what the allowance costs. "over the threshold" is what the oracle refuses, of known
+entries too; "not judged" is what the shadows cannot follow.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from amp_fuzz.backends import backends
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.oracle import CONFIRM, SCREEN, THRESHOLD
+from amp_fuzz.judge import quiet
+from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.compare import same
-from amp_fuzz.reference import Band, distance
+from amp_fuzz.oracle.rounding import CONFIRM, SCREEN, THRESHOLD
+from amp_fuzz.reference import Band, Distance, distance
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF
 
 
@@ -34,15 +42,18 @@ def main() -> None:
     parser.add_argument("--backend", default="compile[inductor]")
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ops", default="*", help="what programs are made of, joined by commas")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    counts, decided = measure(args.backend, args.cases, args.seed)
+    ops = tuple(args.ops.split(","))
+    counts, decided = measure(args.backend, args.cases, args.seed, ops)
     result = {
         "backend": args.backend,
         "cases": args.cases,
         "seed": args.seed,
+        "ops": args.ops,
         **counts,
         "decided by the allowance, where": decided,
         "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
@@ -52,16 +63,21 @@ def main() -> None:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def measure(name: str, cases: int, seed: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def measure(
+    name: str, cases: int, seed: int, ops: tuple[str, ...]
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return the counts of values, and the values that the allowance decides."""
     backend = backends()[name]
     reference = backend.reference()
     counts: Counter[str] = Counter()
     decided = []
-    settings = Settings(backends=(name,), seed=seed)
+    settings = Settings(backends=(name,), seed=seed, ops=ops)
     for drawn in draw(Task(name, "*", (), cases, seed), settings):
         case = backend.fit(drawn)
-        expected, observed = reference.run(case), backend.run([case])[0]
-        bands: dict[int, dict[str, Band]] = {}
+        with quiet():
+            expected, observed = reference.run(case), backend.run([case])[0]
+        shadowed = cache(partial(reference.shadowed, case))  # the oracle's bands are ours too
+        rounding = Rounding(shadowed)
         for label, want in expected.values.items():
             got = observed.values.get(label)
             if want is None or got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
@@ -70,36 +86,56 @@ def measure(name: str, cases: int, seed: int) -> tuple[dict[str, int], list[dict
             if same(want, got):
                 counts["equal in every bit"] += 1
                 continue
-            for samples in (SCREEN, CONFIRM):
-                if samples not in bands:
-                    bands[samples] = reference.shadowed(case, samples, samples)[1]
-                band = bands[samples].get(label)
-                if band is None or not band.known:
-                    counts["not judged"] += 1
-                    break
-                bare = over(replace(band, nominal=got), got)
-                if bare <= THRESHOLD:
-                    counts["within rounding alone"] += 1
-                    break
-            else:
-                allowed = over(band, got)
-                if allowed > THRESHOLD:
-                    counts["over the threshold"] += 1
-                    continue
-                counts["decided by the allowance"] += 1
-                row = {"case": case.id, "label": label, "dtype": str(got.dtype)[6:]}
-                row |= {"bare": float(f"{bare:.3g}"), "allowed": float(f"{allowed:.3g}")}
-                if got.dtype in UNIT_ROUNDOFF:
-                    larger = over(band, (got.to(band.clean.dtype) * 1.02).to(got.dtype))
-                    row["2 % larger"] = float(f"{larger:.3g}")
-                    counts["decided by it, found when 2 % larger"] += larger > THRESHOLD
-                decided.append(row)
+            with quiet():
+                divergence = rounding(label, want, got)
+            if label in rounding.unjudged:
+                counts["not judged"] += 1
+                continue
+            if divergence is not None:
+                counts["over the threshold"] += 1
+                continue
+            with quiet():
+                left = outside(shadowed, label, got)
+            if left is None:
+                counts["within rounding alone"] += 1
+                continue
+            counts["decided by the allowance"] += 1
+            band, bare = left
+            row: dict[str, Any] = {"case": case.id, "label": label, "dtype": str(got.dtype)[6:]}
+            row |= {"bare": figure(bare), "allowed": figure(size(distance(band, got)))}
+            if got.dtype in UNIT_ROUNDOFF:
+                larger = (got.to(band.clean.dtype) * 1.02).to(got.dtype)
+                row["2 % larger"] = figure(size(distance(band, larger)))
+                with quiet():
+                    found = rounding(label, want, larger) is not None
+                counts["decided by it, found when 2 % larger"] += found
+            decided.append(row)
     return dict(counts), decided
 
 
-def over(band: Band, value: torch.Tensor) -> float:
-    found = distance(band, value)
+def outside(
+    shadowed: Callable[[int, int], tuple[Any, Mapping[str, Band]]], label: str, got: torch.Tensor
+) -> tuple[Band, float] | None:
+    """Return the band that a value is outside of without the allowance, and how far, or None."""
+    found = None
+    for samples in (SCREEN, CONFIRM):
+        band = shadowed(samples, samples)[1].get(label)
+        if band is None or not band.known:
+            return None
+        # The nominal value of a band is measured without the allowance.
+        far = size(distance(replace(band, nominal=got), got))
+        if far <= THRESHOLD:
+            return None
+        found = band, far
+    return found
+
+
+def size(found: Distance) -> float:
     return max(found.excess, found.bias)
+
+
+def figure(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -30,6 +31,8 @@ from unittest.mock import patch
 import torch
 import torch._dynamo  # which a first call of a custom op imports, 2 s
 from torch._inductor.utils import fresh_cache
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import Backend, backends, compiled
 from amp_fuzz.backends.compiled import CompileBackend

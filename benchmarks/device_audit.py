@@ -18,19 +18,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.audit import _cases, _outcome  # noqa: E402
-from amp_fuzz.backends import backends  # noqa: E402
-from amp_fuzz.backends.privateuse1 import Device  # noqa: E402
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.catalogue import Op, select  # noqa: E402
-from amp_fuzz.conformance import _FAKE_ERRORS  # noqa: E402
-from amp_fuzz.judge import quiet  # noqa: E402
-from amp_fuzz.strategies.drawing import usable  # noqa: E402
+from amp_fuzz.audit import _cases, _outcome
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.privateuse1 import Device
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import Op, select
+from amp_fuzz.conformance import _FAKE_ERRORS
+from amp_fuzz.judge import quiet
+from amp_fuzz.strategies.drawing import usable
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "device_audit.json"
 Cells = dict[str, dict[str, str]]

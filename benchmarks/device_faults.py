@@ -14,20 +14,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends  # noqa: E402
-from amp_fuzz.backends.apart import Apart  # noqa: E402
-from amp_fuzz.backends.privateuse1 import PrivateUse1Backend  # noqa: E402
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
-from amp_fuzz.judge import Judge, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from amp_fuzz.shrink import Shrunk, Target, asker, shrink  # noqa: E402
-from tests.faults.device import FAULTS, UNREGISTERED  # noqa: E402
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
+from amp_fuzz.case import Case
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from tests.faults.device import FAULTS, UNREGISTERED
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "device_faults.json"
 

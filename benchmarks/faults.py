@@ -21,11 +21,12 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC  # noqa: E402
-from tests.faults.hunt import hunt, hunt_along, record  # noqa: E402
+from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
+from tests.faults.hunt import hunt, hunt_along, record
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON, TABLE = ROOT / "benchmarks" / "faults.json", ROOT / "docs" / "faults.md"
 

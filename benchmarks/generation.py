@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
@@ -52,9 +55,9 @@ def hypothesis(count: int) -> list[Case]:
     def collect(case: Case) -> None:
         drawn.append(case)
 
-    for batch in range(count // 100):
+    for batch, start in enumerate(range(0, count, 100)):
         test = settings(
-            max_examples=100,
+            max_examples=min(100, count - start),
             phases=[Phase.generate],
             database=None,
             derandomize=False,

@@ -23,16 +23,16 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends  # noqa: E402
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.engine import (  # noqa: E402
+from amp_fuzz.backends import backends
+from amp_fuzz.case import Case
+from amp_fuzz.engine import (
     Crashed,
     Failed,
     Finding,
@@ -42,16 +42,18 @@ from amp_fuzz.engine import (  # noqa: E402
     draw,
     plan_tasks,
 )
-from amp_fuzz.fingerprints import fingerprint, title  # noqa: E402
-from amp_fuzz.judge import Judge, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord  # noqa: E402
-from amp_fuzz.session import versions  # noqa: E402
-from amp_fuzz.store import Store  # noqa: E402
-from amp_fuzz.workers import Supervisor  # noqa: E402
-from benchmarks.minimize import commit  # noqa: E402
-from tests.faults.corrupted import Corrupted  # noqa: E402
-from tests.faults.many import TEN, counts, install, seeded  # noqa: E402
+from amp_fuzz.fingerprints import fingerprint, title
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord
+from amp_fuzz.session import versions
+from amp_fuzz.store import Store
+from amp_fuzz.workers import Supervisor
+from benchmarks.minimize import commit
+from tests.faults.corrupted import Corrupted
+from tests.faults.many import TEN, counts, install, seeded
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "groups.json"
 Row = dict[str, Any]
@@ -172,7 +174,7 @@ def counted(store: Store, supervisor: Supervisor) -> Row:
     for record in _final(store):
         if record.kind not in _UNANSWERED:  # no fault is one
             found.setdefault(record.fingerprint, record)
-    groups = [
+    groups: list[Row] = [
         {
             "title": title(record),
             "fingerprint": str(fingerprint(record)),
@@ -202,7 +204,7 @@ def faults_of(record: DivergenceRecord) -> list[str]:
     case = record.minimised or record.case
     found = []
     for name in TEN:
-        judge = Judge(Corrupted(patches=lambda name=name: seeded(name)), shipped(), "none")
+        judge = Judge(Corrupted(patches=partial(seeded, name)), shipped(), "none")
         with quiet():
             if judge.judge(case).outcome == "diverged":
                 found.append(name)

@@ -20,24 +20,32 @@ import json
 import math
 import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, loads
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, guilty_op, quiet
+from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.oracle import Divergence, rounding
+from amp_fuzz.oracle import Divergence, Rounding
+from amp_fuzz.oracle.rounding import SCREEN
+from amp_fuzz.reference import distance
 
-DISTANCES: list[tuple[float, float]] = []
+ASKED: list[Rounding] = []  # of a case: the one that knows nothing of bugs
+DISTANCES: dict[str, tuple[float, float]] = {}  # of a case, by label
 
 
 def main() -> None:
@@ -90,6 +98,7 @@ def records(backend: Backend, count: int, seed: int, path: Path) -> Iterator[dic
 def judged(judge: Judge, case: Case) -> dict[str, Any]:
     """Return what came of one case, and how much of it was compiled."""
     counters.clear()
+    ASKED.clear()
     DISTANCES.clear()
     with quiet():
         verdict = judge.judge(case)
@@ -98,7 +107,7 @@ def judged(judge: Judge, case: Case) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "known": verdict.known,
         "unjudged": verdict.unjudged,
-        "distances": [[_finite(e), _finite(b)] for e, b in DISTANCES],
+        "distances": [[_finite(e), _finite(b)] for e, b in DISTANCES.values()],
         "compiled": {
             "graphs": counters["stats"].get("unique_graphs", 0),
             "breaks": sum(counters["graph_break"].values()),
@@ -154,15 +163,26 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _listen() -> None:
-    """Note each distance that the oracle measures."""
-    honest = rounding.distance
+    """Note how far each value is the first time that the oracle is asked about it.
 
-    def distance(*args: Any) -> Any:
-        found = honest(*args)
-        DISTANCES.append((found.excess, found.bias))
+    Asked again, it confirms with more samples, or explains a divergence with another reference.
+    """
+    asked = Rounding.__call__
+
+    def noted(
+        self: Rounding, label: str, want: torch.Tensor, got: torch.Tensor
+    ) -> Divergence | None:
+        found = asked(self, label, want, got)
+        if not ASKED:
+            ASKED.append(self)
+        if self is ASKED[0] and label not in DISTANCES and label not in self.unjudged:
+            band = self._band(label, SCREEN)  # which is kept
+            assert band is not None
+            far = distance(band, got)
+            DISTANCES[label] = far.excess, far.bias
         return found
 
-    rounding.distance = distance
+    patch.object(Rounding, "__call__", noted).start()  # for as long as the process lives
 
 
 def _quantiles(values: list[float]) -> list[float]:

@@ -25,9 +25,10 @@ import amp_fuzz
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.jaxed import JaxBackend
 from amp_fuzz.backends.torchax import TorchaxBackend
+from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, loads
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, guilty_op, quiet
+from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 
 Line = dict[str, Any]

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
-from amp_fuzz import harness  # noqa: E402
-from amp_fuzz.backends import backends  # noqa: E402
-from amp_fuzz.backends.jaxed import JaxBackend, Program, record  # noqa: E402
-from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
-from amp_fuzz.judge import quiet  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from amp_fuzz import harness
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.jaxed import JaxBackend, Program, record
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import quiet
 
 JSON = Path(__file__).with_suffix(".json")
 

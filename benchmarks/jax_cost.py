@@ -33,14 +33,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends, jaxed, torchax  # noqa: E402
-from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
-from amp_fuzz.judge import quiet  # noqa: E402
+from amp_fuzz.backends import backends, jaxed, torchax
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import quiet
 
 JSON = Path(__file__).with_suffix(".json")
 NAMES = ("torchax", "torchax[jit]", "jax", "jax[jit]")

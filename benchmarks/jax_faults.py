@@ -16,19 +16,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends.jaxed import JaxBackend  # noqa: E402
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
-from amp_fuzz.harness import Observation  # noqa: E402
-from amp_fuzz.judge import Judge, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from amp_fuzz.shrink import Shrunk, Target, asker, shrink  # noqa: E402
-from tests.faults.lowerings import FAULTS, Faulty  # noqa: E402
+from amp_fuzz.backends.jaxed import JaxBackend
+from amp_fuzz.case import Case
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from tests.faults.lowerings import FAULTS, Faulty
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "jax_faults.json"
 OPS = {

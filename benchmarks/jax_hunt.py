@@ -9,7 +9,10 @@ beside it (or ``--output=FILE``). ``amp-fuzz replay`` takes such a case from a f
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.hunting import hunted, parser, written
 

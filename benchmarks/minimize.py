@@ -37,22 +37,21 @@ from typing import Any, Literal
 
 import msgspec
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends  # noqa: E402
-from amp_fuzz.backends.scripted import ScriptBackend  # noqa: E402
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.catalogue import CATALOGUE  # noqa: E402
-from amp_fuzz.causes import general  # noqa: E402
-from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
-from amp_fuzz.harness import Observation  # noqa: E402
-from amp_fuzz.judge import Judge, Verdict, quiet, unsupported  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from amp_fuzz.minimize import capture  # noqa: E402
-from amp_fuzz.program import statements  # noqa: E402
-from amp_fuzz.repro import ReproError, repro  # noqa: E402
-from amp_fuzz.shrink import (  # noqa: E402
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.scripted import ScriptBackend
+from amp_fuzz.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.causes import general
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
+from amp_fuzz.known import shipped
+from amp_fuzz.minimize import capture
+from amp_fuzz.program import statements
+from amp_fuzz.repro import ReproError, repro
+from amp_fuzz.shrink import (
     Memory,
     Shrunk,
     Target,
@@ -64,13 +63,13 @@ from amp_fuzz.shrink import (  # noqa: E402
     stage_of,
     working,
 )
-from amp_fuzz.triage import fingerprint, guilty  # noqa: E402
-from benchmarks.numeric_faults import about  # noqa: E402
-from tests.faults.corrupted import Corrupted, Patches  # noqa: E402
-from tests.faults.fault import Fault, NumericFault  # noqa: E402
-from tests.faults.faults import FAULTS  # noqa: E402
-from tests.faults.numeric import COMPILED, EAGER, NUMERIC  # noqa: E402
-from tests.faults.numeric_hunt import (  # noqa: E402
+from amp_fuzz.triage import fingerprint, guilty
+from benchmarks.numeric_faults import about
+from tests.faults.corrupted import Corrupted, Patches
+from tests.faults.fault import Fault, NumericFault
+from tests.faults.faults import FAULTS
+from tests.faults.numeric import COMPILED, EAGER, NUMERIC
+from tests.faults.numeric_hunt import (
     KINDS,
     Step,
     backend_of,
@@ -78,6 +77,8 @@ from tests.faults.numeric_hunt import (  # noqa: E402
     hunt,
     way,
 )
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "minimize.json"
 HUNTS = ROOT / "benchmarks" / "numeric_faults.json"
@@ -247,11 +248,9 @@ def first(fault: Fault, judge: Judge, steps: Iterable[Step]) -> Verdict | None:
             continue
         with quiet():
             verdict = judged(judge, case)
-            if (
-                verdict is None
-                or verdict.outcome != "diverged"
-                or verdict.divergence.kind not in kinds
-            ):  # type: ignore[union-attr]
+            if verdict is None or verdict.outcome != "diverged" or verdict.divergence is None:
+                continue
+            if verdict.divergence.kind not in kinds:
                 continue
             if honest.judge(case).outcome in ("agreed", "raised"):
                 return verdict

@@ -26,6 +26,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 JSON = Path(__file__).with_suffix(".json")
 PAIRS = {"torchjit": "trace[freeze]", "compile": "compile[inductor]"}
 

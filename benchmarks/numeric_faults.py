@@ -24,15 +24,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.catalogue import CATALOGUE  # noqa: E402
-from amp_fuzz.judge import Judge, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from tests.faults.corrupted import Corrupted, Kernel, wrong_kernels  # noqa: E402
-from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault  # noqa: E402
-from tests.faults.numeric_hunt import Step, hunt, way  # noqa: E402
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from tests.faults.corrupted import Corrupted, Kernel, wrong_kernels
+from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault
+from tests.faults.numeric_hunt import Step, hunt, way
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON, TOLERANCES = (ROOT / "benchmarks" / f"{n}.json" for n in ("numeric_faults", "tolerances"))
 PAGE = ROOT / "docs" / "numeric-faults.md"

@@ -19,13 +19,17 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, Plan
@@ -90,7 +94,7 @@ def measure(
                 runs.append(case)
             if len(runs) == count:
                 break
-        alone = [(case, spent(lambda case=case: backend.run([case]))) for case in runs]
+        alone = [(case, spent(partial(backend.run, [case]))) for case in runs]
         result: dict[str, Any] = {
             "programs": len(alone),
             "statements": sum(len(list(statements(c.program.body))) for c, _ in alone) / len(alone),
@@ -100,7 +104,7 @@ def measure(
             groups = [alone[i : i + size] for i in range(0, len(alone) - size + 1, size)]
             one_by_one = sum(s for group in groups for _, s in group)
             cases = [joined([c for c, _ in group]) for group in groups]
-            together = sum(spent(lambda c=c: backend.run([c])) for c in cases)
+            together = sum(spent(partial(backend.run, [c])) for c in cases)
             result[f"ratio, {size} together"] = round(one_by_one / together, 2)
     return result
 
@@ -109,7 +113,7 @@ def searched(backend: Backend, ops: Sequence[str], sizes: Sequence[int]) -> dict
     """Return the seconds a candidate alone, and by size the ratio to that of packs of them."""
     runs = [run for op in ops for run in _runs(WrongKernel(backend, op), op)]
     with quiet():
-        costs = {c.id: spent(lambda c=c: backend.run([c])) for run in runs for c in run}
+        costs = {c.id: spent(partial(backend.run, [c])) for run in runs for c in run}
         alone = sum(costs[c.id] for run in runs for c in run)
         result: dict[str, Any] = {
             "searches": len(ops),
@@ -121,7 +125,7 @@ def searched(backend: Backend, ops: Sequence[str], sizes: Sequence[int]) -> dict
             packs = [run[i : i + size] for run in runs for i in range(0, len(run), size)]
             single = sum(costs[pack[0].id] for pack in packs if len(pack) == 1)
             cases = [joined(pack) for pack in packs if len(pack) > 1]
-            together = single + sum(spent(lambda c=c: backend.run([c])) for c in cases)
+            together = single + sum(spent(partial(backend.run, [c])) for c in cases)
             result[f"packs of {size} at most"] = len(packs)
             result[f"ratio, {size} at most"] = round(alone / together, 2)
     return result

@@ -26,14 +26,15 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends  # noqa: E402
-from amp_fuzz.engine import Settings, Task, draw  # noqa: E402
-from amp_fuzz.judge import Judge, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from tests.public.bugs import BUGS, Bug  # noqa: E402
+from amp_fuzz.backends import backends
+from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from tests.public.bugs import BUGS, Bug
+
+ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "rediscovery.json"
 PAGE = ROOT / "docs" / "ingredients.md"  # which ends in the table

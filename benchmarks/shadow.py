@@ -19,6 +19,7 @@ import csv
 import fnmatch
 import json
 import platform
+import sys
 import time
 import warnings
 from collections import defaultdict
@@ -29,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import harness, prelude, reference
@@ -342,8 +346,8 @@ def run(op: Any, sample: Any, mode: Shadow) -> list[tuple[str, torch.Tensor]]:
         grads: list[torch.Tensor] = []
         if starts and leaves:
             ones = [torch.ones_like(t) for t in starts]
-            found = torch.autograd.grad(starts, leaves, ones, allow_unused=True)
-            grads = [g for g in found if g is not None]
+            # None of what is not used, though the annotation does not say so: no tensor.
+            grads = tensors(torch.autograd.grad(starts, leaves, ones, allow_unused=True))
     judged = [("forward", t) for t in results] + [("gradient", t) for t in grads]
     return [(k, t) for k, t in judged if t.layout is torch.strided]
 

@@ -140,7 +140,7 @@ def probe(cause: Cause) -> dict[str, float]:
     if band.nominal.dtype in NARROW or any(t.dtype in NARROW for t in floating):
         found["own dtype"] = _excess(_band(_Loose(many), func, args, kwargs, cause.output))
         wide = tree_map_only(torch.Tensor, _wide, (args, kwargs))
-        result = _try(func, *wide, cause.output)
+        result = _try(func, wide[0], wide[1], cause.output)
         if result is not None and result.shape == band.nominal.shape:
             value = result.to(band.nominal.dtype)
             found["in float32"] = _excess(replace(band, nominal=value))
@@ -151,11 +151,11 @@ def probe(cause: Cause) -> dict[str, float]:
         power = 2.0 ** -round(math.log2(largest))
         scaled = tree_map_only(torch.Tensor, lambda t: _scaled(t, power), (args, kwargs))
         with contextlib.suppress(Exception):  # some kernels refuse other values
-            found["scaled"] = _excess(_band(Shadow(many), func, *scaled, cause.output))
+            found["scaled"] = _excess(_band(Shadow(many), func, scaled[0], scaled[1], cause.output))
     generator = torch.Generator().manual_seed(0)
     other = tree_map_only(torch.Tensor, lambda t: _random(t, generator), (args, kwargs))
     with contextlib.suppress(Exception):
-        band = _band(Shadow(many), func, *other, cause.output)
+        band = _band(Shadow(many), func, other[0], other[1], cause.output)
         found["random input"] = min(_excess(band), _excess(_magnitudes(band)))
     return {k: float(f"{v:.3g}") for k, v in found.items()}
 

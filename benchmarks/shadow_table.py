@@ -9,6 +9,7 @@ is an error here, as is a kernel without a sentence.
 
 from __future__ import annotations
 
+import argparse
 import json
 import tomllib
 from collections import defaultdict
@@ -224,4 +225,5 @@ def _shown(row: Mapping[str, Any], said: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page(*load()))

@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -20,6 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.engine import Settings, Task, draw

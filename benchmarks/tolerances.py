@@ -23,26 +23,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
+from torch._dynamo.utils import same as dynamo_same
 
-import torch  # noqa: E402
-from torch._dynamo.utils import same as dynamo_same  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import Backend, backends  # noqa: E402
-from amp_fuzz.backends.compiled import CompileBackend  # noqa: E402
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.harness import Observation  # noqa: E402
-from amp_fuzz.judge import Judge, guilty_op, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from amp_fuzz.oracle import Divergence, Rounding  # noqa: E402
-from amp_fuzz.oracle.compare import same as bitwise  # noqa: E402
-from amp_fuzz.reference import Band  # noqa: E402
-from benchmarks.numeric_faults import JSON, TOLERANCES, about, write_page  # noqa: E402
-from tests.faults.corrupted import Corrupted  # noqa: E402
-from tests.faults.honest import Accurate, reordered  # noqa: E402
-from tests.faults.numeric import COMPILED, EAGER, NumericFault  # noqa: E402
-from tests.faults.numeric_hunt import KINDS, Step, backend_of, way  # noqa: E402
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.blame import guilty_op
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.oracle import Divergence, Rounding
+from amp_fuzz.oracle.compare import same as bitwise
+from amp_fuzz.reference import Band
+from benchmarks.numeric_faults import JSON, TOLERANCES, about, write_page
+from tests.faults.corrupted import Corrupted
+from tests.faults.honest import Accurate, reordered
+from tests.faults.numeric import COMPILED, EAGER, NumericFault
+from tests.faults.numeric_hunt import KINDS, Step, backend_of, way
 
 JUDGES = {
     "ours": "amp-fuzz, rounding oracle",
@@ -219,12 +219,12 @@ def tally(group: Group, backend: Backend, case: Case, bugs: Judge | None = None)
     reference = backend.reference()
     with quiet():
         expected, observed = reference.run(case), backend.run([case])[0]
-        labels = comparable(expected, observed)
+        values = comparable(expected, observed)
         group.pairs += 1
-        if labels is None:  # an error or another dtype on one side: not about values
+        if values is None:  # an error or another dtype on one side: not about values
             group.unlike += 1
             return []
-        differ = [n for n in labels if not bitwise(expected.values[n], observed.values[n])]
+        differ = [value for value in values if not bitwise(*value[1:])]
         if not differ:
             return []
         known = bugs.judge(case).known if bugs else ""
@@ -234,13 +234,13 @@ def tally(group: Group, backend: Backend, case: Case, bugs: Judge | None = None)
         rounding = Rounding(partial(reference.shadowed, case))
         _, bands = reference.shadowed(case, 8, 8)
         # Inside composite ops the shadows are not always the reference (see the page).
-        if any(n not in bands or unlike(bands[n], expected.values[n]) for n in differ):
+        if any(n not in bands or unlike(bands[n], want) for n, want, _ in differ):
             group.failed += 1
             return []
         group.differ += 1
         flagged = []
         for name, judge in judges(rounding, bands, group).items():
-            found = [judge(n, expected.values[n], observed.values[n]) for n in differ]
+            found = [judge(*value) for value in differ]
             if any(found):
                 flagged.append(name)
             first = next((d for d in found if d and name == "ours"), None)
@@ -248,7 +248,7 @@ def tally(group: Group, backend: Backend, case: Case, bugs: Judge | None = None)
                 note = f"{case.id} {first.kind} {first.where} {guilty_op(case, first)}"
                 group.notes.append(f"{note}: {first.observed}")
     group.flags.update(flagged)
-    group.flags["not followed"] += not all(bands[n].known for n in differ)
+    group.flags["not followed"] += not all(bands[n].known for n, _, _ in differ)
     return flagged
 
 
@@ -257,17 +257,22 @@ def unlike(band: Band, value: torch.Tensor | None) -> bool:
     return value is None or (value.dtype, value.shape) != (band.nominal.dtype, band.nominal.shape)
 
 
-def comparable(expected: Observation, observed: Observation) -> list[str] | None:
-    """Return the labels of tensors on both sides, or None where one is unlike the other."""
+Value = tuple[str, torch.Tensor, torch.Tensor]  # its label, the reference's, the backend's
+
+
+def comparable(expected: Observation, observed: Observation) -> list[Value] | None:
+    """Return the tensors on both sides, or None where one is unlike the other."""
     if (expected.raised is None) != (observed.raised is None):
         return None
-    labels = [n for n, v in expected.values.items() if v is not None]
-    for label in labels:
-        want, got = expected.values[label], observed.values.get(label)
-        assert want is not None
+    values: list[Value] = []
+    for label, want in expected.values.items():
+        if want is None:
+            continue
+        got = observed.values.get(label)
         if got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
             return None
-    return labels
+        values.append((label, want, got))
+    return values
 
 
 def judges(rounding: Rounding, bands: Mapping[str, Band], group: Group) -> dict[str, Any]:

@@ -27,17 +27,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.case import Case  # noqa: E402
-from amp_fuzz.engine import Settings, draw  # noqa: E402
-from amp_fuzz.judge import Judge, quiet  # noqa: E402
-from amp_fuzz.known import shipped  # noqa: E402
-from amp_fuzz.repro import repro  # noqa: E402
-from benchmarks.minimize import CASES, FOCUSED, JSON, PAGE, named_after, page  # noqa: E402
-from tests.faults.numeric import NUMERIC  # noqa: E402
-from tests.faults.numeric_hunt import backend_of, tasks  # noqa: E402
+from amp_fuzz.case import Case
+from amp_fuzz.engine import Settings, draw
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.known import shipped
+from amp_fuzz.repro import repro
+from benchmarks.minimize import CASES, FOCUSED, JSON, PAGE, named_after, page
+from tests.faults.numeric import NUMERIC
+from tests.faults.numeric_hunt import backend_of, tasks
+
+ROOT = Path(__file__).resolve().parents[1]
 
 THEIRS = ROOT / "benchmarks" / "torch_minifier.json"
 AFTER = ("aot", "dynamo")

@@ -14,11 +14,14 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.torchax import TorchaxBackend

@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case, loads
 from amp_fuzz.known import shipped
@@ -32,7 +34,8 @@ from amp_fuzz.repro import ReproError, repro
 from amp_fuzz.supervise import Journal, minimise
 from amp_fuzz.supervised import Done, Job
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
+
 OUT = Path(__file__).with_suffix(".json")
 
 
@@ -129,7 +132,7 @@ def shown(record: DivergenceRecord, small: Case) -> dict[str, Any]:
         path.write_text(text)
         words = [sys.executable, "-I", str(path)]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-    said = {"lines": len(text.splitlines()), "ends with": done.returncode}
+    said: dict[str, Any] = {"lines": len(text.splitlines()), "ends with": done.returncode}
     if done.returncode not in (0, 1):
         said["error"] = (done.stderr or done.stdout).strip()[-300:]
     return said | {"imports amp_fuzz": "amp_fuzz" in text.replace("amp-fuzz", "")}

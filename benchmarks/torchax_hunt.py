@@ -16,9 +16,12 @@ that met each of the differences of DIFFERENCES, into torchax_hunt.json beside i
 from __future__ import annotations
 
 import fnmatch
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.hunting import Line, hunted, parser, written
 

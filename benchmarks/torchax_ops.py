@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.torchax import Mode, Torchax, TorchaxBackend, lacking

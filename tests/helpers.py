@@ -123,7 +123,7 @@ def drawn(
     *,
     ops: Iterable[str] | None = None,
     focus: Iterable[str] = (),
-    seed: int = 0,
+    seed: int | str = 0,
     **options: Any,
 ) -> Iterator[Case]:
     """Draw cases as the strategies do, but with Python's random numbers: many and fast."""

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from benchmarks import shadow_table as table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def table() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import shadow_table
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return shadow_table
-
-
-def test_the_page_is_what_was_measured(table: Any) -> None:
+def test_the_page_is_what_was_measured() -> None:
     assert table.PAGE.read_text() == table.page(*table.load()), (
         "run python benchmarks/shadow_table.py"
     )
 
 
-def test_what_is_left_open_is_listed(table: Any) -> None:
+def test_what_is_left_open_is_listed() -> None:
     """No operator of the database is: `page` raises. Kernels of the random cases are counted."""
     measured, known = table.load()
     assert table.left_open(measured, known) == sorted(known["_open"][0]["kernels"])
 
 
-def test_a_finding_that_is_named_has_a_page(table: Any) -> None:
+def test_a_finding_that_is_named_has_a_page() -> None:
     _, known = table.load()
     for entries in known.values():
         for entry in entries:
@@ -42,7 +32,7 @@ def test_a_finding_that_is_named_has_a_page(table: Any) -> None:
                 assert (table.PAGE.parent / page).exists(), page
 
 
-def test_every_operator_and_dtype_has_its_distribution(table: Any) -> None:
+def test_every_operator_and_dtype_has_its_distribution() -> None:
     measured, _ = table.load()
     lines = (BENCHMARKS / "shadow.csv").read_text().splitlines()[1:]
     assert len({line.split(",")[0] for line in lines}) == measured["operator database"]["operators"]
@@ -51,7 +41,7 @@ def test_every_operator_and_dtype_has_its_distribution(table: Any) -> None:
 
 
 @pytest.mark.parametrize("experiment", ["alone", "in float32"])
-def test_a_row_whose_experiments_say_otherwise_is_unexplained(table: Any, experiment: str) -> None:
+def test_a_row_whose_experiments_say_otherwise_is_unexplained(experiment: str) -> None:
     known = {
         "_honest": [{"kind": "what came in", "why": "several roundings"}],
         "addr": [{"kind": "16 bits inside", "why": "rounds the product"}],
@@ -70,7 +60,7 @@ def test_a_row_whose_experiments_say_otherwise_is_unexplained(table: Any, experi
         table.kind(row, known)
 
 
-def test_a_kernel_that_nobody_explained_is_an_error(table: Any) -> None:
+def test_a_kernel_that_nobody_explained_is_an_error() -> None:
     row = {"kernel": "new.default", "result": "float32", "experiments": {"scaled": 0.4}}
     with pytest.raises(table.Unexplained, match=r"no new\.default"):
         table.kind(row, {})
