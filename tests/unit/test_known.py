@@ -1140,3 +1140,20 @@ def test_the_median_over_an_expanded_dimension_is_known_as_nondeterminism_only()
     right = torch.median(x0.contiguous(), 0).values
     wrong = torch.median(x0, 0).values
     assert not torch.equal(wrong, right), "torch is mended: take the entry out"
+
+
+def test_the_second_derivative_of_a_weight_norm_is_known_as_nondeterminism_only() -> None:
+    (entry,) = [k for k in shipped() if k.id == "weight-norm-second"]
+    assert entry.explains("nondeterminism", ["_weight_norm"], "second.w1.grad")
+    assert not entry.explains("nondeterminism", ["_weight_norm"], "w1.grad")
+    assert not entry.explains("grad-value", ["_weight_norm"], "second.w1.grad")
+    assert not entry.explains("nondeterminism", ["norm_except_dim"], "second.w1.grad")
+    seen = set()
+    for k in range(50):
+        filled = [torch.full((4, width), k + 7.0) for width in (1, 3) for _ in range(50)]
+        del filled  # what is not initialised is one of these
+        g = torch.ones(4, 1, requires_grad=True)
+        loss = torch._weight_norm(torch.ones(4, 3), g, 0).abs().sum()
+        (grad,) = torch.autograd.grad(loss, g, create_graph=True)
+        seen.add(tuple(torch.autograd.grad(grad.sum(), g)[0].flatten().tolist()))
+    assert seen != {(0.0,) * 4}, "torch is mended: take the entry out"
