@@ -68,6 +68,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "counted-constants",
         "elided-casts",
         "inference-traces",
+        "kept-constants",
         "optimised-graphs",
         "promised-dtypes",
         "reused-inputs",

@@ -119,6 +119,23 @@ def _without_inference_traces() -> Iterator[None]:
 
 
 @contextmanager
+def _without_kept_constants() -> Iterator[None]:
+    """Freeze a module anew for each call: no call sees what another one wrote to constants."""
+    import torch
+
+    honest: Any = torch.jit.freeze
+
+    def freeze(module: Any, *how: Any, **options: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: honest(module, *how, **options)(*args, **kwargs)
+
+    setattr(torch.jit, "freeze", freeze)  # noqa: B010
+    try:
+        yield
+    finally:
+        torch.jit.freeze = honest
+
+
+@contextmanager
 def _without_optimised_graphs() -> Iterator[None]:
     """Whether graphs are optimised is a matter of each thread, of those that start here too."""
     import torch
@@ -185,6 +202,7 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "counted-constants": _without_counted_constants,
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
     "inference-traces": _without_inference_traces,
+    "kept-constants": _without_kept_constants,
     "optimised-graphs": _without_optimised_graphs,
     "promised-dtypes": _without_promised_dtypes,
     "reused-inputs": _without_reused_inputs,

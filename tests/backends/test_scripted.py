@@ -105,6 +105,38 @@ def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     assert judge(trace, dropped).known == "trace-max-out"
 
 
+@pytest.mark.parametrize("name", ["script[freeze]", "trace[freeze]"])
+def test_what_a_frozen_program_writes_to_its_constants_stays(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong value in the same program, which freezing it again does not take away, is seen."""
+    (frozen,) = (b for b in ALL if b.name == name)
+    example = case(
+        [x("w0", 2), x("x1", 2)],
+        call("add", "w0", "w0"),
+        call("type_as", "v0", "x1", form="method", to="v1"),
+        call("cumsum", "v1", -1, form="inplace", to="v2"),
+        call("neg", "x1", to="v3"),
+        contexts=(),
+        backward="none",
+    )
+    assert judge(frozen, example).known == "freeze-kept-constants"
+    assert judge(ScriptBackend("script"), example).outcome == "agreed"
+    honest = ScriptBackend.run
+
+    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
+        seen = honest(self, cases)
+        for one in seen:
+            for label in ("v0", "v3"):
+                value = one.values[label]
+                assert value is not None
+                one.values[label] = value * 3
+        return seen
+
+    monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(frozen, example).outcome == "diverged"
+
+
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
 def test_a_frozen_weight_without_dimensions_forgets_its_dtype(op: str) -> None:
     frozen = ScriptBackend("trace", freeze=True)
