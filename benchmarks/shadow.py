@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.shadow_causes import MANY, Cause, Traced, enough, probe
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import harness, prelude, reference
@@ -37,6 +36,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Band, Shadow, distance
+from benchmarks.shadow_causes import MANY, Cause, Traced, enough, probe
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

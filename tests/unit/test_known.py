@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import QUIRKS
+from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.session import known_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
@@ -581,6 +582,97 @@ def test_what_the_reference_does_not_ask_for_is_not_tried(monkeypatch: pytest.Mo
     both = judged(two_bugs(), shipped()).known.split("+")
     assert sorted(both) == ["cache-ignores-dtype", "query-asks-cuda"]
     assert tried[0] == {"query-asks-cuda"}
+
+
+@dataclass
+class Imagined:
+    """Bugs that are said, not imitated: notes which are tried, each set of them.
+
+    rest: what is left of a divergence under some. asks: of which others the reference asks there.
+    """
+
+    rest: Callable[[set[str]], str]
+    asks: Callable[[set[str]], str] = lambda names: ""
+    tried: list[set[str]] = field(default_factory=list)
+
+    def known(
+        self, patch: pytest.MonkeyPatch, entries: str, first: str = "", **fields: str
+    ) -> list[str]:
+        """Return the entries that explain a wrong value, of these. first: asked for at once.
+
+        Those in capitals are the backend's own. fields: by entry, what `bare` is.
+        """
+        quirk = dict(zip("abcd", ["any-query-misses-devices", *_OTHERS], strict=True))
+        names = {quirk[k.lower()]: k for k in entries}
+
+        def left(_: Judge, one: Case, found: Divergence, seen: Any, chosen: Iterable[str]) -> Any:
+            under = {names[name] for name in chosen}
+            self.tried.append(under)
+            for name in self.asks(under):
+                assert quirk[name.lower()] not in active_quirks()  # it is asked for
+            rest = self.rest(under)
+            return replace(found, where=rest) if rest else None, []
+
+        listed = [
+            Known(
+                name, "a bug", "why", quirk=quirk[name.lower()], bare=fields.get(name, ""),
+                backends=("eager-cpu",) if name.isupper() else ("*",),
+            )
+            for name in entries
+        ]  # fmt: skip
+        asked = {quirk[name.lower()] for name in first or entries}
+        with patch.context() as inner:
+            inner.setattr(Judge, "_left_with", left)
+            inner.setattr(ReferenceRuntime, "asked", lambda *_: asked)
+            verdict = Judge(Off(labels=("v0",)), listed, "none").judge(TWICE)
+        return verdict.known.split("+") if verdict.known else []
+
+
+_OTHERS = ("cache-ignores-dtype", "custom-fwd-setup-context", "query-asks-cuda")
+
+
+def test_what_is_asked_for_under_what_is_asked_for_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first makes the reference ask for the second; both of them, for the third."""
+    chain = Imagined(
+        lambda names: "" if {"a", "b", "c"} <= names else "v0",
+        lambda names: "c" if {"a", "b"} <= names else "b" if "a" in names else "",
+    )
+    assert chain.known(monkeypatch, "abcd", first="a") == ["a", "b", "c"]
+    assert not any("d" in names for names in chain.tried)
+
+
+def test_what_changes_something_alone_is_tried_together_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = Imagined(lambda names: {0: "v0", 1: "v1", 2: ""}[len(names & {"b", "C"})])
+    assert two.known(monkeypatch, "abCd") == ["C", "b"]
+    assert max(map(len, two.tried)) == 2
+    assert len(two.tried) == len({frozenset(names) for names in two.tried})  # each once
+    # Alone it may change nothing, and be needed.
+    hidden = Imagined(lambda names: "" if {"b", "C"} <= names else "v0")
+    assert hidden.known(monkeypatch, "abCd") == ["C", "b"]
+    some = Imagined(
+        lambda names: "" if {"a", "b", "d"} <= names else "v1" if names & {"a", "b"} else "v0"
+    )
+    assert some.known(monkeypatch, "abCd") == ["a", "b", "d"]
+
+
+def test_bugs_of_the_backend_explain_before_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    either = Imagined(lambda names: "" if {"B", "C"} <= names or {"a", "d"} <= names else "v0")
+    assert either.known(monkeypatch, "aBCd") == ["B", "C"]
+    assert either.known(monkeypatch, "abcd") == ["a", "d"]
+
+
+@pytest.mark.parametrize("needed", ["A", "b", "Ab"])
+def test_an_entry_that_asks_for_agreement_without_autocast_gets_it(
+    needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is found; the value differs without autocast, too, which nothing explains."""
+    found = Imagined(lambda names: "" if set(needed) <= names else "v0")
+    assert found.known(monkeypatch, "Ab") == list(needed)
+    assert found.known(monkeypatch, "Ab", **{needed[-1]: "agrees"}) == []
 
 
 def test_an_honest_case_needs_no_explanation() -> None:
