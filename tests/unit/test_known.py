@@ -500,6 +500,65 @@ def test_what_agrees_by_chance_is_not_explained(monkeypatch: pytest.MonkeyPatch)
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
 
 
+def test_what_changes_at_every_other_call_is_nondeterminism() -> None:
+    """Of either side: it never shows where the two are called in turn."""
+    library = torch.library.Library("aten", "IMPL")
+    calls: list[torch.Tensor] = []
+
+    def neg(of: torch.Tensor) -> torch.Tensor:
+        calls.append(of)
+        return torch.zeros_like(of).sub(of) * (1 + len(calls) % 2)
+
+    library.impl("neg", neg, "CPU")
+    try:
+        example = case([x("x0", 2)], NEG, contexts=(), backward="none")
+        found = Judge(eager(), (), "none").judge(example).divergence
+    finally:
+        library._destroy()
+    assert found is not None
+    assert found.kind == "nondeterminism"
+    assert len(calls) > 4
+
+
+@pytest.mark.parametrize("side", ["backend", "reference"])
+def test_what_changes_on_one_side_is_nondeterminism(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the fourth call on, as a confirmation has it: two are alike before."""
+    kind: Any = EagerBackend if side == "backend" else ReferenceRuntime
+    honest, turns = kind.run, iter(range(100))
+
+    def run(self: Any, given: Any) -> Any:
+        made = honest(self, given)
+        for seen in made if isinstance(made, list) else [made]:
+            seen.values["v9"] = torch.full((2,), 7.0 + (next(turns) > 2))
+        return made
+
+    monkeypatch.setattr(kind, "run", run)
+    found = Judge(eager(), (), "none").judge(case([x("x0", 2)], NEG)).divergence
+    assert found is not None
+    assert found.kind == "nondeterminism"
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_relation_that_holds_the_next_time_is_nondeterminism(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = case([x("x0", 2)], NEG, backward="none")
+    honest, left = EagerBackend.observe, iter(range(times))
+
+    def observe(self: EagerBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        if one.id != example.id and next(left, None) is not None:
+            seen.values["v9"] = torch.full((2,), 7.0)
+        return seen
+
+    monkeypatch.setattr(EagerBackend, "observe", observe)
+    found = Judge(eager(), (), "all").judge(example).divergence
+    assert found is not None
+    assert found.kind == ("nondeterminism" if times == 1 else "relation")
+
+
 def entry(name: str) -> Known:
     return next(k for k in shipped() if k.id == name)
 
@@ -1018,6 +1077,50 @@ def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_stat
             assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
 
 
+def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imitation changes another value, and what is known of the shadows of this one."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    run, shadowed = ReferenceRuntime.run, ReferenceRuntime.shadowed
+
+    def runs(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = run(self, one)
+        if gone.quirk in active_quirks():
+            seen.values["v3"] = torch.full((2,), 7.0)
+        return seen
+
+    def doubts(self: ReferenceRuntime, *how: Any, **named: Any) -> Any:
+        seen, bands = shadowed(self, *how, **named)
+        if gone.quirk in active_quirks():
+            bands["v0"] = replace(bands["v0"], known=False)
+        return seen, bands
+
+    monkeypatch.setattr(ReferenceRuntime, "run", runs)
+    monkeypatch.setattr(ReferenceRuntime, "shadowed", doubts)
+    backend = Off(labels=("v0", "v2"), exact=False)
+    for known in ((), (gone,)):
+        verdict = Judge(backend, known, "none", confirm=False).judge(TWICE)
+        assert verdict.divergence is not None
+        assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v0")
+
+
+def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does what the backend does at one value, and at another what the backend does not."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    honest = ReferenceRuntime.run
+
+    def run(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = honest(self, one)
+        if gone.quirk in active_quirks():
+            assert seen.values["v1"] is not None
+            seen.values |= {"v0": torch.full((2,), 7.0), "v1": seen.values["v1"] * 2 + 1}
+        return seen
+
+    monkeypatch.setattr(ReferenceRuntime, "run", run)
+    found = Judge(Off(labels=("v1",)), (gone,), "none").judge(TWICE).divergence
+    assert found is not None
+    assert found.where == "v1"
+
+
 def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     always, under_autocast = Off(labels=("v0",)), Off(labels=("v0",), only_under_autocast=True)
@@ -1039,6 +1142,59 @@ def test_what_diverges_without_autocast_may_stand_behind_something_else() -> Non
     # What is computed from the first divergence says nothing: it would differ of itself.
     example = case([x("x0", 2)], call("exp", "x0"), call("neg", "v0", to="v1"))
     assert Judge(later, (listed,), "none").judge(example).outcome == "diverged"
+
+
+@dataclass(frozen=True)
+class Wrong(EagerBackend):
+    """Gets those values wrong, of the ones that are returned, that `labels` says.
+
+    It is asked whether autocast stands around the program, and whether oneDNN is on.
+    """
+
+    device: str = "cpu"
+    labels: Callable[[bool, bool], str] = lambda autocast, library: ""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        for example, observed in zip(cases, seen, strict=True):
+            wrong = self.labels(bool(example.plan.contexts), torch._C._get_mkldnn_enabled())
+            for label in wrong.split():
+                if (value := observed.values.get(label)) is not None:
+                    observed.values[label] = value * 2 + 1
+        return seen
+
+
+def test_what_a_case_does_without_autocast_is_not_taken_for_what_another_does() -> None:
+    """Asked of the case first, and then of the one that returns all its values."""
+    one = case([x("x0", 2)], call("neg", "x0"), call("exp", "v0", to="v1"))
+    one = msgspec.structs.replace(
+        one, program=msgspec.structs.replace(one.program, outputs=("v1",))
+    )
+    neg = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
+    exp = msgspec.structs.replace(NEG_IS_OFF, id="exp-is-off", ops=("exp",), bare="agrees")
+    backend = Wrong(labels=lambda *_: "v0 v1")
+    assert Judge(backend, (neg, exp), "none").judge(one).known == "neg-is-off"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_differs_without_autocast_is_asked_again_without_a_library(stays: bool) -> None:
+    """It has been asked with the library, which made the difference there."""
+    one = case([x("x0", 2), x("x1", 2)], call("neg", "x0"), call("exp", "x1", to="v1"))
+    exp = msgspec.structs.replace(NEG_IS_OFF, id="exp-is-off", ops=("exp",), bare="diverges")
+    known = (
+        msgspec.structs.replace(NEG_IS_OFF, id="never", bare="diverges"),
+        msgspec.structs.replace(NEG_IS_OFF, id="lib", without="mkldnn"),
+        exp,
+    )
+
+    def labels(autocast: bool, library: bool) -> str:
+        if autocast:
+            return "v0 v1" if library else "v1"
+        return "v1" if library or stays else ""
+
+    with quiet():
+        verdict = Judge(Wrong(labels=labels), known, "none").judge(one)
+    assert verdict.known == ("lib+exp-is-off" if stays else "")
 
 
 def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:
