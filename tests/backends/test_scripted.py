@@ -17,7 +17,7 @@ from torch._jit_internal import FunctionModifiers
 from torch.jit import frontend
 
 from amp_fuzz.audit import audit_op, count
-from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
 from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
@@ -34,6 +34,7 @@ from amp_fuzz.program import (
     Checkpoint,
     InferenceMode,
     NoGrad,
+    Ref,
     Statement,
     regions,
     statements,
@@ -589,6 +590,47 @@ def test_what_is_written_is_computed_again() -> None:
     assert merged(program) == msgspec.structs.replace(example.program, outputs=("v6",))
 
 
+WRITTEN, AGAIN = (call("mul", "b5", "x0", form="inplace", to=name) for name in ("v4", "v6"))
+
+
+@pytest.mark.parametrize(
+    ("body", "same"),
+    [
+        ((under(BF16, EXP), ANOTHER), False),
+        ((EXP, under(BF16, ANOTHER)), False),
+        ((under(BF16, under(NoGrad(), EXP)), ANOTHER), False),
+        ((under(BF16, EXP), under(OFF, ANOTHER)), False),
+        ((under(BF16, EXP, under(OFF, ANOTHER)),), False),
+        ((under(BF16, EXP, ANOTHER),), True),
+        ((under(BF16, EXP, under(NoGrad(), ANOTHER)),), True),
+        ((call("sum", "w1", dim=[0]), call("sum", "w1", to="v1")), False),
+        ((call("sum", "w1", dim=[0]), call("sum", "w1", to="v1", dim=[0])), True),
+        ((call("neg", "w1"), ANOTHER), False),
+        ((EXP, call("mul", "v0", "x0", form="inplace", to="v4"), ANOTHER), False),
+        ((WRITTEN, call("exp", "v4"), AGAIN, call("exp", "v4", to="v1")), False),
+    ],
+)
+def test_what_is_called_in_another_way_is_computed_again(body: tuple[Any, ...], same: bool) -> None:
+    """Under another autocast context, with other options, by another name, or after a write."""
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    program = case([x("x0", 2), x("w1", 2), x("b5", 2)], *body, *after).program
+    program = msgspec.structs.replace(program, outputs=("v2", "v3"))
+    found = merged(program)
+    assert (found != program) is same
+    if same:
+        assert [s.outputs for s in statements(found.body)] == [("v0",), ("v2",), ("v3",)]
+        assert next(s for s in statements(found.body) if s.op == "add").args[0] == Ref("v0")
+
+
+def test_what_is_returned_in_place_of_another_is_returned() -> None:
+    """So that a third call, which is returned too, is made again."""
+    third = call("exp", "w1", to="v2")
+    program = case([x("x0", 2), x("w1", 2)], EXP, ANOTHER, third).program
+    program = msgspec.structs.replace(program, outputs=("v1", "v2"))
+    want = case([x("x0", 2), x("w1", 2)], EXP, third).program
+    assert merged(program) == want
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["optimised", "always"])
 def test_a_gradient_in_spite_of_no_grad_is_known_where_graphs_are_optimised_alone(
     first: bool, monkeypatch: pytest.MonkeyPatch
@@ -970,6 +1012,41 @@ def test_a_frontend_that_is_wrong_is_not_explained_by_its_list(
     example = case([x("x0", 4, 4)], call("mm", "x0", "x0"), call("exp", "v0", to="v1"),
                    contexts=contexts)  # fmt: skip
     assert judge(SCRIPT, example).outcome == "diverged"
+
+
+def test_a_graph_that_is_imitated_is_that_of_its_own_text() -> None:
+    """Whatever was compiled before, and under whatever autocast it ran."""
+    inputs = [x("x0", 2, 2), x("w1", 2, 2)]
+    products = [call("mm", "x0", "w1"), call("mm", "w1", "x0")]
+    one, other, plain = (
+        case(inputs, body, contexts=contexts)
+        for body, contexts in zip([*products, products[0]], [(BF16,), (BF16,), ()], strict=True)
+    )
+    with quiet(), quirks(["torchscript-pass"]):
+        SCRIPT.run([one])
+        first = SCRIPT.reference().run(one)
+        SCRIPT.run([other])
+        assert compare(first, SCRIPT.reference().run(one)) is None
+        SCRIPT.run([plain])
+        assert compare(first, SCRIPT.reference().run(one)) is None
+        assert compare(first, SCRIPT.reference().run(other)) is not None
+
+
+def test_what_is_tested_is_compiled_each_time_and_what_is_imitated_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What ran was profiled, and optimised for what it met: of that nothing may be left."""
+    made: list[str] = []
+    honest = scripted._defined
+    monkeypatch.setattr(scripted, "_defined", lambda text: made.append(text) or honest(text))
+    one, other = (case([x("x0", 4, dtype="bfloat16")], call(op, "x0")) for op in ("exp", "log"))
+    with quiet(), quirks(["torchscript-pass"]):
+        for count in (1, 2):
+            SCRIPT.run([one])
+            assert len(made) == count
+        for example, count in ((one, 2), (other, 3), (other, 3), (one, 4)):
+            SCRIPT.reference().run(example)
+            assert len(made) == count
 
 
 def test_a_context_of_another_device_is_left_alone() -> None:
