@@ -631,6 +631,22 @@ def test_what_is_returned_in_place_of_another_is_returned() -> None:
     assert merged(program) == want
 
 
+def test_nothing_is_merged_in_the_body_of_a_custom_op() -> None:
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    body = under(NoGrad(), EXP), ANOTHER, *after
+    example = case([x("x0", 2), x("w1", 2)], *body, entry="custom_op", contexts=())
+    program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
+    example = msgspec.structs.replace(example, program=program)
+    honest = SCRIPT.reference().run(example)
+    with quirks(["torchscript-common-subexpressions"]):
+        assert compare(honest, SCRIPT.reference().run(example)) is None
+    plan = msgspec.structs.replace(example.plan, entry="context")
+    plainly = msgspec.structs.replace(example, plan=plan)
+    honest = SCRIPT.reference().run(plainly)
+    with quirks(["torchscript-common-subexpressions"]):
+        assert compare(honest, SCRIPT.reference().run(plainly)) is not None
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["optimised", "always"])
 def test_a_gradient_in_spite_of_no_grad_is_known_where_graphs_are_optimised_alone(
     first: bool, monkeypatch: pytest.MonkeyPatch
@@ -1030,6 +1046,32 @@ def test_a_graph_that_is_imitated_is_that_of_its_own_text() -> None:
         SCRIPT.run([plain])
         assert compare(first, SCRIPT.reference().run(one)) is None
         assert compare(first, SCRIPT.reference().run(other)) is not None
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "runs"),
+    [
+        (
+            "exp",
+            "bfloat16",
+            [("bfloat16", "pass", "float32"), ("bfloat16", "autodiff", "bfloat16")],
+        ),
+        ("mm", "float32", [(low, "pass", low) for low in ("bfloat16", "float16", "bfloat16")]),
+    ],
+    ids=["pass", "dtype"],
+)
+def test_a_graph_has_the_casts_of_what_is_imitated_alone(
+    op: str, dtype: str, runs: list[tuple[str, str, str]]
+) -> None:
+    """Not those of what was imitated before of the same text: each is written into a copy."""
+    given = ("x0", "x1")[: 1 + (op == "mm")]
+    for context, quirk, made in runs:
+        inputs = [x(name, 2, 2, dtype=dtype) for name in given]
+        example = case(inputs, call(op, *given), contexts=(Autocast(dtype=context),))
+        with quiet(), quirks([f"torchscript-{quirk}"]):
+            value = SCRIPT.reference().run(example).values["v0"]
+        assert value is not None
+        assert value.dtype is getattr(torch, made)
 
 
 def test_what_is_tested_is_compiled_each_time_and_what_is_imitated_once(
