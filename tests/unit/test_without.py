@@ -39,7 +39,7 @@ PARTS: Mapping[str, Callable[[], object]] = {
     "elided-casts": _compile_fx,
     "inference-traces": lambda: torch.jit.trace,
     "optimised-graphs": lambda: (
-        torch._C._get_graph_executor_optimize(),  # type: ignore[attr-defined]
+        torch._C._get_graph_executor_optimize(),
         threading.Thread.run,
     ),
     "promised-dtypes": lambda: CustomOpDef.register_fake,
