@@ -16,6 +16,7 @@ import torch
 from torch._jit_internal import FunctionModifiers
 from torch.jit import frontend
 
+from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
@@ -499,6 +500,42 @@ def test_an_addmm_of_what_eager_refuses_is_a_sum(bias: str, shape: tuple[int, ..
     assert (verdict.divergence.kind, verdict.known) == ("raise", "torchscript-addmm")
     with quiet():
         assert Judge(WrongKernel(SCRIPT, "neg"), shipped()).judge(example).outcome == "diverged"
+
+
+def test_only_an_addmm_without_factors_is_taken_apart() -> None:
+    """A product of 2049 is 2048 in float16; one call rounds the sum alone."""
+    x, w = torch.tensor([[2048.0, 1.0]]).half(), torch.ones(2, 1).half()
+    bias, out = torch.tensor([[-2048.0]]).half(), torch.zeros(1, 1).half()
+    given = bias, x, w
+    with formulas.QUIRKS["torchscript-addmm"]():
+        assert torch.addmm(*given).item() == 0
+        assert bias.addmm(x, w, beta=1, alpha=1).item() == 0
+        assert torch.addmm(*given, alpha=2).item() == 2050
+        assert torch.addmm(*given, beta=2).item() == -2047
+        assert torch.addmm(*given, out=out) is out
+    assert out.item() == 1
+    assert torch.addmm(*given).item() == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "made", "value"),
+    [
+        ("float32", True, "float16", -2048.0),  # of 2049, cast
+        ("float32", False, "float32", -2049.0),
+        ("bfloat16", True, "float16", -2048.0),
+        ("float64", True, "float64", -2049.0),
+        ("complex64", True, "complex64", -2049.0),
+    ],
+)
+def test_the_bias_is_cast_as_the_pass_casts_it(
+    dtype: str, autocast: bool, made: str, value: float
+) -> None:
+    bias = torch.tensor([[-2049.0]]).to(getattr(torch, dtype))
+    x, w = torch.zeros(1, 1).half(), torch.ones(1, 1).half()
+    context = reference.autocast("cpu", dtype=torch.float16, enabled=autocast)
+    with context, formulas.QUIRKS["torchscript-addmm"]():
+        found = torch.addmm(bias, x, w)
+    assert (found.dtype, found.item()) == (getattr(torch, made), value)
 
 
 @pytest.mark.parametrize("name", WITHOUT_AUTOCAST)

@@ -168,6 +168,37 @@ def test_an_imitated_product_keeps_what_torch_keeps(op: str, needing: str) -> No
     assert kept(lambda: differentiated(op, made, args, {})) == plainly
 
 
+@pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
+@pytest.mark.parametrize("needing", ["xab", "a", "b", "xb"])
+def test_an_imitated_product_has_torchs_gradients(op: str, needing: str) -> None:
+    """Where nothing is cast; the added tensor is broadcast."""
+    batch = (4,) if "b" in op.removesuffix("mm") else ()
+    shapes = {"x": (5,), "a": (*batch, 2, 3), "b": (*batch, 3, 5)}
+    names = [name for name in shapes if "add" in op or name != "x"]
+    factors = {"beta": 2.0, "alpha": 3.0} if "add" in op else {}
+
+    def gradients(run: Callable[[list[torch.Tensor]], torch.Tensor]) -> list[torch.Tensor]:
+        numbers = torch.Generator().manual_seed(1)
+        given = {
+            name: torch.randn(shapes[name], dtype=torch.float64, generator=numbers)
+            for name in names
+        }
+        needed = [tensor.requires_grad_() for name, tensor in given.items() if name in needing]
+        made = run(list(given.values()))
+        weights = torch.arange(made.numel(), dtype=made.dtype).reshape(made.shape).cos()
+        return list(torch.autograd.grad((made * weights).sum(), needed))
+
+    def imitated(args: list[torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            made = getattr(torch, op)(*args, **factors)
+        found: torch.Tensor = differentiated(op, made, args, factors)
+        return found
+
+    plain = gradients(lambda args: getattr(torch, op)(*args, **factors))
+    for one, other in zip(gradients(imitated), plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 TABLE = """
 import torch
 from amp_fuzz.torchax import compat
