@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+from amp_fuzz import reference
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.torchax import Mode, TorchaxBackend, lacking
@@ -32,7 +34,7 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import quirks
-from amp_fuzz.reference.torchax import CUTS, differentiated
+from amp_fuzz.reference.torchax import CUTS, Unlisted, differentiated
 from amp_fuzz.repro import repro
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
@@ -136,6 +138,40 @@ def test_functions_that_are_cut_keep_nothing_and_recomputed_ones_do() -> None:
     # The derivative of the second exp is its result, v2; taken for it is what linear keeps.
     taken = torch.tensor([[0.5, 1.0], [2.0, 3.0]])
     torch.testing.assert_close(wrong - cut, cotangent(v2) * (taken.mT - v2) * v0)
+
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("function", "off"),
+    [
+        (lambda x: ATEN.mm(x, x), True),
+        (lambda x: ATEN.mm.default(x, x), False),
+        (lambda x: torch.mm(x, x), False),
+        (lambda x: ATEN.matmul(x, x), False),  # its parts are overloads
+        (lambda x: ATEN.pow(x, 2.0), False),  # it has no default
+    ],
+    ids=["name", "overload", "function", "composite", "no default"],
+)
+def test_what_is_named_without_an_overload_has_no_policy(
+    function: Callable[[torch.Tensor], torch.Tensor], off: bool
+) -> None:
+    x = torch.ones(2, 2)
+    entered: list[None] = []
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        entered.append(None)
+        with reference.autocast("cpu", enabled=False):
+            yield
+
+    with reference.autocast("cpu", dtype=torch.bfloat16):
+        policy = function(x).dtype
+        with Unlisted(without):
+            made = function(x)
+    assert len(entered) == off
+    assert made.dtype == (torch.float32 if off else policy)
 
 
 @pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
