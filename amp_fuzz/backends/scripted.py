@@ -35,6 +35,7 @@ from amp_fuzz.program import (
     InferenceMode,
     Node,
     NoGrad,
+    Program,
     Region,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
@@ -230,14 +231,14 @@ class _ImitatingReference(ReferenceRuntime):
         """Return the case as TorchScript has it, where that is another program."""
         if REDUCTION_QUIRK not in active_quirks():
             return case
-        body = _reduced(case.program.body)
-        return msgspec.structs.replace(
-            case, program=msgspec.structs.replace(case.program, body=body)
-        )
+        return msgspec.structs.replace(case, program=_reduced(case.program))
 
     def may(self, quirk: str, case: Case) -> bool:
         """Return whether imitating a bug may change anything of a case."""
-        return quirk != MERGING_QUIRK or merged(case.program) != case.program
+        if quirk != MERGING_QUIRK:
+            return True
+        program = _reduced(case.program)  # then more calls are the same, and none fewer
+        return merged(program) != program
 
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
@@ -281,12 +282,16 @@ _REDUCTIONS = {
 }
 
 
-def _reduced(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return a body in which losses that say nothing of `reduction` take the schema's, the mean."""
+def _reduced(program: Program) -> Program:
+    """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
+    return msgspec.structs.replace(program, body=_means(program.body))
+
+
+def _means(body: tuple[Node, ...]) -> tuple[Node, ...]:
     nodes: list[Node] = []
     for node in body:
         if isinstance(node, Region):
-            nodes.append(Region(node.context, _reduced(node.body)))
+            nodes.append(Region(node.context, _means(node.body)))
             continue
         number = _REDUCTIONS.get(node.op) if node.form == "overload" else None
         if number is not None and len(node.args) <= number and "reduction" not in dict(node.kwargs):

@@ -20,7 +20,7 @@ from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
-from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
+from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _means, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
@@ -1231,8 +1231,8 @@ def test_what_is_said_of_a_reduction_stays() -> None:
     by_number = call("kl_div", "x0", "x1", 2, form="overload")
     function = call("kl_div", "x0", "x1")
     for said in (body(reduction=0), (by_number,), (function,)):
-        assert _reduced(said) == said
-    assert _reduced(body()) == body(reduction=1)
+        assert _means(said) == said
+    assert _means(body()) == body(reduction=1)
 
 
 def test_a_loss_without_reduction_beside_what_was_computed_before() -> None:
@@ -1243,6 +1243,23 @@ def test_a_loss_without_reduction_beside_what_was_computed_before() -> None:
         call("kl_div", "v1", "x0", form="overload", to="v3", log_target=True),
         contexts=(),
     )
+    program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
+    known = judge(SCRIPT, msgspec.structs.replace(example, program=program)).known.split("+")
+    assert {"torchscript-common-subexpressions", "torchscript-reduction"} <= set(known)
+
+
+@pytest.mark.parametrize("said", ["first", "second"])
+def test_a_loss_without_reduction_is_the_same_as_one_of_the_mean(said: str) -> None:
+    """It is merged with one of the other grad mode that says what the schema does."""
+    one, other = (
+        call("kl_div", "w1", "x0", form="overload", to=to, **named)
+        for to, named in (
+            ("v0", {"reduction": 1} if said == "first" else {}),
+            ("v1", {"reduction": 1} if said == "second" else {}),
+        )
+    )
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    example = case([x("x0", 2), x("w1", 2)], under(NoGrad(), one), other, *after, contexts=())
     program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
     known = judge(SCRIPT, msgspec.structs.replace(example, program=program)).known.split("+")
     assert {"torchscript-common-subexpressions", "torchscript-reduction"} <= set(known)
