@@ -174,6 +174,7 @@ INPLACE = (
         ("R: \"addmm\" not implemented for 'Half'", "R: \"mm\" not implemented for 'Byte'", True),
         ("R: size of tensor a (3) must match", "R: size of tensor b (7) must match", True),
         ("R: in /tmp/a/b.cpp: no such op", "R: in /tmp/c.cpp: no such op", True),
+        ("R: no attribute 'weights' of it", "R: no attribute 'bias' of it", True),
         ("R: mat1 and mat2 must match", "R: mat1 and mat2 must be 2-D", False),
         (f"R: {INPLACE.format('123, 3, 4, 5', 123)}", f"R: {INPLACE.format('', 1)}", True),
         (f"R: {INPLACE.format('2, 2', 2)}", f"R: {INPLACE.replace('inplace', 'other')}", False),
