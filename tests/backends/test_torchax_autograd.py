@@ -517,6 +517,17 @@ def test_checkpoints_in_checkpoints_recompute_so_from_the_start(backend: Torchax
 
 
 @needs_jax
+def test_what_a_checkpoint_in_a_checkpoint_makes_is_cut_at_first_alone(
+    backend: TorchaxBackend,
+) -> None:
+    """The product after it keeps one factor more when the outer one is recomputed."""
+    inner = under(Checkpoint(), call("linear", "v0", "x0", None, to="v1"))
+    after = call("mul", "v1", "w1", to="v2"), call("tanh", "v2", to="v3")
+    one = case(SQUARES, under(Checkpoint(), call("exp", "w1"), inner, *after), contexts=())
+    assert judged(backend, one) == ("known", FUNCTIONS)
+
+
+@needs_jax
 def test_a_reentrant_checkpoint_is_recomputed_in_float32(backend: TorchaxBackend) -> None:
     """No error says so: its gradients are nearer to the exact ones than the program's dtype is."""
     assert judged(backend, REENTRANT) == ("known", "torchax-checkpoint")
