@@ -16,7 +16,7 @@ import torch
 from amp_fuzz import reference
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import Mode, TorchaxBackend, lacking
+from amp_fuzz.backends.torchax import Mode, TorchaxBackend, _unlisted, lacking
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw
@@ -172,6 +172,12 @@ def test_what_is_named_without_an_overload_has_no_policy(
             made = function(x)
     assert len(entered) == off
     assert made.dtype == (torch.float32 if off else policy)
+
+
+def test_that_is_imitated_with_composite_ops_alone() -> None:
+    for name, imitated in (("torchax-composites", True), ("torchax-cut-graph", False)):
+        with quirks([name]):
+            assert isinstance(_unlisted(), Unlisted) == imitated
 
 
 @pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
