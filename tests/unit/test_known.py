@@ -559,6 +559,32 @@ def test_a_relation_that_holds_the_next_time_is_nondeterminism(
     assert found.kind == ("nondeterminism" if times == 1 else "relation")
 
 
+@pytest.mark.parametrize("imitated", [True, False])
+def test_a_relation_is_explained_by_a_bug_that_breaks_it_alone(
+    imitated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same way, where the reference imitates the bug, and in no other."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    example = case([x("x0", 2)], NEG, backward="none")
+    honest, run = EagerBackend.observe, ReferenceRuntime.run
+
+    def wrong(one: Case, seen: Observation) -> Observation:
+        if one.id != example.id:
+            seen.values["v9"] = torch.full((2,), 7.0)
+        return seen
+
+    def imitating(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = run(self, one)
+        return wrong(one, seen) if imitated and gone.quirk in active_quirks() else seen
+
+    monkeypatch.setattr(EagerBackend, "observe", lambda self, one: wrong(one, honest(self, one)))
+    monkeypatch.setattr(ReferenceRuntime, "run", imitating)
+    verdict = Judge(eager(), (gone,), "all").judge(example)
+    assert verdict.divergence is not None
+    assert verdict.divergence.kind == "relation"
+    assert verdict.known == ("gone" if imitated else "")
+
+
 def entry(name: str) -> Known:
     return next(k for k in shipped() if k.id == name)
 
