@@ -235,14 +235,14 @@ class _ImitatingReference(ReferenceRuntime):
         """Return the case as TorchScript has it, where that is another program."""
         if REDUCTION_QUIRK not in active_quirks():
             return case
-        body = _reduced(case.program.body)
-        return msgspec.structs.replace(
-            case, program=msgspec.structs.replace(case.program, body=body)
-        )
+        return msgspec.structs.replace(case, program=_reduced(case.program))
 
     def may(self, quirk: str, case: Case) -> bool:
         """Return whether imitating a bug may change anything of a case."""
-        return quirk != MERGING_QUIRK or merged(case.program) != case.program
+        if quirk != MERGING_QUIRK:
+            return True
+        program = _reduced(case.program)  # then more calls are the same, and none fewer
+        return merged(program) != program
 
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
@@ -290,8 +290,8 @@ _REDUCTIONS = {
 }
 
 
-def _reduced(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return a body in which losses that say nothing of `reduction` take the schema's, the mean."""
+def _reduced(program: Program) -> Program:
+    """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
 
     def said(call: Statement) -> Statement:
         number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
@@ -299,7 +299,7 @@ def _reduced(body: tuple[Node, ...]) -> tuple[Node, ...]:
             return call
         return msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1)))
 
-    return _rewritten(body, said)
+    return msgspec.structs.replace(program, body=_rewritten(program.body, said))
 
 
 _OF_TWO = {"max": "maximum", "min": "minimum"}

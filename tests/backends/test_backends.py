@@ -129,6 +129,15 @@ def test_the_cpu_is_ready_and_says_which_torch() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_what_may_add_in_another_order_is_named() -> None:
+    """Its shadows allow more: of any other backend they would hide a fault."""
+    may = {n.partition("[")[0] for n, b in backends().items() if b.reference().reorders}
+    assert may <= {"compile", "jax", "torchax"}
+    compiled = [n for n, b in backends().items() if b.reference().reorders and "compile" in n]
+    assert compiled
+    assert all(n.startswith("compile[inductor") for n in compiled)
+
+
 def test_a_device_that_is_not_here_is_missing() -> None:
     state = backends()["eager-cuda"].availability()
     assert (state.status, state.detail) == ("missing", "no cuda device is visible to torch here")

@@ -16,10 +16,11 @@ import torch
 from torch._jit_internal import FunctionModifiers
 from torch.jit import frontend
 
+from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
-from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
-from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
+from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _means, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
@@ -35,6 +36,7 @@ from amp_fuzz.program import (
     DType,
     InferenceMode,
     NoGrad,
+    Ref,
     Statement,
     regions,
     statements,
@@ -600,6 +602,42 @@ def test_an_addmm_of_what_eager_refuses_is_a_sum(bias: str, shape: tuple[int, ..
         assert Judge(WrongKernel(SCRIPT, "neg"), shipped()).judge(example).outcome == "diverged"
 
 
+def test_only_an_addmm_without_factors_is_taken_apart() -> None:
+    """A product of 2049 is 2048 in float16; one call rounds the sum alone."""
+    x, w = torch.tensor([[2048.0, 1.0]]).half(), torch.ones(2, 1).half()
+    bias, out = torch.tensor([[-2048.0]]).half(), torch.zeros(1, 1).half()
+    given = bias, x, w
+    with formulas.QUIRKS["torchscript-addmm"]():
+        assert torch.addmm(*given).item() == 0
+        assert bias.addmm(x, w, beta=1, alpha=1).item() == 0
+        assert torch.addmm(*given, alpha=2).item() == 2050
+        assert torch.addmm(*given, beta=2).item() == -2047
+        assert torch.addmm(*given, out=out) is out
+    assert out.item() == 1
+    assert torch.addmm(*given).item() == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "made", "value"),
+    [
+        ("float32", True, "float16", -2048.0),  # of 2049, cast
+        ("float32", False, "float32", -2049.0),
+        ("bfloat16", True, "float16", -2048.0),
+        ("float64", True, "float64", -2049.0),
+        ("complex64", True, "complex64", -2049.0),
+    ],
+)
+def test_the_bias_is_cast_as_the_pass_casts_it(
+    dtype: str, autocast: bool, made: str, value: float
+) -> None:
+    bias = torch.tensor([[-2049.0]]).to(getattr(torch, dtype))
+    x, w = torch.zeros(1, 1).half(), torch.ones(1, 1).half()
+    context = reference.autocast("cpu", dtype=torch.float16, enabled=autocast)
+    with context, formulas.QUIRKS["torchscript-addmm"]():
+        found = torch.addmm(bias, x, w)
+    assert (found.dtype, found.item()) == (getattr(torch, made), value)
+
+
 @pytest.mark.parametrize("name", WITHOUT_AUTOCAST)
 def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
     example = WITHOUT_AUTOCAST[name]
@@ -733,6 +771,63 @@ def test_what_is_written_is_computed_again() -> None:
     twice = case(inputs, *example.program.body, call("neg", "x0", to="v7"))
     program = msgspec.structs.replace(twice.program, outputs=("v7",))
     assert merged(program) == msgspec.structs.replace(example.program, outputs=("v6",))
+
+
+WRITTEN, AGAIN = (call("mul", "b5", "x0", form="inplace", to=name) for name in ("v4", "v6"))
+
+
+@pytest.mark.parametrize(
+    ("body", "same"),
+    [
+        ((under(BF16, EXP), ANOTHER), False),
+        ((EXP, under(BF16, ANOTHER)), False),
+        ((under(BF16, under(NoGrad(), EXP)), ANOTHER), False),
+        ((under(BF16, EXP), under(OFF, ANOTHER)), False),
+        ((under(BF16, EXP, under(OFF, ANOTHER)),), False),
+        ((under(BF16, EXP, ANOTHER),), True),
+        ((under(BF16, EXP, under(NoGrad(), ANOTHER)),), True),
+        ((call("sum", "w1", dim=[0]), call("sum", "w1", to="v1")), False),
+        ((call("sum", "w1", dim=[0]), call("sum", "w1", to="v1", dim=[0])), True),
+        ((call("neg", "w1"), ANOTHER), False),
+        ((EXP, call("mul", "v0", "x0", form="inplace", to="v4"), ANOTHER), False),
+        ((WRITTEN, call("exp", "v4"), AGAIN, call("exp", "v4", to="v1")), False),
+    ],
+)
+def test_what_is_called_in_another_way_is_computed_again(body: tuple[Any, ...], same: bool) -> None:
+    """Under another autocast context, with other options, by another name, or after a write."""
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    program = case([x("x0", 2), x("w1", 2), x("b5", 2)], *body, *after).program
+    program = msgspec.structs.replace(program, outputs=("v2", "v3"))
+    found = merged(program)
+    assert (found != program) is same
+    if same:
+        assert [s.outputs for s in statements(found.body)] == [("v0",), ("v2",), ("v3",)]
+        assert next(s for s in statements(found.body) if s.op == "add").args[0] == Ref("v0")
+
+
+def test_what_is_returned_in_place_of_another_is_returned() -> None:
+    """So that a third call, which is returned too, is made again."""
+    third = call("exp", "w1", to="v2")
+    program = case([x("x0", 2), x("w1", 2)], EXP, ANOTHER, third).program
+    program = msgspec.structs.replace(program, outputs=("v1", "v2"))
+    want = case([x("x0", 2), x("w1", 2)], EXP, third).program
+    assert merged(program) == want
+
+
+def test_nothing_is_merged_in_the_body_of_a_custom_op() -> None:
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    body = under(NoGrad(), EXP), ANOTHER, *after
+    example = case([x("x0", 2), x("w1", 2)], *body, entry="custom_op", contexts=())
+    program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
+    example = msgspec.structs.replace(example, program=program)
+    honest = SCRIPT.reference().run(example)
+    with quirks(["torchscript-common-subexpressions"]):
+        assert compare(honest, SCRIPT.reference().run(example)) is None
+    plan = msgspec.structs.replace(example.plan, entry="context")
+    plainly = msgspec.structs.replace(example, plan=plan)
+    honest = SCRIPT.reference().run(plainly)
+    with quirks(["torchscript-common-subexpressions"]):
+        assert compare(honest, SCRIPT.reference().run(plainly)) is not None
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["optimised", "always"])
@@ -1118,6 +1213,67 @@ def test_a_frontend_that_is_wrong_is_not_explained_by_its_list(
     assert judge(SCRIPT, example).outcome == "diverged"
 
 
+def test_a_graph_that_is_imitated_is_that_of_its_own_text() -> None:
+    """Whatever was compiled before, and under whatever autocast it ran."""
+    inputs = [x("x0", 2, 2), x("w1", 2, 2)]
+    products = [call("mm", "x0", "w1"), call("mm", "w1", "x0")]
+    one, other, plain = (
+        case(inputs, body, contexts=contexts)
+        for body, contexts in zip([*products, products[0]], [(BF16,), (BF16,), ()], strict=True)
+    )
+    with quiet(), quirks(["torchscript-pass"]):
+        SCRIPT.run([one])
+        first = SCRIPT.reference().run(one)
+        SCRIPT.run([other])
+        assert compare(first, SCRIPT.reference().run(one)) is None
+        SCRIPT.run([plain])
+        assert compare(first, SCRIPT.reference().run(one)) is None
+        assert compare(first, SCRIPT.reference().run(other)) is not None
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "runs"),
+    [
+        (
+            "exp",
+            "bfloat16",
+            [("bfloat16", "pass", "float32"), ("bfloat16", "autodiff", "bfloat16")],
+        ),
+        ("mm", "float32", [(low, "pass", low) for low in ("bfloat16", "float16", "bfloat16")]),
+    ],
+    ids=["pass", "dtype"],
+)
+def test_a_graph_has_the_casts_of_what_is_imitated_alone(
+    op: str, dtype: str, runs: list[tuple[str, str, str]]
+) -> None:
+    """Not those of what was imitated before of the same text: each is written into a copy."""
+    given = ("x0", "x1")[: 1 + (op == "mm")]
+    for context, quirk, made in runs:
+        inputs = [x(name, 2, 2, dtype=dtype) for name in given]
+        example = case(inputs, call(op, *given), contexts=(Autocast(dtype=context),))
+        with quiet(), quirks([f"torchscript-{quirk}"]):
+            value = SCRIPT.reference().run(example).values["v0"]
+        assert value is not None
+        assert value.dtype is getattr(torch, made)
+
+
+def test_what_is_tested_is_compiled_each_time_and_what_is_imitated_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What ran was profiled, and optimised for what it met: of that nothing may be left."""
+    made: list[str] = []
+    honest = scripted._defined
+    monkeypatch.setattr(scripted, "_defined", lambda text: made.append(text) or honest(text))
+    one, other = (case([x("x0", 4, dtype="bfloat16")], call(op, "x0")) for op in ("exp", "log"))
+    with quiet(), quirks(["torchscript-pass"]):
+        for count in (1, 2):
+            SCRIPT.run([one])
+            assert len(made) == count
+        for example, count in ((one, 2), (other, 3), (other, 3), (one, 4)):
+            SCRIPT.reference().run(example)
+            assert len(made) == count
+
+
 def test_a_context_of_another_device_is_left_alone() -> None:
     other = under(Autocast(device="cuda", dtype="float16"), call("mm", "x0", "w1"))
     example = case(INPUTS, other, contexts=())
@@ -1221,8 +1377,8 @@ def test_what_is_said_of_a_reduction_stays() -> None:
     by_number = call("kl_div", "x0", "x1", 2, form="overload")
     function = call("kl_div", "x0", "x1")
     for said in (body(reduction=0), (by_number,), (function,)):
-        assert _reduced(said) == said
-    assert _reduced(body()) == body(reduction=1)
+        assert _means(said) == said
+    assert _means(body()) == body(reduction=1)
 
 
 def test_a_loss_without_reduction_beside_what_was_computed_before() -> None:
@@ -1233,6 +1389,23 @@ def test_a_loss_without_reduction_beside_what_was_computed_before() -> None:
         call("kl_div", "v1", "x0", form="overload", to="v3", log_target=True),
         contexts=(),
     )
+    program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
+    known = judge(SCRIPT, msgspec.structs.replace(example, program=program)).known.split("+")
+    assert {"torchscript-common-subexpressions", "torchscript-reduction"} <= set(known)
+
+
+@pytest.mark.parametrize("said", ["first", "second"])
+def test_a_loss_without_reduction_is_the_same_as_one_of_the_mean(said: str) -> None:
+    """It is merged with one of the other grad mode that says what the schema does."""
+    one, other = (
+        call("kl_div", "w1", "x0", form="overload", to=to, **named)
+        for to, named in (
+            ("v0", {"reduction": 1} if said == "first" else {}),
+            ("v1", {"reduction": 1} if said == "second" else {}),
+        )
+    )
+    after = call("mul", "v0", "x0", to="v2"), call("add", "v1", "x0", to="v3")
+    example = case([x("x0", 2), x("w1", 2)], under(NoGrad(), one), other, *after, contexts=())
     program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
     known = judge(SCRIPT, msgspec.structs.replace(example, program=program)).known.split("+")
     assert {"torchscript-common-subexpressions", "torchscript-reduction"} <= set(known)

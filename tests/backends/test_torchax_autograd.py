@@ -6,15 +6,17 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+from amp_fuzz import reference
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import Mode, TorchaxBackend, lacking
+from amp_fuzz.backends.torchax import Mode, TorchaxBackend, _unlisted, lacking
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw
@@ -32,7 +34,7 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import quirks
-from amp_fuzz.reference.torchax import CUTS, differentiated
+from amp_fuzz.reference.torchax import CUTS, Unlisted, differentiated
 from amp_fuzz.repro import repro
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
@@ -138,6 +140,46 @@ def test_functions_that_are_cut_keep_nothing_and_recomputed_ones_do() -> None:
     torch.testing.assert_close(wrong - cut, cotangent(v2) * (taken.mT - v2) * v0)
 
 
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("function", "off"),
+    [
+        (lambda x: ATEN.mm(x, x), True),
+        (lambda x: ATEN.mm.default(x, x), False),
+        (lambda x: torch.mm(x, x), False),
+        (lambda x: ATEN.matmul(x, x), False),  # its parts are overloads
+        (lambda x: ATEN.pow(x, 2.0), False),  # it has no default
+    ],
+    ids=["name", "overload", "function", "composite", "no default"],
+)
+def test_what_is_named_without_an_overload_has_no_policy(
+    function: Callable[[torch.Tensor], torch.Tensor], off: bool
+) -> None:
+    x = torch.ones(2, 2)
+    entered: list[None] = []
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        entered.append(None)
+        with reference.autocast("cpu", enabled=False):
+            yield
+
+    with reference.autocast("cpu", dtype=torch.bfloat16):
+        policy = function(x).dtype
+        with Unlisted(without):
+            made = function(x)
+    assert len(entered) == off
+    assert made.dtype == (torch.float32 if off else policy)
+
+
+def test_that_is_imitated_with_composite_ops_alone() -> None:
+    for name, imitated in (("torchax-composites", True), ("torchax-cut-graph", False)):
+        with quirks([name]):
+            assert isinstance(_unlisted(), Unlisted) == imitated
+
+
 @pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
 @pytest.mark.parametrize("needing", ["ab", "a", "b"])
 def test_an_imitated_product_keeps_what_torch_keeps(op: str, needing: str) -> None:
@@ -166,6 +208,37 @@ def test_an_imitated_product_keeps_what_torch_keeps(op: str, needing: str) -> No
     plainly = kept(lambda: function(*args))
     assert plainly
     assert kept(lambda: differentiated(op, made, args, {})) == plainly
+
+
+@pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
+@pytest.mark.parametrize("needing", ["xab", "a", "b", "xb"])
+def test_an_imitated_product_has_torchs_gradients(op: str, needing: str) -> None:
+    """Where nothing is cast; the added tensor is broadcast."""
+    batch = (4,) if "b" in op.removesuffix("mm") else ()
+    shapes = {"x": (5,), "a": (*batch, 2, 3), "b": (*batch, 3, 5)}
+    names = [name for name in shapes if "add" in op or name != "x"]
+    factors = {"beta": 2.0, "alpha": 3.0} if "add" in op else {}
+
+    def gradients(run: Callable[[list[torch.Tensor]], torch.Tensor]) -> list[torch.Tensor]:
+        numbers = torch.Generator().manual_seed(1)
+        given = {
+            name: torch.randn(shapes[name], dtype=torch.float64, generator=numbers)
+            for name in names
+        }
+        needed = [tensor.requires_grad_() for name, tensor in given.items() if name in needing]
+        made = run(list(given.values()))
+        weights = torch.arange(made.numel(), dtype=made.dtype).reshape(made.shape).cos()
+        return list(torch.autograd.grad((made * weights).sum(), needed))
+
+    def imitated(args: list[torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            made = getattr(torch, op)(*args, **factors)
+        found: torch.Tensor = differentiated(op, made, args, factors)
+        return found
+
+    plain = gradients(lambda args: getattr(torch, op)(*args, **factors))
+    for one, other in zip(gradients(imitated), plain, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 TABLE = """
@@ -447,6 +520,17 @@ def test_checkpoints_in_checkpoints_recompute_so_from_the_start(backend: Torchax
     one = case(SQUARES, under(Checkpoint(), call("exp", "w1"), inner), contexts=())
     outcome, known = judged(backend, one)
     assert (outcome, known) == ("known", FUNCTIONS)
+
+
+@needs_jax
+def test_what_a_checkpoint_in_a_checkpoint_makes_is_cut_at_first_alone(
+    backend: TorchaxBackend,
+) -> None:
+    """The product after it keeps one factor more when the outer one is recomputed."""
+    inner = under(Checkpoint(), call("linear", "v0", "x0", None, to="v1"))
+    after = call("mul", "v1", "w1", to="v2"), call("tanh", "v2", to="v3")
+    one = case(SQUARES, under(Checkpoint(), call("exp", "w1"), inner, *after), contexts=())
+    assert judged(backend, one) == ("known", FUNCTIONS)
 
 
 @needs_jax

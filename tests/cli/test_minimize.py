@@ -6,11 +6,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from amp_fuzz.case import Case
+from amp_fuzz.cli.minimize import _journal
 from amp_fuzz.program import statements
+from amp_fuzz.shrink import Answer
 from amp_fuzz.store import Store
+from amp_fuzz.supervised import Job
 from tests.cli.conftest import Done
 from tests.helpers import BF16, call, case, x
 
@@ -108,6 +112,20 @@ def test_a_call_that_was_cut_goes_on_where_it_ended(
     again = {case for case in after if after.count(case) > 1}
     assert again <= {BIG.id, kept(tmp_path, first).id, kept(tmp_path, second).id}
     assert len(after) > len(before)
+
+
+def test_what_is_kept_of_answers_with_other_parts_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that they lack would be its default, and mean something else."""
+    store, job = Store(tmp_path / "store"), Job(BIG, "eager-cpu")
+    _journal(store, job, again=False).add("0123", Answer("agreed"))
+    assert _journal(store, job, again=False).answers == {"0123": Answer("agreed")}
+    other = msgspec.defstruct("Answer", [("said", str), ("colour", str, "")])
+    with monkeypatch.context() as patch:
+        patch.setattr("amp_fuzz.shrink.Answer", other)
+        assert not _journal(store, job, again=False).answers
+    assert not _journal(store, job, again=True).answers
 
 
 @pytest.mark.slow

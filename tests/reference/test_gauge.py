@@ -65,6 +65,15 @@ def test_of_two_calls_the_one_that_fits_both_is_taken() -> None:
             torch.testing.assert_close(one[2], right[1])
 
 
+def test_vectors_of_another_dtype_or_shape_are_those_of_another_call() -> None:
+    x, (u, s, vh) = made(3, 3)
+    wide, (left, _, right) = made(4, 3)
+    one = chosen(x, (-u.double(), -vh.double()), (-left, -right), (None, None))
+    assert all(map(torch.equal, one, (u, s, vh)))
+    one = chosen(wide, (-u, -vh), (-left, None))
+    torch.testing.assert_close((one[0], one[2]), (-left, -right), rtol=0, atol=1e-6)
+
+
 def test_what_is_no_phase_is_not_taken_over() -> None:
     x, (u, s, vh) = made(3, 3)
     for wrong in (u * 1.1, u.flip(-1), torch.zeros_like(u), torch.full_like(u, torch.nan)):

@@ -682,6 +682,8 @@ def test_what_is_beyond_the_range_inside_an_op_is_not_sure(
             found.append(band.samples)
             assert bool(band.left) != sure
         assert torch.equal(found[0], found[1]) == sure
+        assert found[1].isfinite().all()  # what is unbounded is some number
+        assert sure or not found[0].isfinite().any()
 
 
 def test_what_is_computed_from_float64_beyond_its_range_is_not_sure() -> None:
@@ -698,6 +700,16 @@ def test_what_is_computed_from_float64_beyond_its_range_is_not_sure() -> None:
         equal = (found[0] == found[1]) | (found[0].isnan() & found[1].isnan())
         assert bool(equal.all()) == sure
         assert bool(found[1].isfinite().all()) == (given is high or given is low)
+        assert bool(found[0].isnan().all()) == (given is not low)  # as those of the ops are
+
+
+def test_what_is_computed_from_float64_beyond_its_range_is_sure_where_nothing_reorders() -> None:
+    high, found = torch.full((3, 3), 1e300, dtype=torch.float64), []
+    for reach in ("bounded", "unbounded"):
+        with Shadow(reach=reach) as mode:  # type: ignore[arg-type]
+            product = high @ high
+            found.append(mode.band((product - product * 2).sum(0)).samples)
+    assert all(samples.isnan().all() for samples in found)
 
 
 @pytest.mark.parametrize(

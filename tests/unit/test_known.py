@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,8 @@ from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
-from amp_fuzz.reference import QUIRKS
+from amp_fuzz.reference import QUIRKS, gauge
+from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.session import known_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
@@ -510,6 +511,91 @@ def test_what_agrees_by_chance_is_not_explained(monkeypatch: pytest.MonkeyPatch)
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
 
 
+def test_what_changes_at_every_other_call_is_nondeterminism() -> None:
+    """Of either side: it never shows where the two are called in turn."""
+    library = torch.library.Library("aten", "IMPL")
+    calls: list[torch.Tensor] = []
+
+    def neg(of: torch.Tensor) -> torch.Tensor:
+        calls.append(of)
+        return torch.zeros_like(of).sub(of) * (1 + len(calls) % 2)
+
+    library.impl("neg", neg, "CPU")
+    try:
+        example = case([x("x0", 2)], NEG, contexts=(), backward="none")
+        found = Judge(eager(), (), "none").judge(example).divergence
+    finally:
+        library._destroy()
+    assert found is not None
+    assert found.kind == "nondeterminism"
+    assert len(calls) > 4
+
+
+@pytest.mark.parametrize("side", ["backend", "reference"])
+def test_what_changes_on_one_side_is_nondeterminism(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the fourth call on, as a confirmation has it: two are alike before."""
+    kind: Any = EagerBackend if side == "backend" else ReferenceRuntime
+    honest, turns = kind.run, iter(range(100))
+
+    def run(self: Any, given: Any) -> Any:
+        made = honest(self, given)
+        for seen in made if isinstance(made, list) else [made]:
+            seen.values["v9"] = torch.full((2,), 7.0 + (next(turns) > 2))
+        return made
+
+    monkeypatch.setattr(kind, "run", run)
+    found = Judge(eager(), (), "none").judge(case([x("x0", 2)], NEG)).divergence
+    assert found is not None
+    assert found.kind == "nondeterminism"
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_relation_that_holds_the_next_time_is_nondeterminism(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = case([x("x0", 2)], NEG, backward="none")
+    honest, left = EagerBackend.observe, iter(range(times))
+
+    def observe(self: EagerBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        if one.id != example.id and next(left, None) is not None:
+            seen.values["v9"] = torch.full((2,), 7.0)
+        return seen
+
+    monkeypatch.setattr(EagerBackend, "observe", observe)
+    found = Judge(eager(), (), "all").judge(example).divergence
+    assert found is not None
+    assert found.kind == ("nondeterminism" if times == 1 else "relation")
+
+
+@pytest.mark.parametrize("imitated", [True, False])
+def test_a_relation_is_explained_by_a_bug_that_breaks_it_alone(
+    imitated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same way, where the reference imitates the bug, and in no other."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    example = case([x("x0", 2)], NEG, backward="none")
+    honest, run = EagerBackend.observe, ReferenceRuntime.run
+
+    def wrong(one: Case, seen: Observation) -> Observation:
+        if one.id != example.id:
+            seen.values["v9"] = torch.full((2,), 7.0)
+        return seen
+
+    def imitating(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = run(self, one)
+        return wrong(one, seen) if imitated and gone.quirk in active_quirks() else seen
+
+    monkeypatch.setattr(EagerBackend, "observe", lambda self, one: wrong(one, honest(self, one)))
+    monkeypatch.setattr(ReferenceRuntime, "run", imitating)
+    verdict = Judge(eager(), (gone,), "all").judge(example)
+    assert verdict.divergence is not None
+    assert verdict.divergence.kind == "relation"
+    assert verdict.known == ("gone" if imitated else "")
+
+
 def entry(name: str) -> Known:
     return next(k for k in shipped() if k.id == name)
 
@@ -592,6 +678,97 @@ def test_what_the_reference_does_not_ask_for_is_not_tried(monkeypatch: pytest.Mo
     both = judged(two_bugs(), shipped()).known.split("+")
     assert sorted(both) == ["cache-ignores-dtype", "query-asks-cuda"]
     assert tried[0] == {"query-asks-cuda"}
+
+
+@dataclass
+class Imagined:
+    """Bugs that are said, not imitated: notes which are tried, each set of them.
+
+    rest: what is left of a divergence under some. asks: of which others the reference asks there.
+    """
+
+    rest: Callable[[set[str]], str]
+    asks: Callable[[set[str]], str] = lambda names: ""
+    tried: list[set[str]] = field(default_factory=list)
+
+    def known(
+        self, patch: pytest.MonkeyPatch, entries: str, first: str = "", **fields: str
+    ) -> list[str]:
+        """Return the entries that explain a wrong value, of these. first: asked for at once.
+
+        Those in capitals are the backend's own. fields: by entry, what `bare` is.
+        """
+        quirk = dict(zip("abcd", ["any-query-misses-devices", *_OTHERS], strict=True))
+        names = {quirk[k.lower()]: k for k in entries}
+
+        def left(_: Judge, one: Case, found: Divergence, seen: Any, chosen: Iterable[str]) -> Any:
+            under = {names[name] for name in chosen}
+            self.tried.append(under)
+            for name in self.asks(under):
+                assert quirk[name.lower()] not in active_quirks()  # it is asked for
+            rest = self.rest(under)
+            return replace(found, where=rest) if rest else None, []
+
+        listed = [
+            Known(
+                name, "a bug", "why", quirk=quirk[name.lower()], bare=fields.get(name, ""),
+                backends=("eager-cpu",) if name.isupper() else ("*",),
+            )
+            for name in entries
+        ]  # fmt: skip
+        asked = {quirk[name.lower()] for name in first or entries}
+        with patch.context() as inner:
+            inner.setattr(Judge, "_left_with", left)
+            inner.setattr(ReferenceRuntime, "asked", lambda *_: asked)
+            verdict = Judge(Off(labels=("v0",)), listed, "none").judge(TWICE)
+        return verdict.known.split("+") if verdict.known else []
+
+
+_OTHERS = ("cache-ignores-dtype", "custom-fwd-setup-context", "query-asks-cuda")
+
+
+def test_what_is_asked_for_under_what_is_asked_for_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first makes the reference ask for the second; both of them, for the third."""
+    chain = Imagined(
+        lambda names: "" if {"a", "b", "c"} <= names else "v0",
+        lambda names: "c" if {"a", "b"} <= names else "b" if "a" in names else "",
+    )
+    assert chain.known(monkeypatch, "abcd", first="a") == ["a", "b", "c"]
+    assert not any("d" in names for names in chain.tried)
+
+
+def test_what_changes_something_alone_is_tried_together_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = Imagined(lambda names: {0: "v0", 1: "v1", 2: ""}[len(names & {"b", "C"})])
+    assert two.known(monkeypatch, "abCd") == ["C", "b"]
+    assert max(map(len, two.tried)) == 2
+    assert len(two.tried) == len({frozenset(names) for names in two.tried})  # each once
+    # Alone it may change nothing, and be needed.
+    hidden = Imagined(lambda names: "" if {"b", "C"} <= names else "v0")
+    assert hidden.known(monkeypatch, "abCd") == ["C", "b"]
+    some = Imagined(
+        lambda names: "" if {"a", "b", "d"} <= names else "v1" if names & {"a", "b"} else "v0"
+    )
+    assert some.known(monkeypatch, "abCd") == ["a", "b", "d"]
+
+
+def test_bugs_of_the_backend_explain_before_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    either = Imagined(lambda names: "" if {"B", "C"} <= names or {"a", "d"} <= names else "v0")
+    assert either.known(monkeypatch, "aBCd") == ["B", "C"]
+    assert either.known(monkeypatch, "abcd") == ["a", "d"]
+
+
+@pytest.mark.parametrize("needed", ["A", "b", "Ab"])
+def test_an_entry_that_asks_for_agreement_without_autocast_gets_it(
+    needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is found; the value differs without autocast, too, which nothing explains."""
+    found = Imagined(lambda names: "" if set(needed) <= names else "v0")
+    assert found.known(monkeypatch, "Ab") == list(needed)
+    assert found.known(monkeypatch, "Ab", **{needed[-1]: "agrees"}) == []
 
 
 def test_an_honest_case_needs_no_explanation() -> None:
@@ -937,6 +1114,91 @@ def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_stat
             assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
 
 
+def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imitation changes another value, and what is known of the shadows of this one."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    run, shadowed = ReferenceRuntime.run, ReferenceRuntime.shadowed
+
+    def runs(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = run(self, one)
+        if gone.quirk in active_quirks():
+            seen.values["v3"] = torch.full((2,), 7.0)
+        return seen
+
+    def doubts(self: ReferenceRuntime, *how: Any, **named: Any) -> Any:
+        seen, bands = shadowed(self, *how, **named)
+        if gone.quirk in active_quirks():
+            bands["v0"] = replace(bands["v0"], known=False)
+        return seen, bands
+
+    monkeypatch.setattr(ReferenceRuntime, "run", runs)
+    monkeypatch.setattr(ReferenceRuntime, "shadowed", doubts)
+    backend = Off(labels=("v0", "v2"), exact=False)
+    for known in ((), (gone,)):
+        verdict = Judge(backend, known, "none", confirm=False).judge(TWICE)
+        assert verdict.divergence is not None
+        assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v0")
+
+
+def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does what the backend does at one value, and at another what the backend does not."""
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    honest = ReferenceRuntime.run
+
+    def run(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = honest(self, one)
+        if gone.quirk in active_quirks():
+            assert seen.values["v1"] is not None
+            seen.values |= {"v0": torch.full((2,), 7.0), "v1": seen.values["v1"] * 2 + 1}
+        return seen
+
+    monkeypatch.setattr(ReferenceRuntime, "run", run)
+    found = Judge(Off(labels=("v1",)), (gone,), "none").judge(TWICE).divergence
+    assert found is not None
+    assert found.where == "v1"
+
+
+@pytest.mark.parametrize("outputs", [None, ("v3",)], ids=["all", "one"])
+def test_singular_vectors_are_read_of_each_decomposition_at_each_call(
+    outputs: tuple[str, ...] | None,
+) -> None:
+    """Of U and V, whether or not the program returns them."""
+    calls = (
+        call("linalg.svd", "x0", full_matrices=False, to="v0 v1 v2"),
+        call("neg", "x0", to="v3"),
+        call("svd", "v3", to="v4 v5 v6"),
+    )
+    whole = case([x("x0", 3, 2)], *calls, calls=2, contexts=(), backward="none")
+    one = whole
+    if outputs:
+        program = msgspec.structs.replace(whole.program, outputs=outputs)
+        one = msgspec.structs.replace(whole, program=program)
+    values, observed = (eager().run([c])[0].values for c in (whole, one))
+    found = Judge(eager())._vectors(one, Observation(values=observed))
+    names = [
+        (f"call{n}.{u}", f"call{n}.{v}") for n in range(2) for u, v in (("v0", "v2"), ("v4", "v6"))
+    ]
+    assert len(found) == len(names)
+    for pair, labels in zip(found, names, strict=True):
+        for made, label in zip(pair, labels, strict=True):
+            want = values[label]
+            assert made is not None
+            assert want is not None
+            assert torch.equal(made, want)
+
+
+def test_singular_vectors_are_read_for_the_bug_that_they_are_part_of_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = case([x("x0", 3, 2)], call("linalg.svd", "x0", to="v0 v1 v2"), backward="none")
+    judge, observed = Judge(eager()), eager().run([one])[0]
+    for name, seen in (("torchax-svd-signs", 1), ("torchax-formulas", 0)):
+        with judge._imitating(one, observed, [name]):
+            assert len(gauge._observed) == seen
+            assert name in active_quirks()
+    assert not gauge._observed
+
+
 def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     always, under_autocast = Off(labels=("v0",)), Off(labels=("v0",), only_under_autocast=True)
@@ -958,6 +1220,59 @@ def test_what_diverges_without_autocast_may_stand_behind_something_else() -> Non
     # What is computed from the first divergence says nothing: it would differ of itself.
     example = case([x("x0", 2)], call("exp", "x0"), call("neg", "v0", to="v1"))
     assert Judge(later, (listed,), "none").judge(example).outcome == "diverged"
+
+
+@dataclass(frozen=True)
+class Wrong(EagerBackend):
+    """Gets those values wrong, of the ones that are returned, that `labels` says.
+
+    It is asked whether autocast stands around the program, and whether oneDNN is on.
+    """
+
+    device: str = "cpu"
+    labels: Callable[[bool, bool], str] = lambda autocast, library: ""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        for example, observed in zip(cases, seen, strict=True):
+            wrong = self.labels(bool(example.plan.contexts), torch._C._get_mkldnn_enabled())
+            for label in wrong.split():
+                if (value := observed.values.get(label)) is not None:
+                    observed.values[label] = value * 2 + 1
+        return seen
+
+
+def test_what_a_case_does_without_autocast_is_not_taken_for_what_another_does() -> None:
+    """Asked of the case first, and then of the one that returns all its values."""
+    one = case([x("x0", 2)], call("neg", "x0"), call("exp", "v0", to="v1"))
+    one = msgspec.structs.replace(
+        one, program=msgspec.structs.replace(one.program, outputs=("v1",))
+    )
+    neg = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
+    exp = msgspec.structs.replace(NEG_IS_OFF, id="exp-is-off", ops=("exp",), bare="agrees")
+    backend = Wrong(labels=lambda *_: "v0 v1")
+    assert Judge(backend, (neg, exp), "none").judge(one).known == "neg-is-off"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_differs_without_autocast_is_asked_again_without_a_library(stays: bool) -> None:
+    """It has been asked with the library, which made the difference there."""
+    one = case([x("x0", 2), x("x1", 2)], call("neg", "x0"), call("exp", "x1", to="v1"))
+    exp = msgspec.structs.replace(NEG_IS_OFF, id="exp-is-off", ops=("exp",), bare="diverges")
+    known = (
+        msgspec.structs.replace(NEG_IS_OFF, id="never", bare="diverges"),
+        msgspec.structs.replace(NEG_IS_OFF, id="lib", without="mkldnn"),
+        exp,
+    )
+
+    def labels(autocast: bool, library: bool) -> str:
+        if autocast:
+            return "v0 v1" if library else "v1"
+        return "v1" if library or stays else ""
+
+    with quiet():
+        verdict = Judge(Wrong(labels=labels), known, "none").judge(one)
+    assert verdict.known == ("lib+exp-is-off" if stays else "")
 
 
 def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, permutations
 
 import msgspec
 import pytest
@@ -19,8 +19,9 @@ from amp_fuzz.minimize.arguments import arguments
 from amp_fuzz.minimize.nearest import distance, nearest
 from amp_fuzz.minimize.shapes import frozen_case
 from amp_fuzz.minimize.specs import cast, frozen, held_numbers, with_numbers
+from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
-from amp_fuzz.shrink import Answer, Shrunk, Target, asker, confirmed, shrink, wording
+from amp_fuzz.shrink import Answer, Shrunk, Target, answer_of, asker, confirmed, shrink, wording
 from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
 
 
@@ -174,6 +175,8 @@ INPLACE = (
         ("R: \"addmm\" not implemented for 'Half'", "R: \"mm\" not implemented for 'Byte'", True),
         ("R: size of tensor a (3) must match", "R: size of tensor b (7) must match", True),
         ("R: in /tmp/a/b.cpp: no such op", "R: in /tmp/c.cpp: no such op", True),
+        ("R: no attribute 'weights' of it", "R: no attribute 'bias' of it", True),
+        (f"R: of {'12 ' * 97}operation", f"R: of {'12 ' * 96}operation", True),  # cut in a word
         ("R: mat1 and mat2 must match", "R: mat1 and mat2 must be 2-D", False),
         (f"R: {INPLACE.format('123, 3, 4, 5', 123)}", f"R: {INPLACE.format('', 1)}", True),
         (f"R: {INPLACE.format('2, 2', 2)}", f"R: {INPLACE.replace('inplace', 'other')}", False),
@@ -192,6 +195,28 @@ def test_the_words_of_an_error_stay_where_its_numbers_change(
     one: str, other: str, same: bool
 ) -> None:
     assert (wording(one[:300]) == wording(other[:300])) is same
+
+
+def test_an_answer_has_the_words_of_both_sides() -> None:
+    one = case([x("x0", 2)], call("neg", "x0"))
+    said = "no error", "R: this is bad", "R: that is bad"
+    words = {
+        answer_of(
+            Verdict(one, "eager-cpu", "diverged", Divergence("raise", "v0 = -x0", *pair))
+        ).wording
+        for pair in permutations(said, 2)
+    }
+    assert len(words) == 6
+    value = Verdict(one, "eager-cpu", "diverged", Divergence("bitwise", "v0", "this", "that"))
+    assert answer_of(value).wording == ()
+
+
+def test_a_target_without_words_is_an_error_of_any() -> None:
+    answer = Answer("diverged", "raise", op="mm", errors="A -> B", wording=("no", "->", "bad"))
+    target = Target("raise", op="mm", errors="A -> B")
+    assert target.reply(answer) == "same"
+    assert replace(target, wording=answer.wording).reply(answer) == "same"
+    assert replace(target, wording=("no", "->", "worse")).reply(answer) == "other"
 
 
 def test_what_is_not_confirmed_is_left_out_of_the_chain() -> None:
