@@ -20,7 +20,7 @@ from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
-from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _means, script_source
+from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
@@ -36,6 +36,7 @@ from amp_fuzz.program import (
     DType,
     InferenceMode,
     NoGrad,
+    Program,
     Ref,
     Statement,
     regions,
@@ -1377,8 +1378,8 @@ def test_what_is_said_of_a_reduction_stays() -> None:
     by_number = call("kl_div", "x0", "x1", 2, form="overload")
     function = call("kl_div", "x0", "x1")
     for said in (body(reduction=0), (by_number,), (function,)):
-        assert _means(said) == said
-    assert _means(body()) == body(reduction=1)
+        assert _reduced(Program((), said, ())).body == said
+    assert _reduced(Program((), body(), ())).body == body(reduction=1)
 
 
 def test_a_loss_without_reduction_beside_what_was_computed_before() -> None:

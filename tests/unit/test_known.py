@@ -913,12 +913,14 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
 
 
 def test_each_shipped_entry_has_an_example_here() -> None:
-    # An entry without a quirk is about a result that changes from run to run, or an error's text.
+    # An entry without a quirk is about a result that changes from run to run, an error's text, or
+    # what goes away with a part of torch.
     # Those of torchax and of XLA are in tests/backends/test_torchax.py and test_jax.py.
     entries = [k for k in shipped() if not k.id.startswith(("torchax-", "xla-"))]
     assert {k.id for k in entries if k.quirk} == set(EXAMPLES)
     # Those of compilers are in tests/backends/test_compiled_known.py.
-    others = [k for k in entries if not (k.quirk or k.observed or k.id.startswith("compile-"))]
+    said = [k for k in entries if not (k.quirk or k.observed or k.without)]
+    others = [k for k in said if not k.id.startswith("compile-")]
     assert {k.kinds[0] for k in others} <= {"nondeterminism"}
 
 

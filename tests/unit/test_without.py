@@ -38,6 +38,7 @@ PARTS: Mapping[str, Callable[[], object]] = {
     "counted-constants": _cumsums,
     "elided-casts": _compile_fx,
     "inference-traces": lambda: torch.jit.trace,
+    "kept-constants": lambda: torch.jit.freeze,
     "optimised-graphs": lambda: (
         torch._C._get_graph_executor_optimize(),
         threading.Thread.run,
