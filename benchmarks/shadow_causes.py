@@ -14,6 +14,11 @@ over the threshold, the call's inputs. `probe` runs that call alone:
 - magnitudes: of absolute values. Under the threshold, only a sign or a phase differs.
 - random input: normal random numbers in the place of all floating inputs, up to magnitudes. Under
   the threshold, it is the input that is special: degenerate, cancelling, or at a jump.
+- numbers: with what the shadows take for exact among the numbers of the call off by up to 4 u of
+  float32, too: each Python number that float32 does not hold, the scale of a resampling kernel (a
+  quotient of two sizes), and a coordinate of a grid as the position made of it (``4 u (1 + |x|)``,
+  for ``(x + 1) * size / 2`` rounds the sum). Under the threshold, the kernel is backward stable in
+  them. Left out where there are none: with a scale of 2 each position is exact.
 - of the largest: how far the worst element is off, in roundoffs of the tensor's largest element.
   Small, the error is one of a cancellation: as large as the largest element's own rounding.
 """
@@ -22,13 +27,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from amp_fuzz.reference.schemas import bound
 from amp_fuzz.reference.shadows import (
     UNIT_ROUNDOFF,
     Band,
@@ -42,6 +48,7 @@ from amp_fuzz.reference.shadows import (
 THRESHOLD = 4.0
 MANY = 64
 LARGE = 100_000
+PERTURBED = 4 * 2.0**-24  # what the shadows perturb a float32 input by
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -127,6 +134,20 @@ class _Loose(Shadow):
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
 
+class _Placed(Shadow):
+    """Shadows that perturb a grid's coordinates as the positions made of them are rounded."""
+
+    grid: torch.Tensor | None = None
+
+    def _perturbed(
+        self, copies: torch.Tensor, nominal: torch.Tensor, narrow: float = 0.0
+    ) -> torch.Tensor:
+        if self.grid is None or nominal.data_ptr() != self.grid.data_ptr():
+            return super()._perturbed(copies, nominal, narrow)
+        off = PERTURBED * (1 + copies[1:].abs()) * self._noise(copies[1:])
+        return torch.cat([copies[:1], copies[1:] + off])
+
+
 def probe(cause: Cause) -> dict[str, float]:
     """Return what the experiments give; an experiment that does not apply is left out."""
     func, args, kwargs = cause.call
@@ -144,6 +165,8 @@ def probe(cause: Cause) -> dict[str, float]:
         if result is not None and result.shape == band.nominal.shape:
             value = result.to(band.nominal.dtype)
             found["in float32"] = _excess(replace(band, nominal=value))
+    with contextlib.suppress(NoNumbers, RuntimeError):  # some kernels refuse other numbers
+        found["numbers"] = _excess(_with_numbers(band, many, cause))
     largest = max(
         (float(t.abs().nan_to_num(0, 0, 0).max()) for t in floating if t.numel()), default=0
     )
@@ -158,6 +181,62 @@ def probe(cause: Cause) -> dict[str, float]:
         band = _band(Shadow(many), func, other[0], other[1], cause.output)
         found["random input"] = min(_excess(band), _excess(_magnitudes(band)))
     return {k: float(f"{v:.3g}") for k, v in found.items()}
+
+
+class NoNumbers(Exception):
+    """A call has no number that could be off: it computes in float64, or they are all exact."""
+
+
+def _with_numbers(band: Band, many: int, cause: Cause) -> Band:
+    """Return the band of a call whose numbers are perturbed, too.
+
+    Raises:
+        NoNumbers: there are none.
+    """
+    func, args, kwargs = cause.call
+    given = bound(func, args, kwargs)
+    inexact, grid = _inexact(given), "grid" in given
+    if any(t.dtype is torch.float64 for t in _tensors(given)) or not (inexact or grid):
+        raise NoNumbers(str(func))
+    order = [a.name for a in func._schema.arguments if not a.kwarg_only]
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    # A Python number is the same in all copies of one run, so that each run has one of its own.
+    for seed in range(many if inexact else 1):
+        off = {k: v * (1 + PERTURBED * _between(generator)) for k, v in inexact.items()}
+        mine = _copied(given | off)
+        mode = _Placed(1 if inexact else many, seed)
+        mode.grid = mine.get("grid")
+        named = {k: v for k, v in mine.items() if k not in order}
+        call = _Call(func, tuple(mine[k] for k in order), named)
+        with mode:
+            out = func(*call.args, **call.kwargs)
+        found.append(mode.band(call.written(_tensors(out))[cause.output]).samples)
+    return replace(band, samples=torch.cat(found))
+
+
+def _inexact(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a call, by name, that float32 rounds; scales that are not given too."""
+    numbers = {k: v for k, v in given.items() if isinstance(v, float) and math.isfinite(v)}
+    found = {k: v for k, v in numbers.items() if not k.startswith("scales") and _rounded(v)}
+    scales = [k for k in given if k.startswith("scales")]
+    if not scales or given.get("align_corners") or given.get("output_size") is None:
+        return found
+    image = given.get("self", given.get("input"))
+    sizes = given["input_size"] if image is None else image.shape
+    dims = range(-len(scales), 0)  # depth, height, width, as the schemas have them
+    factors = {
+        k: given[k] or given["output_size"][d] / sizes[d] for k, d in zip(scales, dims, strict=True)
+    }
+    return found | {k: v for k, v in factors.items() if _rounded(1 / v)}
+
+
+def _rounded(number: float) -> bool:
+    return float(torch.tensor(number, dtype=torch.float32)) != number
+
+
+def _between(generator: torch.Generator) -> float:
+    return float(torch.empty((), dtype=torch.float64).uniform_(-1, 1, generator=generator))
 
 
 def enough(tree: Any) -> int:

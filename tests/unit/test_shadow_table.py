@@ -17,10 +17,21 @@ def test_the_page_is_what_was_measured() -> None:
     )
 
 
-def test_what_is_left_open_is_listed() -> None:
-    """No operator of the database is: `page` raises. Kernels of the random cases are counted."""
+@pytest.mark.parametrize("part", table.PARTS)
+def test_what_is_left_open_is_listed(part: str) -> None:
+    """And nothing else is listed: an entry goes when its row is explained."""
     measured, known = table.load()
-    assert table.left_open(measured, known) == sorted(known["_open"][0]["kernels"])
+    (entry,) = [e for e in known["_open"] if e["part"] == part]
+    assert table.left_open(measured, known, part) == sorted(entry["kernels"])
+
+
+def test_a_row_of_the_database_is_open_only_by_name() -> None:
+    row = {"operator": "new", "kernel": "new.default", "result": "float32", "experiments": {}}
+    entry = {"part": "operator database", "kernels": ["new float32"], "why": "its sums"}
+    assert table.explained(row, {"_open": [entry]}) == (table.OPEN, "its sums")
+    for other in ({"kernels": ["new float16"]}, {"part": "random cases"}):
+        with pytest.raises(table.Unexplained, match=r"no new\.default"):
+            table.explained(row, {"_open": [entry | other]})
 
 
 def test_a_finding_that_is_named_has_a_page() -> None:
