@@ -360,20 +360,18 @@ class Judge:
     ) -> Divergence | None:
         """Return a divergence from an imitation that shadows cannot follow, bit for bit.
 
-        There is none in a value that is right: one that rounding explains under the reference
-        without the bug. What is added up in another order beside it is no fault.
+        There is none where the bug does not act: where rounding explains both values under the
+        reference without it. What is added up in another order beside it is no fault.
         """
         with quirks(()):
-            reference = self.backend.reference()
             right = self._right(case).get(label)
-            if right is not None and (right.dtype, right.shape) == (got.dtype, got.shape):
-                rounding = self._rounding(case, reference)
-                if same(right, got):
-                    return None
-                rounding.unjudged = set()
-                if rounding(label, right, got) is None and label not in rounding.unjudged:
-                    return None
-        return differ(label, want, got)
+            if right is None or (right.dtype, right.shape) != (got.dtype, got.shape):
+                return differ(label, want, got)
+            rounding = self._rounding(case, self.backend.reference())
+            rounding.unjudged = set()
+            values = [value for value in (want, got) if not same(right, value)]
+            far = any(rounding(label, right, value) is not None for value in values)
+        return differ(label, want, got) if far or rounding.unjudged else None
 
     def _right(self, case: Case) -> Mapping[str, torch.Tensor | None]:
         """Return the values of the reference, run once for each case that is judged."""
@@ -645,7 +643,8 @@ class Judge:
     def _goes(self, case: Case, found: Divergence, library: str) -> bool:
         """Return whether a case has no divergence of that kind without a library.
 
-        What the reference imitates may be of that library too: it is compared without, also.
+        What the reference imitates may be of that library, too. Then it has none without both, and
+        one with the library.
         """
 
         def left(observed: Observation) -> Divergence | None:
@@ -657,12 +656,16 @@ class Judge:
 
         with quiet(), WITHOUT[library](), self._following():
             observed = self._run(case)
-            for names in dict.fromkeys((frozenset(active_quirks()), frozenset[str]())):
-                with quirks(names):
-                    rest = left(observed)
-                if rest is None or rest.kind != found.kind:
-                    return True
-        return False
+            rest = left(observed)
+            if rest is None or rest.kind != found.kind:
+                return True
+            if not active_quirks():
+                return False
+            with quirks(()):
+                if left(observed) is not None:
+                    return False
+        with quirks(()):
+            return left(self._run_bare(case)) is not None
 
     def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
         """Yield a divergence, and after it those that it has no part in."""
