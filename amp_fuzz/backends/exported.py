@@ -19,14 +19,18 @@ import torch
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Backend
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
+from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region
+from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.source import program_source
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
+NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
 DATA_DEPENDENT = (
@@ -108,9 +112,68 @@ class ExportBackend(TorchBackend):
         made = f"exported({function}, inputs, {self.decomposed})"
         return f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
 
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the CPU; it imitates what an export makes of grad modes."""
+        return _Exported(TorchBackend.reference(self).runtime)
+
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
         return [ExportBackend()] if self.decomposed else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Exported(ReferenceRuntime):
+    """The reference; under a quirk the program is what an exported one does."""
+
+    def meant(self, case: Case) -> Case:
+        """Return the case as an export has it, where that is another program."""
+        if active_quirks().isdisjoint({NO_GRAD_QUIRK, CHECKPOINT_QUIRK}):
+            return case
+        body = _Modes().body(case.program.body)
+        program = msgspec.structs.replace(case.program, body=body)
+        return msgspec.structs.replace(case, program=program)
+
+
+class _Modes:
+    """Gives a body the grad modes of an export.
+
+    A reentrant checkpoint is the body of its function, which runs without grad, and no more. What
+    is after it runs without grad, too, up to the end of another region without: the checkpoint goes
+    back to its grad mode where an export does not look. In an autocast region it looks nowhere.
+    """
+
+    def __init__(self) -> None:
+        self.off = False
+
+    def body(self, body: tuple[Node, ...], *, inside: bool = False) -> tuple[Node, ...]:
+        """Return a body. inside: whether it stands in an autocast region."""
+        nodes: list[Node] = []
+        for node in body:
+            made = self.node(node, inside)
+            if self.off and not inside and not isinstance(made[0], Region):
+                made = (Region(NoGrad(), made),)
+            nodes += made
+        return tuple(nodes)
+
+    def node(self, node: Node, inside: bool) -> tuple[Node, ...]:
+        """Return what is in the place of a call or a region."""
+        if not isinstance(node, Region):
+            return (node,)
+        context, names = node.context, active_quirks()
+        if isinstance(context, Autocast):
+            region = Region(context, self.body(node.body, inside=True))
+            return (Region(NoGrad(), (region,)) if self.off and not inside else region,)
+        again = isinstance(context, Checkpoint) and context.use_reentrant
+        if isinstance(context, NoGrad) or (again and CHECKPOINT_QUIRK in names):
+            if not inside:
+                self.off = False
+            inner = self.body(node.body, inside=inside)
+            if inside and NO_GRAD_QUIRK in names:
+                return inner
+            if not inside:
+                self.off = again
+            return (Region(NoGrad(), inner),)
+        return (Region(context, self.body(node.body, inside=inside)),)
 
 
 def backends() -> list[Backend]:

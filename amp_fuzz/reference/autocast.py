@@ -258,6 +258,8 @@ QUIRKS = (
     "custom-fwd-setup-context",
     "custom-op-body-off",
     "custom-op-weight-cache",
+    "export-checkpoint",
+    "export-no-grad",
     "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
@@ -361,6 +363,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         what stands in a graph of AOTAutograd.
     custom-op-weight-cache: a weight's cast that is made in the body of a custom op, and has no
         history there, stays in the weight cache.
+    export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
+        under which what comes after it is, too.
+    export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
+        body, and a checkpoint's is, too.
     func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops
         under that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the

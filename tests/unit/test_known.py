@@ -329,6 +329,26 @@ EXAMPLES: Mapping[str, Example] = {
             [x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"), entry="custom_op", calls=2
         ),
     ),
+    "export-checkpoint": Example(
+        "export",
+        case(
+            [x("x0", 2), x("w1", 2)],
+            NEG,
+            under(Checkpoint(use_reentrant=True), call("mul", "x0", "w1")),
+            call("exp", "w1", to="v1"),
+            contexts=(),
+        ),
+    ),
+    "export-no-grad": Example(
+        "export",
+        case(
+            [x("x0", 2), x("w1", 2)],
+            NEG,
+            under(BF16, under(NoGrad(), call("mul", "x0", "w1"))),
+            call("exp", "w1", to="v1"),
+            contexts=(),
+        ),
+    ),
     "func-grad-ambient-backward": Example(
         "eager-cpu",
         case(
@@ -904,7 +924,7 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
         page, heading = DOCS / f"{known.id}.md", rf"(?m)^## ([\w-]+, )*{known.id}(, [\w-]+)*: "
         told = page.exists() or any(
             re.search(heading, (DOCS / f"{name}.md").read_text())
-            for name in ("compile", "jax", "torchax", "torchscript-autodiff")
+            for name in ("compile", "export", "jax", "torchax", "torchscript-autodiff")
         )
         assert told, f"write docs/findings/{known.id}.md, or a section of another page"
         assert known.what
