@@ -24,13 +24,15 @@ from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.prelude import in_thread
-from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, Region
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.source import program_source
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
+INFERENCE_QUIRK = "export-inference-mode"
+_QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
 DATA_DEPENDENT = (
@@ -127,7 +129,7 @@ class _Exported(ReferenceRuntime):
 
     def meant(self, case: Case) -> Case:
         """Return the case as an export has it, where that is another program."""
-        if active_quirks().isdisjoint({NO_GRAD_QUIRK, CHECKPOINT_QUIRK}):
+        if active_quirks().isdisjoint(_QUIRKS):
             return case
         body = _Modes().body(case.program.body)
         program = msgspec.structs.replace(case.program, body=body)
@@ -140,6 +142,7 @@ class _Modes:
     A reentrant checkpoint is the body of its function, which runs without grad, and no more. What
     is after it runs without grad, too, up to the end of another region without: the checkpoint goes
     back to its grad mode where an export does not look. In an autocast region it looks nowhere.
+    Of inference mode it knows nothing.
     """
 
     def __init__(self) -> None:
@@ -173,7 +176,10 @@ class _Modes:
             if not inside:
                 self.off = again
             return (Region(NoGrad(), inner),)
-        return (Region(context, self.body(node.body, inside=inside)),)
+        inner = self.body(node.body, inside=inside)
+        if isinstance(context, InferenceMode) and INFERENCE_QUIRK in names:
+            return inner
+        return (Region(context, inner),)
 
 
 def backends() -> list[Backend]:

@@ -259,6 +259,7 @@ QUIRKS = (
     "custom-op-body-off",
     "custom-op-weight-cache",
     "export-checkpoint",
+    "export-inference-mode",
     "export-no-grad",
     "func-grad-ambient-backward",
     "promote-foreign-half",
@@ -365,6 +366,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         history there, stays in the weight cache.
     export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
         under which what comes after it is, too.
+    export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
         body, and a checkpoint's is, too.
     func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops

@@ -339,6 +339,15 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "export-inference-mode": Example(
+        "export",
+        case(
+            [x("x0", 2), x("w1", 2)],
+            NEG,
+            under(InferenceMode(), call("mul", "x0", "w1")),
+            contexts=(),
+        ),
+    ),
     "export-no-grad": Example(
         "export",
         case(
