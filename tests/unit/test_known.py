@@ -1491,6 +1491,7 @@ def test_the_median_over_an_expanded_dimension_is_known_as_nondeterminism_only()
 def test_the_second_derivative_of_a_weight_norm_is_known_as_nondeterminism_only() -> None:
     (entry,) = [k for k in shipped() if k.id == "weight-norm-second"]
     assert entry.explains("nondeterminism", ["_weight_norm"], "second.w1.grad")
+    assert entry.explains("nondeterminism", ["_weight_norm"], "step1.second.w1.grad")
     assert not entry.explains("nondeterminism", ["_weight_norm"], "w1.grad")
     assert not entry.explains("grad-value", ["_weight_norm"], "second.w1.grad")
     assert not entry.explains("nondeterminism", ["norm_except_dim"], "second.w1.grad")
