@@ -245,11 +245,15 @@ class Judge:
             elif found.kind != "relation":  # an entry may know the first, and not what follows
                 found = self._remaining(case, expected, observed)[0] or found
                 found = self._behind(case, found, expected, observed)
+            steady = found
             if self.confirm:
                 found = self._confirm(case, found, expected, observed)
-            verdict.divergence = found
             if found.kind == "nondeterminism":
                 verdict.known = self._listed(case, found)
+                apart = named(steady.where) not in tainted(case, found.where)
+                if verdict.known and apart and steady.kind not in _NAMELESS:
+                    found, verdict.known = steady, ""  # which that has no part in
+            verdict.divergence = found
             verdict.known = verdict.known or self._cleared(case, found)
             verdict.known = verdict.known or self._returned(case, found, expected, observed)
         verdict.outcome = "known" if verdict.known else "diverged"
@@ -641,31 +645,14 @@ class Judge:
         )
 
     def _goes(self, case: Case, found: Divergence, library: str) -> bool:
-        """Return whether a case has no divergence of that kind without a library.
-
-        What the reference imitates may be of that library, too. Then it has none without both, and
-        one with the library.
-        """
-
-        def left(observed: Observation) -> Divergence | None:
-            expected = self.backend.reference().run(case)
-            if found.kind in ("raise", "state"):
-                return self._compare(case, expected, observed)
-            other = named(found.where)  # another value may differ before it
-            return self._compare(case, expected, observed, skip=lambda at: named(at) != other)
-
+        """Return whether a case has no divergence of that kind without a library."""
         with quiet(), WITHOUT[library](), self._following():
-            observed = self._run(case)
-            rest = left(observed)
-            if rest is None or rest.kind != found.kind:
-                return True
-            if not active_quirks():
-                return False
-            with quirks(()):
-                if left(observed) is not None:
-                    return False
-        with quirks(()):
-            return left(self._run_bare(case)) is not None
+            sides = self.backend.reference().run(case), self._run(case)
+            if found.kind in ("raise", "state"):
+                rest = self._compare(case, *sides)
+            else:  # another value may differ before it
+                rest = self._compare(case, *sides, skip=lambda at: named(at) != named(found.where))
+            return rest is None or rest.kind != found.kind
 
     def _divergences(self, case: Case, first: Divergence) -> Iterator[Divergence]:
         """Yield a divergence, and after it those that it has no part in."""

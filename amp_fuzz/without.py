@@ -120,13 +120,26 @@ def _without_inference_traces() -> Iterator[None]:
 
 @contextmanager
 def _without_kept_constants() -> Iterator[None]:
-    """Freeze a module anew for each call: no call sees what another one wrote to constants."""
+    """Give the constants of a frozen module back their values after each call."""
     import torch
+    from torch.utils._pytree import tree_map_only
 
     honest: Any = torch.jit.freeze
 
-    def freeze(module: Any, *how: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: honest(module, *how, **options)(*args, **kwargs)
+    def freeze(*how: Any, **options: Any) -> Callable[..., Any]:
+        module = honest(*how, **options)
+        held = (node.output().toIValue() for node in module.graph.findAllNodes("prim::Constant"))
+        constants = [value for value in held if isinstance(value, torch.Tensor)]
+
+        def call(*args: Any) -> Any:
+            before = [value.clone() for value in constants]
+            try:  # what is returned may be one of them
+                return tree_map_only(torch.Tensor, torch.clone, module(*args))
+            finally:
+                for value, was in zip(constants, before, strict=True):
+                    value.copy_(was)
+
+        return call
 
     setattr(torch.jit, "freeze", freeze)  # noqa: B010
     try:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch._jit_internal import FunctionModifiers
 from torch.jit import frontend
+from torch.utils._pytree import tree_map
 
 from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
@@ -138,6 +139,35 @@ def test_what_a_frozen_program_writes_to_its_constants_stays(
         return seen
 
     monkeypatch.setattr(ScriptBackend, "run", run)
+    assert judge(frozen, example).outcome == "diverged"
+
+
+@pytest.mark.parametrize("name", ["script[freeze]", "trace[freeze]"])
+def test_a_fault_of_a_frozen_module_that_ran_before_is_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of the graph that is optimised; it goes where each call has a module of its own."""
+    honest = torch.jit.freeze
+
+    class Wrong:
+        def __init__(self, *args: Any) -> None:
+            self.module, self.calls = honest(*args), 0
+            self.graph = self.module.graph
+
+        def __call__(self, *args: Any) -> Any:
+            self.calls += 1
+            return tree_map(lambda v: v * 3 if self.calls > 2 else v, self.module(*args))
+
+    (frozen,) = (b for b in ALL if b.name == name)
+    example = case(
+        [x("w0", 2), x("x1", 2)],
+        call("type_as", "w0", "x1", form="method"),
+        call("exp", "x1", to="v1"),
+        contexts=(),
+        backward="none",
+    )
+    assert judge(frozen, example).outcome == "agreed"
+    monkeypatch.setattr(torch.jit, "freeze", Wrong)
     assert judge(frozen, example).outcome == "diverged"
 
 
@@ -272,26 +302,6 @@ def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known(
         assert (
             judge(SCRIPT, case(inputs, *body, contexts=())).known == "torchscript-mixed-gradients"
         )
-
-
-def test_a_range_that_is_left_is_known_beside_a_formula_that_is_imitated() -> None:
-    """Without optimised graphs the formula is not TorchScript's, nor is the range left."""
-    inputs = [
-        x("w0", 3, values="feb0b1f9ff3e6581fd98d985"),
-        x("x1", dtype="float16", values="7a54"),
-        x("x2", 3, dtype="bool", values="000100"),
-        x("x3", 3, dtype="float16", values="5163d878f4a1"),
-    ]
-    body = (
-        call("type_as", "w0", "w0", form="method"),
-        call("pow.Tensor_Scalar", "v0", 1, to="v1"),
-        call("div", "v1", "v0", to="v2"),
-        call("where", "x1", "x2", "v2", form="method", to="v3"),
-        call("mul", "v3", "x3", to="v4"),
-        call("pow.Tensor_Scalar", "v1", 2, to="v5"),
-    )
-    known = judge(SCRIPT, case(inputs, *body, contexts=())).known
-    assert known == "torchscript-formulas+torchscript-range"
 
 
 def test_linear_of_two_vectors_of_other_sizes_is_known_by_its_error() -> None:

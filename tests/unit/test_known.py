@@ -1504,3 +1504,21 @@ def test_the_second_derivative_of_a_weight_norm_is_known_as_nondeterminism_only(
         (grad,) = torch.autograd.grad(loss, g, create_graph=True)
         seen.add(tuple(torch.autograd.grad(grad.sum(), g)[0].flatten().tolist()))
     assert seen != {(0.0,) * 4}, "torch is mended: take the entry out"
+
+
+def test_a_fault_beside_memory_that_nobody_wrote_is_seen() -> None:
+    """What changes from run to run is known, and has no part in it."""
+    example = Example(
+        "eager-cpu",
+        case(
+            [x("x0", 4, 3), x("w1", 4, 1), x("x2", 3)],
+            call("_weight_norm", "x0", "w1", 0),
+            call("abs", "v0", to="v1"),
+            call("neg", "x2", to="v2"),
+            contexts=(),
+            second="double",
+        ),
+    )
+    verdict = judged(example, shipped(), wrong="neg")
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
