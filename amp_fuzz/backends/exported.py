@@ -10,8 +10,9 @@ casts and no regions, and runs with autocast off.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -22,16 +23,17 @@ from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region
+from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.source import program_source
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
-INFERENCE_QUIRK = "export-inference-mode"
+INFERENCE_QUIRK, FUNCTIONS_QUIRK = "export-inference-mode", "compile-functions"
 _QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
@@ -134,6 +136,19 @@ class _Exported(ReferenceRuntime):
         body = _Modes().body(case.program.body)
         program = msgspec.structs.replace(case.program, body=body)
         return msgspec.structs.replace(case, program=program)
+
+    def of(self, case: Case) -> Runtime:
+        """Return the runtime for a case: an export is made under a mode of torch functions."""
+        if FUNCTIONS_QUIRK not in active_quirks():
+            return self.runtime
+        base = self.runtime.scope
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with base(), aot.QUIRKS[FUNCTIONS_QUIRK]():
+                yield
+
+        return replace(self.runtime, scope=scope)
 
 
 class _Modes:

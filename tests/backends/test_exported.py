@@ -14,7 +14,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast
+from amp_fuzz.program import Autocast, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from tests.helpers import Run, call, case, under, x
@@ -97,3 +97,13 @@ def test_a_composite_op_loses_its_region_when_it_is_decomposed(run_script: Run) 
         text = repro(verdict.case, DECOMPOSED, verdict.finding("all"))
     code, printed, _ = run_script(text)
     assert code == 1, printed
+
+
+def test_l1_loss_forgets_its_weight() -> None:
+    """As wherever a mode of torch functions is on."""
+    inputs = [x("x0", 3), x("x1", 3), x("x2", 3, domain="positive")]
+    loss = call("l1_loss", "x0", "x1", weight=Ref("x2"), reduction="none")
+    example = case(inputs, loss, contexts=(), backward="none")
+    with quiet():
+        verdict = Judge(ExportBackend(), shipped()).judge(example)
+    assert (verdict.outcome, verdict.known) == ("known", "compile-functions")
