@@ -168,7 +168,7 @@ class _Modes:
         nodes: list[Node] = []
         for node in body:
             made = self.node(node, inside)
-            if self.off and not inside and not isinstance(made[0], Region):
+            if self.off and not inside and not isinstance(node, Region):
                 made = (Region(NoGrad(), made),)
             nodes += made
         return tuple(nodes)

@@ -14,7 +14,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast, Ref
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from tests.helpers import Run, call, case, under, x
@@ -107,3 +107,18 @@ def test_l1_loss_forgets_its_weight() -> None:
     with quiet():
         verdict = Judge(ExportBackend(), shipped()).judge(example)
     assert (verdict.outcome, verdict.known) == ("known", "compile-functions")
+
+
+def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> None:
+    """Inference mode is forgotten; without grad are the checkpoint, and what comes after it."""
+    again = under(Checkpoint(use_reentrant=True), call("mul", "x0", "w1"))
+    example = case(
+        [x("x0", 2), x("w1", 2)],
+        under(InferenceMode(), call("exp", "w1", to="v1"), again),
+        call("sin", "w1", to="v2"),
+        contexts=(),
+    )
+    with quiet():
+        verdict = Judge(ExportBackend(), shipped()).judge(example)
+    assert verdict.outcome == "known", verdict.divergence
+    assert set(verdict.known.split("+")) == {"export-checkpoint", "export-inference-mode"}
