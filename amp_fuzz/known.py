@@ -69,6 +69,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "elided-casts",
         "inference-traces",
         "kept-constants",
+        "promised-statistics",
         "optimised-graphs",
         "promised-dtypes",
         "reused-inputs",

@@ -208,6 +208,31 @@ def _without_promised_dtypes() -> Iterator[None]:
         CustomOpDef.register_fake = honest  # type: ignore[method-assign]
 
 
+@contextmanager
+def _without_promised_statistics() -> Iterator[None]:
+    """Let the fake kernel of native_layer_norm return statistics of the dtype that they have."""
+    import torch
+    from torch._subclasses import FakeTensorMode
+    from torch._subclasses.fake_impls import op_implementations_dict as kernels
+
+    op = torch.ops.aten.native_layer_norm.default
+    honest = kernels[op]
+
+    def truthful(mode: Any, func: Any, x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
+        out, mean, rstd = honest(mode, func, x, shape, w, b, eps)
+        if all(p is None or p.dtype == x.dtype for p in (w, b)):
+            return out, mean, rstd
+        return out, mean.float(), rstd.float()
+
+    FakeTensorMode.cache_clear()  # it remembers what fake kernels return
+    kernels[op] = truthful
+    try:
+        yield
+    finally:
+        kernels[op] = honest
+        FakeTensorMode.cache_clear()
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
@@ -218,6 +243,7 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "kept-constants": _without_kept_constants,
     "optimised-graphs": _without_optimised_graphs,
     "promised-dtypes": _without_promised_dtypes,
+    "promised-statistics": _without_promised_statistics,
     "reused-inputs": _without_reused_inputs,
     "separate-roundings": lambda: _compiled_with("cpp.enable_floating_point_contract_flag", "fast"),
 }

@@ -17,24 +17,32 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
-from amp_fuzz.case import Case
+from amp_fuzz.case import Case, Entry
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.prelude import in_thread
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region
+from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import aot
-from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference.autocast import active_quirks, quirks
+from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.source import program_source
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
-INFERENCE_QUIRK, FUNCTIONS_QUIRK = "export-inference-mode", "compile-functions"
+INFERENCE_QUIRK, COMPOSITES_QUIRK = "export-inference-mode", "export-composites"
 _QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
+
+# What a compiled program has as well.
+_TRACED = ("compile-functions", "compile-kernels", "compile-matrix-rank", "compile-out")
+
+# The program is the forward of an autograd.Function.
+_FUNCTIONS: tuple[Entry, ...] = ("custom_fwd", "cast_inputs", "setup_context")
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
 DATA_DEPENDENT = (
@@ -117,8 +125,9 @@ class ExportBackend(TorchBackend):
         return f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on the CPU; it imitates what an export makes of grad modes."""
-        return _Exported(TorchBackend.reference(self).runtime)
+        """Return the reference on the CPU; it imitates what an export makes of a program."""
+        runtime = TorchBackend.reference(self).runtime
+        return _Exported(replace(runtime, scope=lowered) if self.decomposed else runtime)
 
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
@@ -133,67 +142,149 @@ class _Exported(ReferenceRuntime):
         """Return the case as an export has it, where that is another program."""
         if active_quirks().isdisjoint(_QUIRKS):
             return case
-        body = _Modes().body(case.program.body)
+        body = _Modes().body(case.program.body, inside=_without_grad(case))
         program = msgspec.structs.replace(case.program, body=body)
         return msgspec.structs.replace(case, program=program)
 
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case: an export is made under a mode of torch functions."""
-        if FUNCTIONS_QUIRK not in active_quirks():
-            return self.runtime
-        base = self.runtime.scope
+        runtime = self.runtime
+        if CHECKPOINT_QUIRK in active_quirks():
+            runtime = _traced_through(runtime)
+        for name in _TRACED:
+            if name in active_quirks():
+                runtime = _under(runtime, aot.QUIRKS[name])
+        if COMPOSITES_QUIRK not in active_quirks():
+            return runtime
+        exported = _Conversions()
+        with quirks(active_quirks() - {COMPOSITES_QUIRK}):
+            harness.run(self.meant(case), _under(runtime, lambda: exported))
+        return _under(runtime, lambda: _Conversions(exported.dtypes))
 
-        @contextmanager
-        def scope() -> Iterator[None]:
-            with base(), aot.QUIRKS[FUNCTIONS_QUIRK]():
-                yield
 
-        return replace(self.runtime, scope=scope)
+def _without_grad(case: Case) -> bool:
+    """Return whether the first call of a program, which exports it, is made without grad."""
+    return case.plan.entry in _FUNCTIONS or case.plan.checkpoint == "reentrant"
+
+
+def _traced_through(runtime: Runtime) -> Runtime:
+    """Return a runtime whose programs have, for a reentrant checkpoint, what a trace has of it.
+
+    That is its function, and what that returns as it was given it is a view (`_Modes`).
+    """
+    honest = runtime.checkpoint
+
+    def checkpoint(function: Any, *args: Any, use_reentrant: bool) -> Any:
+        if not use_reentrant:
+            return honest(function, *args, use_reentrant=False)
+        outputs = function(*args)
+        with torch.no_grad():
+            return tuple(o.view_as(o) if any(o is a for a in args) else o for o in outputs)
+
+    def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+        return {"checkpoint": honest}
+
+    return replace(runtime, checkpoint=checkpoint, driver=driver)
+
+
+def _under(runtime: Runtime, context: Callable[[], Any]) -> Runtime:
+    """Return a runtime whose programs run in a context besides."""
+    base = runtime.scope
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with base(), context():
+            yield
+
+    return replace(runtime, scope=scope)
+
+
+class _Conversions(TorchFunctionMode):
+    """Notes the dtype of what is converted to another, or asserts that it is what it was.
+
+    An export asserts so before each conversion, and says so where it is decomposed.
+    """
+
+    def __init__(self, exported: Sequence[torch.dtype] | None = None) -> None:
+        self.exported = exported
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _CONVERSIONS:
+            got, n = args[0].dtype, len(self.dtypes)
+            self.dtypes.append(got)
+            expected = self.exported[n] if self.exported and n < len(self.exported) else got
+            if got != expected:
+                raise AssertionError(f"Tensor dtype mismatch! Expected: {expected}, Got: {got}")
+        return func(*args, **(kwargs or {}))
+
+
+_CONVERTING = ["bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "to"]
+_CONVERSIONS = {getattr(torch.Tensor, name) for name in _CONVERTING}
 
 
 class _Modes:
-    """Gives a body the grad modes of an export.
+    """Gives a body the grad modes of an export, which has a mode for what is between two switches.
 
-    A reentrant checkpoint is the body of its function, which runs without grad, and no more. What
-    is after it runs without grad, too, up to the end of another region without: the checkpoint goes
-    back to its grad mode where an export does not look. In an autocast region it looks nowhere.
-    Of inference mode it knows nothing.
+    The body of a reentrant checkpoint (`_traced_through`) is without grad, and so is what comes
+    after it, up to the next switch: the checkpoint goes back to its grad mode where an export does
+    not look. So is the body of a checkpoint of the other kind in one of that kind: what it saves
+    goes through the outer one's hook, which switches. A switch in an autocast region is forgotten, and
+    ends the mode that was; in a program that is exported without grad there are none. Of inference
+    mode an export knows nothing.
     """
 
     def __init__(self) -> None:
         self.off = False
 
-    def body(self, body: tuple[Node, ...], *, inside: bool = False) -> tuple[Node, ...]:
-        """Return a body. inside: whether it stands in an autocast region."""
+    def body(
+        self,
+        body: tuple[Node, ...],
+        *,
+        inside: bool = False,
+        grad: bool = True,
+        again: bool = False,
+    ) -> tuple[Node, ...]:
+        """Return a body.
+
+        inside: whether switches are forgotten in it. grad: whether it is meant to have gradients.
+        again: whether it is in a checkpoint that is not reentrant.
+        """
         nodes: list[Node] = []
         for node in body:
-            made = self.node(node, inside)
-            if self.off and not inside and not isinstance(node, Region):
-                made = (Region(NoGrad(), made),)
-            nodes += made
+            if isinstance(node, Region):
+                nodes += self.region(node.context, node.body, inside, grad, again)
+            else:
+                nodes.append(Region(NoGrad(), (node,)) if self.off else node)
         return tuple(nodes)
 
-    def node(self, node: Node, inside: bool) -> tuple[Node, ...]:
-        """Return what is in the place of a call or a region."""
-        if not isinstance(node, Region):
-            return (node,)
-        context, names = node.context, active_quirks()
-        if isinstance(context, Autocast):
-            region = Region(context, self.body(node.body, inside=True))
-            return (Region(NoGrad(), (region,)) if self.off and not inside else region,)
-        again = isinstance(context, Checkpoint) and context.use_reentrant
-        if isinstance(context, NoGrad) or (again and CHECKPOINT_QUIRK in names):
-            if not inside:
-                self.off = False
-            inner = self.body(node.body, inside=inside)
-            if inside and NO_GRAD_QUIRK in names:
-                return inner
-            if not inside:
-                self.off = again
-            return (Region(NoGrad(), inner),)
-        inner = self.body(node.body, inside=inside)
-        if isinstance(context, InferenceMode) and INFERENCE_QUIRK in names:
+    def region(
+        self, context: Context, body: tuple[Node, ...], inside: bool, grad: bool, again: bool
+    ) -> tuple[Node, ...]:
+        """Return what is in the place of a region."""
+        forgets, names = inside and NO_GRAD_QUIRK in active_quirks(), active_quirks()
+        if isinstance(context, NoGrad):
+            if inside and not forgets:
+                return (Region(context, self.body(body, inside=True, grad=False, again=again)),)
+            self.off = not forgets
+            inner = self.body(body, inside=inside, grad=False, again=again)
+            self.off = not (grad or forgets)
             return inner
+        grad = grad and not isinstance(context, InferenceMode)
+        if isinstance(context, InferenceMode) and INFERENCE_QUIRK in names:
+            return self.body(body, inside=inside, grad=grad, again=again)
+        inside |= isinstance(context, Autocast)
+        reentrant = isinstance(context, Checkpoint) and context.use_reentrant
+        switches = CHECKPOINT_QUIRK in names and isinstance(context, Checkpoint)
+        if switches and (reentrant or (again and grad)):
+            self.off = not forgets
+        again |= isinstance(context, Checkpoint) and not reentrant
+        grad = grad and not (switches and reentrant)
+        inner = self.body(body, inside=inside, grad=grad, again=again)
+        if switches and reentrant:
+            self.off = not forgets
         return (Region(context, inner),)
 
 

@@ -126,21 +126,19 @@ def _functions() -> Iterator[dict[int, torch.Tensor]]:
 
 
 class _Copied(TorchDispatchMode):
-    """Copy a result into an ``out=`` of another dtype, which most kernels refuse."""
+    """Copy a result into an ``out=`` of whatever dtype and strides; kernels refuse other dtypes."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = dict(kwargs or {})
         functional, names = _without_out(func)
-        with dispatch.kept():
-            if functional is None:
+        if functional is None:
+            with dispatch.kept():
                 return func(*args, **given)
-            outs = [given.pop(name) for name in names]
-            made = functional(*args, **given)
-            results = [made] if len(names) == 1 else made
-            if all(o.dtype == r.dtype for o, r in zip(outs, results, strict=True)):
-                return func(*args, **kwargs)
+        outs = [given.pop(name) for name in names]
+        made = functional(*args, **given)
+        results = [made] if len(names) == 1 else made
         copies = [o.resize_(r.shape).copy_(r) for o, r in zip(outs, results, strict=True)]
         return copies[0] if len(names) == 1 else tuple(copies)
 
@@ -171,8 +169,8 @@ def _without_out(overload: Any) -> tuple[Any, tuple[str, ...]]:
 def _out() -> Iterator[None]:
     """Call an op that has an ``out=`` without it, and copy the result, as functionalisation does.
 
-    Autocast leaves ``out=`` variants alone, but of a composite op not the op itself. And an
-    ``out=`` of another dtype is no error.
+    Autocast leaves ``out=`` variants alone, but of a composite op not the op itself. An ``out=`` of
+    another dtype is no error, and none has strides that a kernel overlooks.
     """
     for name in _composite_outs():
         _register(name)

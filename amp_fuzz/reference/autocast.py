@@ -247,9 +247,11 @@ QUIRKS = (
     "compile-kernels",
     "compile-matrix-rank",
     "compile-max-pool-indices",
+    "compile-mixed-loss",
     "compile-norm-statistics",
     "compile-out",
     "compile-remainder",
+    "compile-std",
     "compile-traced-backward",
     "compile-views",
     "compile-weight-cache",
@@ -259,8 +261,10 @@ QUIRKS = (
     "custom-op-body-off",
     "custom-op-weight-cache",
     "export-checkpoint",
+    "export-composites",
     "export-inference-mode",
     "export-no-grad",
+    "export-select-scatter",
     "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
@@ -343,9 +347,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
     compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
-        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-remainder,
-        compile-weight-norm: an op is computed as a decomposition or a lowering does it
-        (`amp_fuzz.reference.lowered`).
+        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-loss,
+        compile-remainder, compile-std, compile-weight-norm, export-select-scatter: an op is
+        computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
     compile-functions: a Python function of torch that modes may override is called again from what
@@ -366,6 +370,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         history there, stays in the weight cache.
     export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
         under which what comes after it is, too.
+    export-composites: an op that is made of others and has no policy of its own is computed without
+        autocast, as where an export is decomposed.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
         body, and a checkpoint's is, too.
@@ -463,7 +469,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _quirks = before
-        if not torchax.names(before):
+        if not _lendable(before):
             _take_back()
 
 
@@ -591,6 +597,15 @@ def _lend(names: Iterable[str]) -> None:
             dispatch.register(name, _kernel(name, overload, key), key, lent=True)
 
 
+def _lendable(names: frozenset[str]) -> tuple[str, ...]:
+    """Return the ops without a policy whose calls may go wrong under some quirks."""
+    return (*torchax.names(names), *_composites(names))
+
+
+def _composites(names: frozenset[str]) -> frozenset[str]:
+    return dispatch.functional_composites() if "export-composites" in names else frozenset()
+
+
 def _take_back() -> None:
     if _passing:
         _passing.clear()
@@ -625,7 +640,9 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
         if found is None and whole:  # what its batching rule calls is no call of the program
             with dispatch.exclude():
                 return overload(*args, **kwargs)
-        if found is None and (called is not overload or torchax.numbers(name, args)):
+        if found is None and (
+            called is not overload or torchax.numbers(name, args) or name in _composites(_quirks)
+        ):
             with dispatch.exclude():
                 return called(*args, **kwargs)
         if found is None:
@@ -925,7 +942,7 @@ class autocast:
     def __enter__(self) -> autocast:
         s, d = _here(), self.device
         _register(self.table.rules)
-        _lend(torchax.names(_quirks))
+        _lend(_lendable(_quirks))
         before = s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled
         self._saved.states.append((s.resets, *before))
         s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table
@@ -1017,7 +1034,7 @@ def enabled_devices() -> list[str]:
 @contextmanager
 def imitating() -> Iterator[None]:
     """Imitate for a block what is wrong with single ops, with autocast or without: `quirks`."""
-    _lend(torchax.names(_quirks))
+    _lend(_lendable(_quirks))
     state = _here()
     state.imitates += 1
     dispatch.switch(state.on())

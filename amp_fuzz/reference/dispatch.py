@@ -9,6 +9,7 @@ comes before the function transforms; that key is switched on inside those alone
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ __all__ = [
     "below_autograd",
     "exclude",
     "first",
+    "functional_composites",
     "is_composite",
     "kept",
     "overload_of",
@@ -85,6 +87,33 @@ def overload_of(name: str) -> Any | None:
 def is_composite(overload: Any) -> bool:
     """Return whether an op is made of others, which autocast sees one by one."""
     return bool(overload._can_decompose())
+
+
+@functools.cache
+def functional_composites() -> frozenset[str]:
+    """Return the ops of others that write nothing and return no view, as ``einsum``.
+
+    Those that an exported program may have whole (``torch._export.utils``).
+    """
+    schemas: Any = torch._C._jit_get_all_schemas()
+    found = []
+    for schema in schemas:
+        namespace, _, base = schema.name.partition("::")
+        name = f"{base}.{schema.overload_name}" if schema.overload_name else base
+        functional = all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
+        if namespace != "aten" or not functional or not _has_composite_kernel(f"aten::{name}"):
+            continue
+        overload = overload_of(name)
+        returned = any("Tensor" in str(r.type) for r in schema.returns)
+        if returned and torch.Tag.maybe_aliasing_or_mutating not in overload.tags:
+            found.append(name)
+    return frozenset(found)
+
+
+def _has_composite_kernel(name: str) -> bool:
+    return torch._C._dispatch_has_kernel(name) and bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    )
 
 
 def switch(on: bool) -> None:

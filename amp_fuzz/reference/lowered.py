@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -104,6 +104,35 @@ def _atanh(x: torch.Tensor) -> torch.Tensor | None:
 
 def _expm1(x: torch.Tensor) -> torch.Tensor | None:
     return _less_one(_wide(x)).to(x.dtype) if x.is_floating_point() else None
+
+
+def _std(
+    x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> torch.Tensor | None:
+    if x.is_complex():
+        return None
+    return torch.var(_wide(x), dim, correction=correction, keepdim=keepdim).sqrt().to(x.dtype)
+
+
+def _std_mean(
+    x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if x.is_complex():
+        return None
+    how = {"correction": correction, "keepdim": keepdim}
+    return cast(torch.Tensor, _std(x, dim, **how)), torch.std_mean(x, dim, **how)[1]
+
+
+def _mixed(op: Any) -> Callable[..., torch.Tensor | None]:
+    """Return an op of two tensors that come to it in one dtype, as a decomposition promotes."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype == y.dtype:
+            return None
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return op(x.to(dtype), y.to(dtype), *args, **kwargs)
+
+    return function
 
 
 def _elu(
@@ -496,6 +525,15 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             ("remainder", "Scalar_out", _out_of(_remainder)),
         )
     },
+    _aten.select_scatter.default: _Lowering(
+        "export-select-scatter", _mixed(_aten.select_scatter.default)
+    ),
+    _aten.soft_margin_loss.default: _Lowering(
+        "compile-mixed-loss", _mixed(_aten.soft_margin_loss.default)
+    ),
+    _aten.std.correction: _Lowering("compile-std", _std),
+    _aten.std.correction_out: _Lowering("compile-std", _out_of(_std)),
+    _aten.std_mean.correction: _Lowering("compile-std", _std_mean),
     **{
         op: _Lowering("compile-interpolation", function)
         for op, function in interpolation.LINEAR.items()

@@ -303,6 +303,16 @@ EXAMPLES: Mapping[str, Example] = {
         "addr",
         DECOMPOSED,
     ),
+    "compile-mixed-cross": Example(
+        case(
+            [x("x0", 3, dtype="bfloat16"), x("x1", 3)],
+            call("cross", "x0", "x1"),
+            contexts=(),
+            backward="none",
+        ),
+        "",
+        DECOMPOSED,
+    ),
     "compile-mutated-saved": Example(
         case([x("x0", 2), x("b1", 2), x("w2", 2)], NEG, call("mul", "b1", "w2", form="inplace")),
         "mul",

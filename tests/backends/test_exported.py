@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +17,11 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Ref
+from amp_fuzz.literals import bits_of
+from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
-from tests.helpers import Run, call, case, under, x
+from tests.helpers import BF16, Run, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -91,12 +95,27 @@ def test_a_composite_op_loses_its_region_when_it_is_decomposed(run_script: Run) 
     example = case(inputs, region, contexts=(), backward="none")
     verdict = judge(DECOMPOSED, example)
     assert verdict.divergence is not None
-    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "dtype")
+    assert (verdict.known, verdict.divergence.kind) == ("export-composites", "dtype")
     assert judge(PLAIN, example).outcome == "agreed"
     with quiet():
         text = repro(verdict.case, DECOMPOSED, verdict.finding("all"))
     code, printed, _ = run_script(text)
     assert code == 1, printed
+
+
+def test_what_is_converted_must_have_the_dtype_that_it_was_exported_with() -> None:
+    """An export asserts it, and raises where a composite op that lost its region has another."""
+    inputs = [x("x0", 2, 3), x("x1", 3, 2), x("x2", 2)]
+    product = call("einsum", "ij,jk->ik", "x0", "x1")
+    for op in ("float", "neg"):
+        used = call(op, "v0", form="method", to="v1")
+        verdict = judge(DECOMPOSED, case(inputs, product, used, backward="none"))
+        assert verdict.known == "export-composites"
+        assert verdict.divergence is not None
+        assert ("dtype mismatch" in verdict.divergence.observed) == (op == "float")
+    # what is converted is right where no composite op made it
+    before = call("float", "x2", form="method"), call("sin", "v0", to="v1")
+    assert judge(DECOMPOSED, case(inputs, *before, backward="none")).outcome == "agreed"
 
 
 def test_l1_loss_forgets_its_weight() -> None:
@@ -122,3 +141,171 @@ def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> Non
         verdict = Judge(ExportBackend(), shipped()).judge(example)
     assert verdict.outcome == "known", verdict.divergence
     assert set(verdict.known.split("+")) == {"export-checkpoint", "export-inference-mode"}
+
+
+BIG = bits_of([-(2.0**127), -(2.0**127)], "float32")
+DECOMPOSITIONS = {
+    "compile-full-overflow": case(
+        [
+            x("x0", 1, dtype="float16"),
+            x("x1", 1, dtype="bool"),
+            x("x2", values=bits_of([65536.0], "float32")),
+        ],
+        call("masked_fill", "x0", "x1", "x2"),
+        contexts=(),
+        backward="none",
+    ),
+    "compile-kernels": case(
+        [x("x0", 1, 1)],
+        call("linalg.pinv.hermitian", "x0", hermitian=True),
+        contexts=(BF16,),
+        backward="none",
+    ),
+    "compile-mixed-cross": case(
+        [x("x0", 3, dtype="bfloat16"), x("x1", 3)],
+        call("cross", "x0", "x1"),
+        contexts=(),
+        backward="none",
+    ),
+    "compile-matrix-rank": case(
+        [x("x0", 3, 3), x("b1", dtype="int64", values=bits_of([7], "int64"))],
+        under(InferenceMode(), call("linalg.matrix_rank", "x0", form="out", out="b1")),
+        contexts=(),
+        backward="none",
+    ),
+    "compile-mixed-loss": case(
+        [x("x0", 3), x("x1", 3, dtype="float64")],
+        call("soft_margin_loss", "x0", "x1"),
+        contexts=(),
+        backward="none",
+    ),
+    "compile-out": case(
+        [x("x0", 4, 4), x("x1", 4, 4), x("b2", 4, 4)],
+        call("matmul", "x0", "x1", form="out", out="b2"),
+        contexts=(BF16,),
+        backward="none",
+    ),
+    "compile-range": case(
+        [x("x0", 2, values=BIG), x("x1", values=bits_of([2.0**65], "float32"))],
+        call("add", "x0", "x0"),
+        call("addcmul", "v0", "x1", "x1", to="v1"),
+        contexts=(),
+        backward="none",
+    ),
+    "compile-std": case(
+        [x("x0", 2, values=bits_of([2.0**-100, 0.0], "float32"))],
+        call("std_mean", "x0", to="v0 v1"),
+        contexts=(),
+        backward="none",
+    ),
+    "compile-zero-dim-loss": case(
+        [x("x0", 3), x("x1", dtype="int64", domain="index", bound=3), x("x2", 2, 3)],
+        call("multi_margin_loss", "x0", "x1", reduction="none"),
+        contexts=(),
+        backward="none",
+    ),
+    "export-embedding-bag": case(
+        [x("w0", 3, 2), x("x1", 2, 2, dtype="int64", domain="index", bound=3)],
+        call("mul", "w0", 2.0),
+        call("embedding_bag", "v0", "x1", mode="sum", to="v1"),
+        contexts=(),
+        backward="none",
+    ),
+    "export-layer-norm": case(
+        [x("x0", 2, 3, dtype="bfloat16"), x("x1", 3)],
+        call("native_layer_norm", "x0", [3], None, "x1", 1.0, to="_ _ v0"),
+        call("silu", "v0", to="v1"),
+        contexts=(),
+        backward="none",
+    ),
+    "export-select-scatter": case(
+        [x("x0", 2, dtype="bfloat16"), x("x1")],
+        call("select_scatter", "x0", "x1", 0, 0),
+        contexts=(),
+        backward="none",
+    ),
+    "export-take": case(
+        [x("x0"), x("x1", dtype="int64", domain="index", bound=1)],
+        call("take", "x0", "x1"),
+        contexts=(),
+        backward="none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_what_a_decomposition_does_otherwise_is_known(name: str) -> None:
+    """And not explained by another entry; before it is decomposed, the program agrees."""
+    example = DECOMPOSITIONS[name]
+    verdict = judge(DECOMPOSED, example)
+    assert (verdict.outcome, verdict.known) == ("known", name), verdict.divergence
+    others = tuple(k for k in shipped() if k.id != name)
+    with quiet():
+        assert Judge(DECOMPOSED, others).judge(example).outcome == "diverged"
+    assert judge(PLAIN, example).outcome in ("agreed", "raised")
+
+
+def test_what_a_checkpoint_returns_as_it_was_is_a_view_without_a_gradient() -> None:
+    """So a backward pass raises, though it is said to need a gradient."""
+    same = call("float", "w0", form="method")
+    product = call("mul", "w0", "w0", to="v1")
+    example = case(
+        [x("w0", 2), x("w1", 2)],
+        under(Checkpoint(use_reentrant=True), same, product),
+        call("exp", "w1", to="v2"),
+        contexts=(),
+    )
+    verdict = judge(PLAIN, example)
+    assert verdict.divergence is not None
+    assert verdict.divergence.kind == "raise", verdict.divergence
+    assert verdict.known == "export-checkpoint"
+
+
+@pytest.mark.parametrize("entry", ["custom_fwd", "cast_inputs"])
+def test_a_program_that_is_exported_without_grad_forgets_where_it_is_off(entry: Any) -> None:
+    """The forward of an autograd.Function runs without; what recomputes it does not."""
+    example = case(
+        [x("x0", 2), x("w1", 2)],
+        under(NoGrad(), call("mul", "x0", "w1")),
+        call("exp", "w1", to="v1"),
+        contexts=(),
+        entry=entry,
+    )
+    verdict = judge(PLAIN, example)
+    assert (verdict.outcome, verdict.known.split("+")[-1]) == ("known", "export-no-grad")
+    plain = case([x("x0", 2), x("w1", 2)], call("mul", "x0", "w1"), contexts=(), entry=entry)
+    assert judge(PLAIN, plain).outcome == "agreed"
+
+
+def _nested(rng: random.Random, names: Iterator[str], depth: int = 0) -> list[Node]:
+    contexts = (NoGrad(), InferenceMode(), Autocast(dtype="bfloat16", enabled=False))
+    contexts += tuple(Checkpoint(use_reentrant=again) for again in (True, False))
+    body: list[Node] = []
+    for _ in range(rng.randint(1, 3)):
+        if depth < 3 and rng.random() < 0.6:
+            body.append(under(rng.choice(contexts), *_nested(rng, names, depth + 1)))
+        else:
+            body.append(call("mul", "w0", "w1", to=next(names)))
+    return body
+
+
+def test_grad_modes_of_nested_regions_are_imitated() -> None:
+    rng = random.Random(7)
+    outcomes = []
+    for _ in range(40):
+        body = _nested(rng, (f"v{i}" for i in itertools.count()))
+        outcomes.append(judge(PLAIN, case([x("w0", 2), x("w1", 2)], *body, contexts=())).outcome)
+    assert set(outcomes) == {"agreed", "known"}
+    assert outcomes.count("known") > 10
+
+
+def test_an_error_without_grad_leaves_grad_off() -> None:
+    example = case(
+        [x("x0", 3, dtype="bfloat16"), x("x1", 3)],
+        under(NoGrad(), call("cross", "x0", "x1")),
+        contexts=(),
+        backward="none",
+    )
+    verdict = judge(PLAIN, example)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.known) == ("state", "export-grad-mode-left")

@@ -222,6 +222,16 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-mixed-loss": Example(
+        DECOMPOSED,
+        case(
+            [x("x0", 3), x("x1", 3, dtype="float64")],
+            NEG,
+            call("soft_margin_loss", "x0", "x1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-norm-statistics": Example(
         "compile[aot_eager_decomp_partition]",
         case(
@@ -248,6 +258,16 @@ EXAMPLES: Mapping[str, Example] = {
             NEG,
             call("remainder.scalar", "x1", 300.0),
             call("remainder.scalar", "x0", 300.0, to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
+    "compile-std": Example(
+        DECOMPOSED,
+        case(
+            [x("x0"), x("x1", 2, values=bits_of([2.0**-100, 0.0], "float32"))],
+            NEG,
+            call("std_mean", "x1", to="v0 v1"),
             contexts=(),
             backward="none",
         ),
@@ -339,6 +359,15 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "export-composites": Example(
+        "export[decomposed]",
+        case(
+            [x("x0", 2, 2), x("x1", 2, 2)],
+            NEG,
+            call("einsum", "ij,jk->ik", "x0", "x1"),
+            backward="none",
+        ),
+    ),
     "export-inference-mode": Example(
         "export",
         case(
@@ -356,6 +385,16 @@ EXAMPLES: Mapping[str, Example] = {
             under(BF16, under(NoGrad(), call("mul", "x0", "w1"))),
             call("exp", "w1", to="v1"),
             contexts=(),
+        ),
+    ),
+    "export-select-scatter": Example(
+        "export[decomposed]",
+        case(
+            [x("x0", 2, dtype="bfloat16"), x("x1")],
+            NEG,
+            call("select_scatter", "x0", "x1", 0, 0, to="v1"),
+            contexts=(),
+            backward="none",
         ),
     ),
     "func-grad-ambient-backward": Example(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_impls import op_implementations_dict as kernels
 
 from amp_fuzz.judge import quiet
 from amp_fuzz.without import WITHOUT
@@ -44,6 +45,7 @@ PARTS: Mapping[str, Callable[[], object]] = {
         threading.Thread.run,
     ),
     "promised-dtypes": lambda: CustomOpDef.register_fake,
+    "promised-statistics": lambda: kernels[ATEN.native_layer_norm.default],
     "reused-inputs": lambda: dict(_module("torch._inductor.fx_passes.reinplace").inplaceable_ops),
     "separate-roundings": _compile_fx,
 }
