@@ -231,9 +231,9 @@ class _Modes:
     The body of a reentrant checkpoint (`_traced_through`) is without grad, and so is what comes
     after it, up to the next switch: the checkpoint goes back to its grad mode where an export does
     not look. So is the body of a checkpoint of the other kind in one of that kind: what it saves
-    goes through the outer one's hook, which switches. A switch in an autocast region is forgotten, and
-    ends the mode that was; in a program that is exported without grad there are none. Of inference
-    mode an export knows nothing.
+    goes through the outer one's hook, which switches. A switch in an autocast region is forgotten,
+    and ends the mode that was; in a program that is exported without grad there are none. Of
+    inference mode an export knows nothing.
     """
 
     def __init__(self) -> None:

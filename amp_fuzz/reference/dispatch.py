@@ -103,9 +103,9 @@ def functional_composites() -> frozenset[str]:
         functional = all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
         if namespace != "aten" or not functional or not _has_composite_kernel(f"aten::{name}"):
             continue
-        overload = overload_of(name)
+        tags = getattr(overload_of(name), "tags", ())
         returned = any("Tensor" in str(r.type) for r in schema.returns)
-        if returned and torch.Tag.maybe_aliasing_or_mutating not in overload.tags:
+        if returned and torch.Tag.maybe_aliasing_or_mutating not in tags:
             found.append(name)
     return frozenset(found)
 
