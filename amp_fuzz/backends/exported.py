@@ -10,8 +10,7 @@ casts and no regions, and runs with autocast off.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.prelude import in_thread
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Region
+from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.source import program_source
@@ -34,7 +33,6 @@ __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
 INFERENCE_QUIRK, FUNCTIONS_QUIRK = "export-inference-mode", "compile-functions"
-_QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
 DATA_DEPENDENT = (
@@ -131,8 +129,6 @@ class _Exported(ReferenceRuntime):
 
     def meant(self, case: Case) -> Case:
         """Return the case as an export has it, where that is another program."""
-        if active_quirks().isdisjoint(_QUIRKS):
-            return case
         body = _Modes().body(case.program.body)
         program = msgspec.structs.replace(case.program, body=body)
         return msgspec.structs.replace(case, program=program)
@@ -141,60 +137,70 @@ class _Exported(ReferenceRuntime):
         """Return the runtime for a case: an export is made under a mode of torch functions."""
         if FUNCTIONS_QUIRK not in active_quirks():
             return self.runtime
-        base = self.runtime.scope
-
-        @contextmanager
-        def scope() -> Iterator[None]:
-            with base(), aot.QUIRKS[FUNCTIONS_QUIRK]():
-                yield
-
-        return replace(self.runtime, scope=scope)
+        return replace(self.runtime, scope=aot.QUIRKS[FUNCTIONS_QUIRK])
 
 
 class _Modes:
     """Gives a body the grad modes of an export.
 
-    A reentrant checkpoint is the body of its function, which runs without grad, and no more. What
-    is after it runs without grad, too, up to the end of another region without: the checkpoint goes
-    back to its grad mode where an export does not look. In an autocast region it looks nowhere.
-    Of inference mode it knows nothing.
+    A graph is cut where a grad mode is set, and a part is without grad if it begins with that. One
+    that begins in an autocast region begins with the region, and the mode is forgotten
+    (``torch._export.passes.replace_set_grad_with_hop_pass``). A `no_grad` region ends with the mode
+    of before. A reentrant checkpoint is its body, and `no_grad` about it and after it: what goes
+    back to the mode of before is not in the graph. One that is not, in another one that is not,
+    begins with what that saves of it under `no_grad`. Of inference mode nothing is in the graph.
     """
 
     def __init__(self) -> None:
+        self.names = active_quirks()
         self.off = False
 
-    def body(self, body: tuple[Node, ...], *, inside: bool = False) -> tuple[Node, ...]:
-        """Return a body. inside: whether it stands in an autocast region."""
+    def body(self, body: tuple[Node, ...], around: tuple[Context, ...] = ()) -> tuple[Node, ...]:
+        """Return a body. around: the regions that it stands in."""
         nodes: list[Node] = []
         for node in body:
-            made = self.node(node, inside)
-            if self.off and not inside and not isinstance(node, Region):
-                made = (Region(NoGrad(), made),)
-            nodes += made
+            if isinstance(node, Region):
+                nodes += self.region(node, around)
+            else:
+                nodes.append(Region(NoGrad(), (node,)) if self.off else node)
         return tuple(nodes)
 
-    def node(self, node: Node, inside: bool) -> tuple[Node, ...]:
-        """Return what is in the place of a call or a region."""
-        if not isinstance(node, Region):
-            return (node,)
-        context, names = node.context, active_quirks()
-        if isinstance(context, Autocast):
-            region = Region(context, self.body(node.body, inside=True))
-            return (Region(NoGrad(), (region,)) if self.off and not inside else region,)
-        again = isinstance(context, Checkpoint) and context.use_reentrant
-        if isinstance(context, NoGrad) or (again and CHECKPOINT_QUIRK in names):
-            if not inside:
-                self.off = False
-            inner = self.body(node.body, inside=inside)
-            if inside and NO_GRAD_QUIRK in names:
-                return inner
-            if not inside:
-                self.off = again
-            return (Region(NoGrad(), inner),)
-        inner = self.body(node.body, inside=inside)
-        if isinstance(context, InferenceMode) and INFERENCE_QUIRK in names:
+    def region(self, node: Region, around: tuple[Context, ...]) -> tuple[Node, ...]:
+        """Return what is in the place of a region."""
+        context = node.context
+        grad = not any(map(self.stops, around))  # while it is traced
+        sets = self.stops(context) and not isinstance(context, InferenceMode)
+        if sets or (grad and self.saves(context) and any(map(self.saves, around))):
+            self.set(False, around)
+        off = self.off
+        inner = self.body(node.body, (*around, context))
+        if sets:
+            self.set(grad and isinstance(context, NoGrad), around)
+        # A checkpoint that saves nothing is its body, too.
+        if self.stops(context) or (off and isinstance(context, Checkpoint)):
             return inner
         return (Region(context, inner),)
+
+    def set(self, grad: bool, around: tuple[Context, ...]) -> None:
+        """Begin a part of the graph."""
+        forgotten = NO_GRAD_QUIRK in self.names and any(isinstance(c, Autocast) for c in around)
+        self.off = not (grad or forgotten)
+
+    def stops(self, context: Context) -> bool:
+        """Return whether a region is its body, which is traced without grad."""
+        if isinstance(context, Checkpoint):
+            return context.use_reentrant and CHECKPOINT_QUIRK in self.names
+        if isinstance(context, InferenceMode):
+            return INFERENCE_QUIRK in self.names
+        return isinstance(context, NoGrad)
+
+    def saves(self, context: Context) -> bool:
+        """Return whether a region saves under `no_grad` what checkpoints in it are given."""
+        return (
+            isinstance(context, Checkpoint)
+            and not context.use_reentrant
+            and CHECKPOINT_QUIRK in self.names
+        )
 
 
 def backends() -> list[Backend]:

@@ -365,10 +365,10 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     custom-op-weight-cache: a weight's cast that is made in the body of a custom op, and has no
         history there, stays in the weight cache.
     export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
-        under which what comes after it is, too.
+        under which what comes after it is, too, and so is one in another that is not reentrant.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
-        body, and a checkpoint's is, too.
+        body, and gradients are on after it; a checkpoint's is, too.
     func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops
         under that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the

@@ -14,10 +14,10 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Ref
+from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
-from tests.helpers import Run, call, case, under, x
+from tests.helpers import Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -122,3 +122,65 @@ def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> Non
         verdict = Judge(ExportBackend(), shipped()).judge(example)
     assert verdict.outcome == "known", verdict.divergence
     assert set(verdict.known.split("+")) == {"export-checkpoint", "export-inference-mode"}
+
+
+OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Checkpoint()
+SIN, COS, EXP = (call(op, "w0", to=f"v{i}") for i, op in enumerate(("sin", "cos", "exp")))
+
+
+def nested(*contexts: Context, after: Node = SIN) -> Node:
+    """Return a node in regions, the first outermost."""
+    for context in reversed(contexts):
+        after = under(context, after)
+    return after
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        # A region of no_grad is kept, and forgotten in one of autocast, wherever that stands.
+        ((nested(NoGrad()), EXP), ""),
+        ((under(NoGrad(), nested(NoGrad()), COS), EXP), ""),
+        ((nested(NoGrad(), OFF), EXP), ""),
+        ((nested(OFF, NoGrad()), EXP), "no-grad"),
+        ((nested(OFF, ONCE, NoGrad()), EXP), "no-grad"),
+        ((nested(NoGrad(), OFF, NoGrad()), EXP), "no-grad"),
+        ((under(NoGrad(), nested(OFF, NoGrad()), COS), EXP), "no-grad"),
+        ((under(OFF, nested(NoGrad(), NoGrad()), COS), EXP), "no-grad"),
+        # A checkpoint, and what is after it, up to where a grad mode is set.
+        ((nested(AGAIN),), "checkpoint"),
+        ((nested(AGAIN), nested(OFF, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(ONCE, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(NoGrad(), after=COS), EXP), "checkpoint"),
+        ((under(AGAIN, nested(NoGrad()), COS), EXP), "checkpoint"),
+        ((nested(NoGrad(), AGAIN), EXP), ""),
+        ((under(NoGrad(), nested(AGAIN), COS), EXP), ""),
+        # In a region of autocast that is forgotten, too, and ends what began before.
+        ((nested(OFF, AGAIN), EXP), ""),
+        ((nested(AGAIN), nested(OFF, AGAIN, after=COS), EXP), "no-grad checkpoint"),
+        ((nested(AGAIN), nested(OFF, NoGrad(), after=COS), EXP), "no-grad checkpoint"),
+        ((under(AGAIN, nested(OFF, NoGrad()), COS), EXP), "no-grad checkpoint"),
+        # One that is not reentrant, in another such one.
+        ((nested(ONCE), EXP), ""),
+        ((nested(ONCE), nested(ONCE, after=COS), EXP), ""),
+        ((under(ONCE, SIN, nested(ONCE, after=COS)), EXP), "checkpoint"),
+        ((nested(ONCE, OFF, ONCE), EXP), ""),
+        ((nested(NoGrad(), ONCE, ONCE), EXP), ""),
+        ((nested(ONCE, AGAIN), EXP), "checkpoint"),
+        # Inference mode is none in the graph, and while that is traced.
+        ((nested(InferenceMode()), EXP), "inference-mode"),
+        ((nested(OFF, InferenceMode()), EXP), "inference-mode"),
+        ((nested(InferenceMode(), NoGrad()), EXP), "inference-mode"),
+        ((nested(ONCE, InferenceMode(), ONCE), EXP), "inference-mode"),
+        ((nested(OFF, InferenceMode(), NoGrad()), EXP), "no-grad inference-mode"),
+    ],
+)
+def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -> None:
+    """And another fault beside them is seen."""
+    example = case([x("w0", 2)], *body, contexts=())
+    verdict = judge(PLAIN, example)
+    assert verdict.outcome in ("agreed", "known"), verdict.divergence
+    assert set(filter(None, verdict.known.split("+"))) == {f"export-{k}" for k in known.split()}
+    with quiet():
+        wrong = Judge(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
+    assert wrong.outcome == "diverged"
