@@ -33,6 +33,7 @@ __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
 INFERENCE_QUIRK, FUNCTIONS_QUIRK = "export-inference-mode", "compile-functions"
+_QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
 # They look at their inputs' values to decide on shapes or branches, or need memory to look at.
 DATA_DEPENDENT = (
@@ -129,6 +130,8 @@ class _Exported(ReferenceRuntime):
 
     def meant(self, case: Case) -> Case:
         """Return the case as an export has it, where that is another program."""
+        if active_quirks().isdisjoint(_QUIRKS):
+            return case
         body = _Modes().body(case.program.body)
         program = msgspec.structs.replace(case.program, body=body)
         return msgspec.structs.replace(case, program=program)
@@ -195,12 +198,8 @@ class _Modes:
         return isinstance(context, NoGrad)
 
     def saves(self, context: Context) -> bool:
-        """Return whether a region saves under `no_grad` what checkpoints in it are given."""
-        return (
-            isinstance(context, Checkpoint)
-            and not context.use_reentrant
-            and CHECKPOINT_QUIRK in self.names
-        )
+        """Return whether a region saves, with grad, what checkpoints in it are given."""
+        return isinstance(context, Checkpoint) and CHECKPOINT_QUIRK in self.names
 
 
 def backends() -> list[Backend]:

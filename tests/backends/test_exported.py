@@ -17,7 +17,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
-from tests.helpers import Run, WrongKernel, call, case, under, x
+from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -126,6 +126,7 @@ def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> Non
 
 OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Checkpoint()
 SIN, COS, EXP = (call(op, "w0", to=f"v{i}") for i, op in enumerate(("sin", "cos", "exp")))
+MM = call("mm", "w0", "w0", to="v3")
 
 
 def nested(*contexts: Context, after: Node = SIN) -> Node:
@@ -150,6 +151,7 @@ def nested(*contexts: Context, after: Node = SIN) -> Node:
         # A checkpoint, and what is after it, up to where a grad mode is set.
         ((nested(AGAIN),), "checkpoint"),
         ((nested(AGAIN), nested(OFF, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(BF16, after=MM), EXP), "checkpoint"),
         ((nested(AGAIN), nested(ONCE, after=COS), EXP), "checkpoint"),
         ((nested(AGAIN), nested(NoGrad(), after=COS), EXP), "checkpoint"),
         ((under(AGAIN, nested(NoGrad()), COS), EXP), "checkpoint"),
@@ -167,20 +169,38 @@ def nested(*contexts: Context, after: Node = SIN) -> Node:
         ((nested(ONCE, OFF, ONCE), EXP), ""),
         ((nested(NoGrad(), ONCE, ONCE), EXP), ""),
         ((nested(ONCE, AGAIN), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(NoGrad(), after=COS), nested(ONCE, OFF, after=EXP)), "checkpoint"),
         # Inference mode is none in the graph, and while that is traced.
         ((nested(InferenceMode()), EXP), "inference-mode"),
         ((nested(OFF, InferenceMode()), EXP), "inference-mode"),
         ((nested(InferenceMode(), NoGrad()), EXP), "inference-mode"),
         ((nested(ONCE, InferenceMode(), ONCE), EXP), "inference-mode"),
         ((nested(OFF, InferenceMode(), NoGrad()), EXP), "no-grad inference-mode"),
+        (
+            (
+                nested(AGAIN),
+                nested(NoGrad(), after=COS),
+                nested(InferenceMode(), ONCE, ONCE, after=EXP),
+            ),
+            "checkpoint inference-mode",
+        ),
     ],
 )
 def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -> None:
     """And another fault beside them is seen."""
-    example = case([x("w0", 2)], *body, contexts=())
+    example = case([x("w0", 2, 2)], *body, contexts=())
+    assert PLAIN.reference().meant(example) == example
     verdict = judge(PLAIN, example)
     assert verdict.outcome in ("agreed", "known"), verdict.divergence
     assert set(filter(None, verdict.known.split("+"))) == {f"export-{k}" for k in known.split()}
     with quiet():
         wrong = Judge(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
     assert wrong.outcome == "diverged"
+
+
+def test_a_checkpoint_that_gives_zeros_back_is_named_beside_another_bug() -> None:
+    """Zeros for a weight that nothing depends on; an export has none of it."""
+    body = call("le", "x1", "w2", to="v3"), call("add", "x1", "x1", to="v4")
+    inputs = [x("w0", 2, 2), x("x1", 2), x("w2", 2)]
+    example = case(inputs, nested(OFF, NoGrad()), EXP, under(AGAIN, *body), contexts=())
+    assert set(judge(PLAIN, example).known.split("+")) == {"export-no-grad", "export-checkpoint"}
