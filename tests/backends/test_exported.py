@@ -157,6 +157,7 @@ def nested(*contexts: Context, after: Node = SIN) -> Node:
         ((under(AGAIN, nested(NoGrad()), COS), EXP), "checkpoint"),
         ((nested(NoGrad(), AGAIN), EXP), ""),
         ((under(NoGrad(), nested(AGAIN), COS), EXP), ""),
+        ((nested(OFF, NoGrad()), nested(NoGrad(), AGAIN, after=COS), EXP), "no-grad"),
         # In a region of autocast that is forgotten, too, and ends what began before.
         ((nested(OFF, AGAIN), EXP), ""),
         ((nested(AGAIN), nested(OFF, AGAIN, after=COS), EXP), "no-grad checkpoint"),
