@@ -8,6 +8,7 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
@@ -45,7 +47,7 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import formulas
-from amp_fuzz.reference.autocast import quirks
+from amp_fuzz.reference.autocast import active_quirks, quirks
 from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
@@ -680,32 +682,88 @@ def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
+def changed(patch: pytest.MonkeyPatch, label: str, times: float, *, imitated: bool = False) -> None:
+    """Have a value multiplied of the backend, under autocast, or of the reference's imitation."""
+    kind: Any = ReferenceRuntime if imitated else ScriptBackend
+    honest = kind.run
+
+    def run(self: Any, given: Any) -> Any:
+        made = honest(self, given)
+        for seen, one in [(made, given)] if imitated else zip(made, given, strict=True):
+            value = seen.values.get(label)
+            acts = "torchscript-pass" in active_quirks() if imitated else one.plan.contexts
+            if value is not None and acts:
+                seen.values[label] = value * times
+        return made
+
+    patch.setattr(kind, "run", run)
+
+
+def doubted(patch: pytest.MonkeyPatch, label: str) -> None:
+    """Have shadows say nothing of a value."""
+    honest = ReferenceRuntime.shadowed
+
+    def shadowed(self: ReferenceRuntime, *how: Any) -> Any:
+        seen, bands = honest(self, *how)
+        bands[label] = replace(bands[label], known=False)
+        return seen, bands
+
+    patch.setattr(ReferenceRuntime, "shadowed", shadowed)
+
+
+BESIDE = case(
+    [x("x0", 2, dtype="bfloat16", domain="integers"), x("w1", 2)],
+    call("exp", "x0"),
+    call("exp", "w1", to="v1"),
+)
+
+
+@pytest.mark.parametrize("imitated", [False, True], ids=["backend", "imitation"])
 @pytest.mark.parametrize(("times", "outcome"), [(1 + 2.0**-22, "known"), (1.01, "diverged")])
 def test_beside_a_known_bug_a_rounding_is_none_and_a_fault_is_one(
-    times: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+    times: float, outcome: str, imitated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What imitates the pass is compared bit for bit, since no shadows can follow it."""
-    example = case(
-        [x("x0", 2, dtype="bfloat16", domain="integers"), x("w1", 2)],
+    """What imitates the pass is compared bit for bit, since no shadows can follow it.
+
+    Of either: a bug that acts at one value, and not at another where it should, is another bug.
+    """
+    assert judge(SCRIPT, BESIDE).known == "torchscript-pass"
+    changed(monkeypatch, "w1.grad", times, imitated=imitated)
+    verdict = judge(SCRIPT, BESIDE)
+    assert (verdict.outcome, verdict.known) == (outcome, "torchscript-pass" * (outcome == "known"))
+
+
+def test_beside_a_known_bug_what_shadows_do_not_know_is_compared_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doubted(monkeypatch, "w1.grad")
+    assert judge(SCRIPT, BESIDE).known == "torchscript-pass"
+    changed(monkeypatch, "w1.grad", 1 + 2.0**-22)
+    assert judge(SCRIPT, BESIDE).outcome == "diverged"
+
+
+def test_what_shadows_do_not_know_of_one_value_is_no_matter_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first differs by the rounding that the pass does without; the last, by another one."""
+    one = case(
+        [x("x0", 2, dtype="bfloat16", values="3fa03fc0"), x("w1", 2)],
         call("exp", "x0"),
-        call("exp", "w1", to="v1"),
+        call("float", "v0", form="method", to="v1"),
+        call("exp", "x0", to="v2"),
+        call("exp", "w1", to="v3"),
     )
-    assert judge(SCRIPT, example).known == "torchscript-pass"
-    honest = ScriptBackend.run
-
-    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
-        seen = honest(self, cases)
-        for one, given in zip(seen, cases, strict=True):
-            gradient = one.values.get("w1.grad")
-            if gradient is not None and given.plan.contexts:
-                one.values["w1.grad"] = gradient * times
-        return seen
-
-    monkeypatch.setattr(ScriptBackend, "run", run)
-    verdict = judge(SCRIPT, example)
-    assert verdict.outcome == outcome
-    if outcome == "known":
-        assert verdict.known == "torchscript-pass"
+    program = msgspec.structs.replace(one.program, outputs=("v1", "v2", "v3"))
+    one = msgspec.structs.replace(one, program=program)
+    doubted(monkeypatch, "v1")
+    changed(monkeypatch, "w1.grad", 1 + 2.0**-22)
+    verdict = judge(SCRIPT, one)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.where, verdict.known, verdict.unjudged) == (
+        "v2",
+        "torchscript-pass",
+        1,
+    )
 
 
 def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(
