@@ -1566,6 +1566,23 @@ def test_of_two_that_change_each_is_asked_for() -> None:
     assert verdict.divergence.kind == "nondeterminism"
 
 
+def test_a_state_that_is_left_behind_at_times_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no value that could be left out, and is met each time that is looked again."""
+    any_ = Known("any", "a", "b", kinds=("nondeterminism",), ops=("*",), observed="autocast")
+    honest, turns = EagerBackend.observe, iter(range(1000))
+
+    def observe(self: EagerBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        seen.values["v0"] = torch.full((2,), 7.0)
+        seen.leaked = "autocast enabled: False -> True" if next(turns) else None
+        return seen
+
+    monkeypatch.setattr(EagerBackend, "observe", observe)
+    assert Judge(eager(), (any_,), "none").judge(AROUND).outcome == "diverged"
+
+
 def test_an_error_may_come_of_what_changes_and_a_state_does_not() -> None:
     raises = Unsteady(op="neg", always=True, error="not a number")
     assert Judge(raises, (CHANGES,), "none").judge(AROUND).known == "changes"
