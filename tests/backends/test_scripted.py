@@ -108,22 +108,31 @@ def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     again = call("min", "x0", form="out", out="b1", to="v1")
     after = case(inputs, wrong, again, call("neg", "b1", to="v2"), call("abs", "v0", to="v3"))
     assert judge(trace, after).known == "trace-max-out"
-    dropped = case(inputs, msgspec.structs.replace(wrong, outputs=("_",)), call("neg", "b1"))
-    assert judge(trace, dropped).known == "trace-max-out"
+    lost = msgspec.structs.replace(wrong, outputs=("_",))
+    assert judge(trace, case(inputs, lost, call("neg", "b1"))).known == "trace-max-out"
+    other = call("abs", "x0", to="_")
+    assert judge(trace, case(inputs, lost, lost, other, call("neg", "b1"))).known == "trace-max-out"
+    # Another op with out=, and max without, are what they are.
+    into = call("neg", "x0", form="out", out="b2", to="v1")
+    beside = case([*inputs, x("b2", 2, 3)], wrong, into, call("max", "x0", to="v2"))
+    assert judge(trace, beside).known == "trace-max-out"
 
 
 @pytest.mark.parametrize("name", ["script[freeze]", "trace[freeze]"])
 def test_what_a_frozen_program_writes_to_its_constants_stays(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong value in the same program, which freezing it again does not take away, is seen."""
+    """To each; a wrong value in the same program, which freezing it again leaves, is seen."""
     (frozen,) = (b for b in ALL if b.name == name)
     example = case(
-        [x("w0", 2), x("x1", 2)],
+        [x("w0", 2), x("x1", 2), x("w2", 2)],
         call("add", "w0", "w0"),
         call("type_as", "v0", "x1", form="method", to="v1"),
         call("cumsum", "v1", -1, form="inplace", to="v2"),
         call("neg", "x1", to="v3"),
+        call("add", "w2", "w2", to="v4"),
+        call("type_as", "v4", "x1", form="method", to="v5"),
+        call("cumsum", "v5", -1, form="inplace", to="v6"),
         contexts=(),
         backward="none",
     )
