@@ -112,6 +112,9 @@ def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     assert judge(trace, case(inputs, lost, call("neg", "b1"))).known == "trace-max-out"
     other = call("abs", "x0", to="_")
     assert judge(trace, case(inputs, lost, lost, other, call("neg", "b1"))).known == "trace-max-out"
+    least = call("min", "x0", form="out", out="b3", to="_")
+    two = case([*inputs, x("b3")], lost, least, call("neg", "b1"), call("abs", "b3", to="v1"))
+    assert judge(trace, two).known == "trace-max-out"
     # Another op with out=, and max without, are what they are.
     into = call("neg", "x0", form="out", out="b2", to="v1")
     beside = case([*inputs, x("b2", 2, 3)], wrong, into, call("max", "x0", to="v2"))
@@ -303,6 +306,84 @@ def test_a_norm_that_gets_a_gradient_of_another_dtype_is_known_by_its_error() ->
     assert not entry.explains("raise", ["mul"], told[2], **said)
     assert not entry.explains(*told[:2], "outputs = program(x0)", **said)
     assert not entry.explains(*told, **{**said, "observed": "RuntimeError: shape mismatch"})
+
+
+MATRIX = [x("x0", 3, 4, dtype="float16"), x("w1", 4, dtype="float16")]
+SOFTMAX = call("softmax", "v0", 0, dtype=DType("float64"), to="v1")
+RAISING = {
+    "torchscript-mixed-gradients": case(*NORM, contexts=()),
+    "torchscript-mixed-vectors": case(MATRIX, call("mv", "x0", "w1"), SOFTMAX, contexts=()),
+    "torchscript-saved": case(
+        [x("x0", 2), x("w1", 2), x("x2", 2)],
+        call("mul", "w1", "x0"),
+        call("clamp", "v0", None, 1.0, to="v1"),
+        call("type_as", "v1", "x2", form="method", to="v2"),
+        call("cumsum", "v2", -1, form="inplace", to="v3"),
+        contexts=(),
+    ),
+    "torchscript-clamp-raises": case(
+        [x("w0", 1, domain="zeros"), x("x1", 2, values="bf800000" * 2), x("w2"), x("x3")],
+        call("mul", "w2", "x3"),
+        call("clamp.Tensor", "w0", "x1", "v0", to="v1"),
+        contexts=(),
+    ),
+}
+"""What raises in a backward pass, on one side."""
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_an_error_of_a_backward_pass_is_known_by_its_text_there(name: str) -> None:
+    """Elsewhere, of another op, beside an error of the other side, or another: it is new."""
+    verdict = judge(SCRIPT, RAISING[name])
+    found = verdict.divergence
+    assert found is not None
+    assert verdict.known == name
+    entry = shipped_entry(name)
+    ops = {s.op for s in statements(RAISING[name].program.body)}
+    told = {"expected": found.expected, "observed": found.observed}
+    assert entry.explains("raise", ops, found.where, **told)
+    assert not entry.explains("raise", ops, "outputs = program(*inputs)", **told)
+    assert "*" in entry.ops or not entry.explains("raise", ["mul"], found.where, **told)
+    for side in told:
+        for other in ("no error", "RuntimeError: of something else"):
+            if other != told[side]:
+                assert not entry.explains("raise", ops, found.where, **{**told, side: other})
+
+
+@pytest.mark.parametrize("where", ["autocast", "first-call"])
+@pytest.mark.parametrize("name", RAISING)
+def test_the_same_error_is_new_where_it_comes_of_something_else(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of autocast; or of what is there without optimised graphs."""
+    found = judge(SCRIPT, RAISING[name]).divergence
+    assert found is not None
+    eager = found.observed == "no error"
+    said = Raised(
+        "RuntimeError", (found.expected if eager else found.observed)[14:], 9, found.where
+    )
+    kind: Any = ReferenceRuntime if eager else ScriptBackend
+    honest = kind.run
+
+    def run(self: Any, given: Any) -> Any:
+        made = honest(self, given)
+        for seen, one in [(made, given)] if eager else zip(made, given, strict=True):
+            acts = torch._C._get_graph_executor_optimize() and one.plan.contexts
+            if where == "first-call" or acts:
+                seen.raised = said
+        return made
+
+    inputs = [x("x0", 2), x("x1", 2), x("x2", 2, 2)]
+    calls = {
+        "torchscript-mixed-gradients": call("softmax", "x0", 0),
+        "torchscript-mixed-vectors": call("mv", "x2", "x0"),
+        "torchscript-saved": call("sin", "x0"),
+        "torchscript-clamp-raises": call("clamp.Tensor", "x0", "x1", None),
+    }
+    plain = case(inputs, calls[name], contexts=(Autocast(enabled=False),))
+    assert judge(SCRIPT, plain).outcome == "agreed"
+    monkeypatch.setattr(kind, "run", run)
+    assert judge(SCRIPT, plain).outcome == "diverged"
 
 
 def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known() -> None:
