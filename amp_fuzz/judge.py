@@ -245,14 +245,10 @@ class Judge:
             elif found.kind != "relation":  # an entry may know the first, and not what follows
                 found = self._remaining(case, expected, observed)[0] or found
                 found = self._behind(case, found, expected, observed)
-            steady = found
             if self.confirm:
                 found = self._confirm(case, found, expected, observed)
             if found.kind == "nondeterminism":
-                verdict.known = self._listed(case, found)
-                apart = named(steady.where) not in tainted(case, found.where)
-                if verdict.known and apart and steady.kind not in _NAMELESS:
-                    found, verdict.known = steady, ""  # which that has no part in
+                found, verdict.known = self._beside(case, found, expected, observed)
             verdict.divergence = found
             verdict.known = verdict.known or self._cleared(case, found)
             verdict.known = verdict.known or self._returned(case, found, expected, observed)
@@ -416,19 +412,46 @@ class Judge:
         return None
 
     def _confirm(
-        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+        self,
+        case: Case,
+        found: Divergence,
+        expected: Observation,
+        observed: Observation,
+        skip: Callable[[str], bool] = lambda label: False,
     ) -> Divergence:
         """Run both sides again: what does not stay as it was is nondeterminism, no other kind."""
         sides = [(expected, self.backend.reference().run), (observed, self._run)]
         if self.backend.exact:  # each twice in a row: what changes at every other call is seen, too
             sides = [*sides, *sides[::-1], *sides]
         for first, side in sides:
-            changed = compare(first, side(case), values=self.backend.values)
+            changed = compare(first, side(case), values=self.backend.values, skip=skip)
             if changed is not None:
                 return replace(changed, kind="nondeterminism")
         if found.kind == "relation" and self._relate_all(case) is None:
             return replace(found, kind="nondeterminism")
         return found
+
+    def _beside(
+        self, case: Case, found: Divergence, expected: Observation, observed: Observation
+    ) -> tuple[Divergence, str]:
+        """Return what is new beside nondeterminism, or that with the ids of what is known of it.
+
+        All that changes has to be known; what that has no part in has to agree, or be known. An
+        error may come of it, and a state that is left behind does not.
+        """
+        ids: dict[str, None] = {}
+        skipped: set[str] = set()
+        while found.kind == "nondeterminism" and not Named(skipped)(found.where):
+            if not (listed := self._listed(case, found)):
+                break
+            ids[listed] = None
+            skipped |= tainted(case, found.where)
+            rest, more = self._remaining(case, expected, observed, skipped)
+            ids |= dict.fromkeys(more)
+            if rest is None or rest.kind == "raise":
+                return found, "+".join(ids)
+            found = self._confirm(case, rest, expected, observed, Named(skipped))
+        return found, ""
 
     def _relate_all(self, case: Case) -> Divergence | None:
         observed = self._run(case)

@@ -133,11 +133,10 @@ def _without_kept_constants() -> Iterator[None]:
 
         def call(*args: Any) -> Any:
             before = [value.clone() for value in constants]
-            try:  # what is returned may be one of them
-                return tree_map_only(torch.Tensor, torch.clone, module(*args))
-            finally:
-                for value, was in zip(constants, before, strict=True):
-                    value.copy_(was)
+            made = tree_map_only(torch.Tensor, torch.clone, module(*args))  # it may be one of them
+            for value, was in zip(constants, before, strict=True):
+                value.copy_(was)
+            return made
 
         return call
 

@@ -272,9 +272,8 @@ class _Modes:
             inner = self.body(body, inside=inside, grad=False, again=again)
             self.off = not (grad or forgets)
             return inner
-        grad = grad and not isinstance(context, InferenceMode)
         if isinstance(context, InferenceMode) and INFERENCE_QUIRK in names:
-            return self.body(body, inside=inside, grad=grad, again=again)
+            return self.body(body, inside=inside, grad=False, again=again)
         inside |= isinstance(context, Autocast)
         reentrant = isinstance(context, Checkpoint) and context.use_reentrant
         switches = CHECKPOINT_QUIRK in names and isinstance(context, Checkpoint)
@@ -282,9 +281,12 @@ class _Modes:
             self.off = not forgets
         again |= isinstance(context, Checkpoint) and not reentrant
         grad = grad and not (switches and reentrant)
+        off = self.off
         inner = self.body(body, inside=inside, grad=grad, again=again)
         if switches and reentrant:
             self.off = not forgets
+        elif off and isinstance(context, Checkpoint):
+            return inner  # it saves nothing
         return (Region(context, inner),)
 
 

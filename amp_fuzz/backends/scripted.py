@@ -317,7 +317,7 @@ def _of_two(program: Program) -> Program:
         out = dict(call.kwargs).get("out")
         if call.op not in _OF_TWO or not isinstance(out, Ref):
             return call
-        made = f"{out.name}_{len(names)}" if call.outputs == ("_",) else call.outputs[0]
+        made = f"{out.name}_" if call.outputs == ("_",) else call.outputs[0]
         older = [name for name, now in names.items() if now == out.name]
         names.update(dict.fromkeys([out.name, *older], made))
         return Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,))

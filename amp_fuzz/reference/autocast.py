@@ -247,7 +247,7 @@ QUIRKS = (
     "compile-kernels",
     "compile-matrix-rank",
     "compile-max-pool-indices",
-    "compile-mixed-loss",
+    "compile-promotion",
     "compile-norm-statistics",
     "compile-out",
     "compile-remainder",
@@ -264,7 +264,7 @@ QUIRKS = (
     "export-composites",
     "export-inference-mode",
     "export-no-grad",
-    "export-select-scatter",
+    "export-promotion",
     "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
@@ -347,8 +347,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
     compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
-        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-loss,
-        compile-remainder, compile-std, compile-weight-norm, export-select-scatter: an op is
+        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-promotion,
+        compile-remainder, compile-std, compile-weight-norm, export-promotion: an op is
         computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
@@ -369,12 +369,12 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     custom-op-weight-cache: a weight's cast that is made in the body of a custom op, and has no
         history there, stays in the weight cache.
     export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
-        under which what comes after it is, too.
+        under which what comes after it is, too, and so is one in another that is not reentrant.
     export-composites: an op that is made of others and has no policy of its own is computed without
         autocast, as where an export is decomposed.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
-        body, and a checkpoint's is, too.
+        body, and gradients are on after it; a checkpoint's is, too.
     func-grad-ambient-backward: under an autocast context `torch.func.grad` runs the backward ops
         under that context too.
     promote-foreign-half: a 16-bit input that is not of the autocast dtype raises in an op of the

@@ -135,6 +135,15 @@ def _mixed(op: Any) -> Callable[..., torch.Tensor | None]:
     return function
 
 
+def _addr(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor | None:
+    dtype = torch.result_type(x, torch.empty(1, dtype=torch.promote_types(a.dtype, b.dtype)))
+    if x.dim() or dtype == torch.promote_types(dtype, x.dtype):
+        return None
+    return torch.addr(x.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
+
+
 def _elu(
     x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> torch.Tensor:
@@ -525,11 +534,12 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             ("remainder", "Scalar_out", _out_of(_remainder)),
         )
     },
+    _aten.addr.default: _Lowering("compile-promotion", _addr),
     _aten.select_scatter.default: _Lowering(
-        "export-select-scatter", _mixed(_aten.select_scatter.default)
+        "export-promotion", _mixed(_aten.select_scatter.default)
     ),
     _aten.soft_margin_loss.default: _Lowering(
-        "compile-mixed-loss", _mixed(_aten.soft_margin_loss.default)
+        "compile-promotion", _mixed(_aten.soft_margin_loss.default)
     ),
     _aten.std.correction: _Lowering("compile-std", _std),
     _aten.std.correction_out: _Lowering("compile-std", _out_of(_std)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -17,7 +17,8 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement, TensorSpec
-from amp_fuzz.reference.aot import _without_out
+from amp_fuzz.reference.aot import _without_out, traced
+from amp_fuzz.reference.autocast import autocast, quirks
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -463,6 +464,20 @@ def test_an_out_of_another_dtype_is_a_copy_that_converts(op: str) -> None:
     example = Example(one, op, "compile[aot_eager]")
     assert judged(example, shipped()).known == "compile-out"
     assert judged(example, shipped(), wrong=OUTS[op].op).outcome == "diverged"
+
+
+def test_an_out_of_other_strides_is_written_in_its_own_order() -> None:
+    """Eager's kernel writes memory in order; and below autocast, which would cast the op."""
+    pool: Any = getattr(torch._C._nn, "adaptive_avg_pool3d")  # noqa: B009
+    given = torch.arange(12.0).reshape(2, 1, 2, 3).half()
+    outs = [torch.empty_strided((2, 2, 3, 1), (1, 2, 4, 12), dtype=torch.float16) for _ in "ab"]
+    pool(given, [2, 3, 1], out=outs[0])
+    with quirks(["compile-out"]), autocast("cpu"):
+        run = traced(lambda: (pool(given, [2, 3, 1], out=outs[1]),))
+        run()
+    right = pool(given, [2, 3, 1])
+    assert not torch.equal(outs[0], right), "torch is mended: change the page"
+    assert torch.equal(outs[1], right)
 
 
 def test_what_may_be_done_once_only_is_left_as_it_is() -> None:

@@ -18,10 +18,10 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, Node, NoGrad, Ref
+from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
-from tests.helpers import BF16, Run, call, case, under, x
+from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
@@ -144,6 +144,7 @@ def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> Non
 
 
 BIG = bits_of([-(2.0**127), -(2.0**127)], "float32")
+RNN = 0.0, False, False, False
 DECOMPOSITIONS = {
     "compile-full-overflow": case(
         [
@@ -173,7 +174,7 @@ DECOMPOSITIONS = {
         contexts=(),
         backward="none",
     ),
-    "compile-mixed-loss": case(
+    "compile-promotion": case(
         [x("x0", 3), x("x1", 3, dtype="float64")],
         call("soft_margin_loss", "x0", "x1"),
         contexts=(),
@@ -218,10 +219,22 @@ DECOMPOSITIONS = {
         contexts=(),
         backward="none",
     ),
-    "export-select-scatter": case(
+    "export-promotion": case(
         [x("x0", 2, dtype="bfloat16"), x("x1")],
         call("select_scatter", "x0", "x1", 0, 0),
         contexts=(),
+        backward="none",
+    ),
+    "compile-promotion of addr": case(
+        [x("x0"), *(x(f"x{i}", 2, dtype="bfloat16") for i in (1, 2))],
+        call("addr", "x0", "x1", "x2"),
+        contexts=(),
+        backward="none",
+    ),
+    "export-recurrent": case(
+        [x("x0", 1, 1, 2, layout="strided"), x("x1", 2, dtype="bfloat16"), x("x2", 2, 2)],
+        call("rnn_tanh", "x0", "x2", ["x1", "x2", "x2", "x2"], False, 2, *RNN, to="v0 v1"),
+        contexts=(BF16,),
         backward="none",
     ),
     "export-take": case(
@@ -236,7 +249,7 @@ DECOMPOSITIONS = {
 @pytest.mark.parametrize("name", DECOMPOSITIONS)
 def test_what_a_decomposition_does_otherwise_is_known(name: str) -> None:
     """And not explained by another entry; before it is decomposed, the program agrees."""
-    example = DECOMPOSITIONS[name]
+    example, name = DECOMPOSITIONS[name], name.partition(" ")[0]
     verdict = judge(DECOMPOSED, example)
     assert (verdict.outcome, verdict.known) == ("known", name), verdict.divergence
     others = tuple(k for k in shipped() if k.id != name)
@@ -309,3 +322,86 @@ def test_an_error_without_grad_leaves_grad_off() -> None:
     verdict = judge(PLAIN, example)
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.known) == ("state", "export-grad-mode-left")
+
+
+OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Checkpoint()
+SIN, COS, EXP = (call(op, "w0", to=f"v{i}") for i, op in enumerate(("sin", "cos", "exp")))
+MM = call("mm", "w0", "w0", to="v3")
+
+
+def nested(*contexts: Context, after: Node = SIN) -> Node:
+    """Return a node in regions, the first outermost."""
+    for context in reversed(contexts):
+        after = under(context, after)
+    return after
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        # A region of no_grad is kept, and forgotten in one of autocast, wherever that stands.
+        ((nested(NoGrad()), EXP), ""),
+        ((under(NoGrad(), nested(NoGrad()), COS), EXP), ""),
+        ((nested(NoGrad(), OFF), EXP), ""),
+        ((nested(OFF, NoGrad()), EXP), "no-grad"),
+        ((nested(OFF, ONCE, NoGrad()), EXP), "no-grad"),
+        ((nested(NoGrad(), OFF, NoGrad()), EXP), "no-grad"),
+        ((under(NoGrad(), nested(OFF, NoGrad()), COS), EXP), "no-grad"),
+        ((under(OFF, nested(NoGrad(), NoGrad()), COS), EXP), "no-grad"),
+        # A checkpoint, and what is after it, up to where a grad mode is set.
+        ((nested(AGAIN),), "checkpoint"),
+        ((nested(AGAIN), nested(OFF, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(BF16, after=MM), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(ONCE, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(NoGrad(), after=COS), EXP), "checkpoint"),
+        ((under(AGAIN, nested(NoGrad()), COS), EXP), "checkpoint"),
+        ((nested(NoGrad(), AGAIN), EXP), ""),
+        ((under(NoGrad(), nested(AGAIN), COS), EXP), ""),
+        ((nested(OFF, NoGrad()), nested(NoGrad(), AGAIN, after=COS), EXP), "no-grad"),
+        # In a region of autocast that is forgotten, too, and ends what began before.
+        ((nested(OFF, AGAIN), EXP), ""),
+        ((nested(AGAIN), nested(OFF, AGAIN, after=COS), EXP), "no-grad checkpoint"),
+        ((nested(AGAIN), nested(OFF, NoGrad(), after=COS), EXP), "no-grad checkpoint"),
+        ((under(AGAIN, nested(OFF, NoGrad()), COS), EXP), "no-grad checkpoint"),
+        # One that is not reentrant, in another such one.
+        ((nested(ONCE), EXP), ""),
+        ((nested(ONCE), nested(ONCE, after=COS), EXP), ""),
+        ((under(ONCE, SIN, nested(ONCE, after=COS)), EXP), "checkpoint"),
+        ((nested(ONCE, OFF, ONCE), EXP), ""),
+        ((nested(NoGrad(), ONCE, ONCE), EXP), ""),
+        ((nested(ONCE, AGAIN), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(NoGrad(), after=COS), nested(ONCE, OFF, after=EXP)), "checkpoint"),
+        # Inference mode is none in the graph, and while that is traced.
+        ((nested(InferenceMode()), EXP), "inference-mode"),
+        ((nested(OFF, InferenceMode()), EXP), "inference-mode"),
+        ((nested(InferenceMode(), NoGrad()), EXP), "inference-mode"),
+        ((nested(ONCE, InferenceMode(), ONCE), EXP), "inference-mode"),
+        ((nested(OFF, InferenceMode(), NoGrad()), EXP), "no-grad inference-mode"),
+        (
+            (
+                nested(AGAIN),
+                nested(NoGrad(), after=COS),
+                nested(InferenceMode(), ONCE, ONCE, after=EXP),
+            ),
+            "checkpoint inference-mode",
+        ),
+    ],
+)
+def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -> None:
+    """And another fault beside them is seen."""
+    example = case([x("w0", 2, 2)], *body, contexts=())
+    assert PLAIN.reference().meant(example) == example
+    verdict = judge(PLAIN, example)
+    assert verdict.outcome in ("agreed", "known"), verdict.divergence
+    assert set(filter(None, verdict.known.split("+"))) == {f"export-{k}" for k in known.split()}
+    with quiet():
+        wrong = Judge(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
+    assert wrong.outcome == "diverged"
+
+
+def test_a_checkpoint_that_gives_zeros_back_is_named_beside_another_bug() -> None:
+    """Zeros for a weight that nothing depends on; an export has none of it."""
+    body = call("le", "x1", "w2", to="v3"), call("add", "x1", "x1", to="v4")
+    inputs = [x("w0", 2, 2), x("x1", 2), x("w2", 2)]
+    example = case(inputs, nested(OFF, NoGrad()), EXP, under(AGAIN, *body), contexts=())
+    assert set(judge(PLAIN, example).known.split("+")) == {"export-no-grad", "export-checkpoint"}

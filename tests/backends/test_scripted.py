@@ -8,6 +8,7 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from amp_fuzz import reference
 from amp_fuzz.audit import audit_op, count
 from amp_fuzz.backends import BackendError, backends, scripted
 from amp_fuzz.backends.merged import merged
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
@@ -45,7 +47,7 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import formulas
-from amp_fuzz.reference.autocast import quirks
+from amp_fuzz.reference.autocast import active_quirks, quirks
 from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
@@ -106,22 +108,34 @@ def test_max_of_all_elements_with_out_is_traced_as_another_op() -> None:
     again = call("min", "x0", form="out", out="b1", to="v1")
     after = case(inputs, wrong, again, call("neg", "b1", to="v2"), call("abs", "v0", to="v3"))
     assert judge(trace, after).known == "trace-max-out"
-    dropped = case(inputs, msgspec.structs.replace(wrong, outputs=("_",)), call("neg", "b1"))
-    assert judge(trace, dropped).known == "trace-max-out"
+    lost = msgspec.structs.replace(wrong, outputs=("_",))
+    assert judge(trace, case(inputs, lost, call("neg", "b1"))).known == "trace-max-out"
+    other = call("abs", "x0", to="_")
+    assert judge(trace, case(inputs, lost, lost, other, call("neg", "b1"))).known == "trace-max-out"
+    least = call("min", "x0", form="out", out="b3", to="_")
+    two = case([*inputs, x("b3")], lost, least, call("neg", "b1"), call("abs", "b3", to="v1"))
+    assert judge(trace, two).known == "trace-max-out"
+    # Another op with out=, and max without, are what they are.
+    into = call("neg", "x0", form="out", out="b2", to="v1")
+    beside = case([*inputs, x("b2", 2, 3)], wrong, into, call("max", "x0", to="v2"))
+    assert judge(trace, beside).known == "trace-max-out"
 
 
 @pytest.mark.parametrize("name", ["script[freeze]", "trace[freeze]"])
 def test_what_a_frozen_program_writes_to_its_constants_stays(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong value in the same program, which freezing it again does not take away, is seen."""
+    """To each; a wrong value in the same program, which freezing it again leaves, is seen."""
     (frozen,) = (b for b in ALL if b.name == name)
     example = case(
-        [x("w0", 2), x("x1", 2)],
+        [x("w0", 2), x("x1", 2), x("w2", 2)],
         call("add", "w0", "w0"),
         call("type_as", "v0", "x1", form="method", to="v1"),
         call("cumsum", "v1", -1, form="inplace", to="v2"),
         call("neg", "x1", to="v3"),
+        call("add", "w2", "w2", to="v4"),
+        call("type_as", "v4", "x1", form="method", to="v5"),
+        call("cumsum", "v5", -1, form="inplace", to="v6"),
         contexts=(),
         backward="none",
     )
@@ -292,6 +306,85 @@ def test_a_norm_that_gets_a_gradient_of_another_dtype_is_known_by_its_error() ->
     assert not entry.explains("raise", ["mul"], told[2], **said)
     assert not entry.explains(*told[:2], "outputs = program(x0)", **said)
     assert not entry.explains(*told, **{**said, "observed": "RuntimeError: shape mismatch"})
+
+
+MATRIX = [x("x0", 3, 4, dtype="float16"), x("w1", 4, dtype="float16")]
+SOFTMAX = call("softmax", "v0", 0, dtype=DType("float64"), to="v1")
+RAISING = {
+    "torchscript-mixed-gradients": case(*NORM, contexts=()),
+    "torchscript-mixed-vectors": case(MATRIX, call("mv", "x0", "w1"), SOFTMAX, contexts=()),
+    "torchscript-saved": case(
+        [x("x0", 2), x("w1", 2), x("x2", 2)],
+        call("mul", "w1", "x0"),
+        call("clamp", "v0", None, 1.0, to="v1"),
+        call("type_as", "v1", "x2", form="method", to="v2"),
+        call("cumsum", "v2", -1, form="inplace", to="v3"),
+        contexts=(),
+    ),
+    "torchscript-clamp-raises": case(
+        [x("w0", 1, domain="zeros"), x("x1", 2, values="bf800000" * 2), x("w2"), x("x3")],
+        call("mul", "w2", "x3"),
+        call("clamp.Tensor", "w0", "x1", "v0", to="v1"),
+        contexts=(),
+    ),
+}
+"""What raises in a backward pass, on one side."""
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_an_error_of_a_backward_pass_is_known_by_its_text_there(name: str) -> None:
+    """Elsewhere, of another op, beside an error of the other side, or another: it is new."""
+    verdict = judge(SCRIPT, RAISING[name])
+    found = verdict.divergence
+    assert found is not None
+    assert verdict.known == name
+    entry = shipped_entry(name)
+    ops = {s.op for s in statements(RAISING[name].program.body)}
+    told = {"expected": found.expected, "observed": found.observed}
+    assert entry.explains("raise", ops, found.where, **told)
+    assert not entry.explains("nondeterminism", ops, found.where, **told)
+    assert not entry.explains("raise", ops, "outputs = program(*inputs)", **told)
+    assert entry.explains("raise", ["neg"], found.where, **told) == (name == "torchscript-saved")
+    for side in told:
+        for other in ("no error", "RuntimeError: of something else"):
+            if other != told[side]:
+                assert not entry.explains("raise", ops, found.where, **{**told, side: other})
+
+
+@pytest.mark.parametrize("where", ["autocast", "first-call"])
+@pytest.mark.parametrize("name", RAISING)
+def test_the_same_error_is_new_where_it_comes_of_something_else(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of autocast; or of what is there without optimised graphs."""
+    found = judge(SCRIPT, RAISING[name]).divergence
+    assert found is not None
+    eager = found.observed == "no error"
+    said = Raised(
+        "RuntimeError", (found.expected if eager else found.observed)[14:], 9, found.where
+    )
+    kind: Any = ReferenceRuntime if eager else ScriptBackend
+    honest = kind.run
+
+    def run(self: Any, given: Any) -> Any:
+        made = honest(self, given)
+        for seen, one in [(made, given)] if eager else zip(made, given, strict=True):
+            acts = torch._C._get_graph_executor_optimize() and one.plan.contexts
+            if where == "first-call" or acts:
+                seen.raised = said
+        return made
+
+    inputs = [x("x0", 2), x("x1", 2), x("x2", 2, 2)]
+    calls = {
+        "torchscript-mixed-gradients": call("softmax", "x0", 0),
+        "torchscript-mixed-vectors": call("mv", "x2", "x0"),
+        "torchscript-saved": call("sin", "x0"),
+        "torchscript-clamp-raises": call("clamp.Tensor", "x0", "x1", None),
+    }
+    plain = case(inputs, calls[name], contexts=(Autocast(enabled=False),))
+    assert judge(SCRIPT, plain).outcome == "agreed"
+    monkeypatch.setattr(kind, "run", run)
+    assert judge(SCRIPT, plain).outcome == "diverged"
 
 
 def test_a_product_and_a_softmax_that_get_a_gradient_of_another_dtype_are_known() -> None:
@@ -680,32 +773,88 @@ def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
         assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
+def changed(patch: pytest.MonkeyPatch, label: str, times: float, *, imitated: bool = False) -> None:
+    """Have a value multiplied of the backend, under autocast, or of the reference's imitation."""
+    kind: Any = ReferenceRuntime if imitated else ScriptBackend
+    honest = kind.run
+
+    def run(self: Any, given: Any) -> Any:
+        made = honest(self, given)
+        for seen, one in [(made, given)] if imitated else zip(made, given, strict=True):
+            value = seen.values.get(label)
+            acts = "torchscript-pass" in active_quirks() if imitated else one.plan.contexts
+            if value is not None and acts:
+                seen.values[label] = value * times
+        return made
+
+    patch.setattr(kind, "run", run)
+
+
+def doubted(patch: pytest.MonkeyPatch, label: str) -> None:
+    """Have shadows say nothing of a value."""
+    honest = ReferenceRuntime.shadowed
+
+    def shadowed(self: ReferenceRuntime, *how: Any) -> Any:
+        seen, bands = honest(self, *how)
+        bands[label] = replace(bands[label], known=False)
+        return seen, bands
+
+    patch.setattr(ReferenceRuntime, "shadowed", shadowed)
+
+
+BESIDE = case(
+    [x("x0", 2, dtype="bfloat16", domain="integers"), x("w1", 2)],
+    call("exp", "x0"),
+    call("exp", "w1", to="v1"),
+)
+
+
+@pytest.mark.parametrize("imitated", [False, True], ids=["backend", "imitation"])
 @pytest.mark.parametrize(("times", "outcome"), [(1 + 2.0**-22, "known"), (1.01, "diverged")])
 def test_beside_a_known_bug_a_rounding_is_none_and_a_fault_is_one(
-    times: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+    times: float, outcome: str, imitated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What imitates the pass is compared bit for bit, since no shadows can follow it."""
-    example = case(
-        [x("x0", 2, dtype="bfloat16", domain="integers"), x("w1", 2)],
+    """What imitates the pass is compared bit for bit, since no shadows can follow it.
+
+    Of either: a bug that acts at one value, and not at another where it should, is another bug.
+    """
+    assert judge(SCRIPT, BESIDE).known == "torchscript-pass"
+    changed(monkeypatch, "w1.grad", times, imitated=imitated)
+    verdict = judge(SCRIPT, BESIDE)
+    assert (verdict.outcome, verdict.known) == (outcome, "torchscript-pass" * (outcome == "known"))
+
+
+def test_beside_a_known_bug_what_shadows_do_not_know_is_compared_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doubted(monkeypatch, "w1.grad")
+    assert judge(SCRIPT, BESIDE).known == "torchscript-pass"
+    changed(monkeypatch, "w1.grad", 1 + 2.0**-22)
+    assert judge(SCRIPT, BESIDE).outcome == "diverged"
+
+
+def test_what_shadows_do_not_know_of_one_value_is_no_matter_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first differs by the rounding that the pass does without; the last, by another one."""
+    one = case(
+        [x("x0", 2, dtype="bfloat16", values="3fa03fc0"), x("w1", 2)],
         call("exp", "x0"),
-        call("exp", "w1", to="v1"),
+        call("float", "v0", form="method", to="v1"),
+        call("exp", "x0", to="v2"),
+        call("exp", "w1", to="v3"),
     )
-    assert judge(SCRIPT, example).known == "torchscript-pass"
-    honest = ScriptBackend.run
-
-    def run(self: ScriptBackend, cases: Sequence[Case]) -> list[Observation]:
-        seen = honest(self, cases)
-        for one, given in zip(seen, cases, strict=True):
-            gradient = one.values.get("w1.grad")
-            if gradient is not None and given.plan.contexts:
-                one.values["w1.grad"] = gradient * times
-        return seen
-
-    monkeypatch.setattr(ScriptBackend, "run", run)
-    verdict = judge(SCRIPT, example)
-    assert verdict.outcome == outcome
-    if outcome == "known":
-        assert verdict.known == "torchscript-pass"
+    program = msgspec.structs.replace(one.program, outputs=("v1", "v2", "v3"))
+    one = msgspec.structs.replace(one, program=program)
+    doubted(monkeypatch, "v1")
+    changed(monkeypatch, "w1.grad", 1 + 2.0**-22)
+    verdict = judge(SCRIPT, one)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.where, verdict.known, verdict.unjudged) == (
+        "v2",
+        "torchscript-pass",
+        1,
+    )
 
 
 def test_a_fault_beside_a_range_that_torchscript_leaves_is_seen(

@@ -222,7 +222,7 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
-    "compile-mixed-loss": Example(
+    "compile-promotion": Example(
         DECOMPOSED,
         case(
             [x("x0", 3), x("x1", 3, dtype="float64")],
@@ -387,7 +387,7 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
-    "export-select-scatter": Example(
+    "export-promotion": Example(
         "export[decomposed]",
         case(
             [x("x0", 2, dtype="bfloat16"), x("x1")],
@@ -854,19 +854,30 @@ def test_an_entry_without_a_quirk_explains_a_kind_at_an_op_and_nothing_else() ->
 
 @dataclass(frozen=True)
 class Unsteady(EagerBackend):
-    """Gets `op` wrong, differently each time; only while oneDNN is on, or always."""
+    """Gets `op` wrong, differently each time; only while oneDNN is on, or always.
+
+    steady: the label of a value that is wrong each time. error, leaked: what it does at the end.
+    """
 
     device: str = "cpu"
     op: str = ""
     always: bool = False
+    steady: str = ""
+    error: str = ""
+    leaked: str | None = None
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         seen = EagerBackend.run(self, cases)
-        if self.always or torch._C._get_mkldnn_enabled():
-            for case, observed in zip(cases, seen, strict=True):
-                for statement in statements(case.program.body):
+        for one, observed in zip(cases, seen, strict=True):
+            if self.always or torch._C._get_mkldnn_enabled():
+                for statement in statements(one.program.body):
                     if statement.op == self.op:
                         observed.values[statement.outputs[0]] = torch.full((2,), random.random())
+            if self.steady:
+                observed.values[self.steady] = torch.full((2,), 7.0)
+            if self.error:
+                observed.raised = Raised("RuntimeError", self.error, 4, "v3 = torch.exp(v2)")
+            observed.leaked = self.leaked
         return seen
 
 
@@ -990,6 +1001,25 @@ def test_each_shipped_entry_has_an_example_here() -> None:
     said = [k for k in entries if not (k.quirk or k.observed or k.without)]
     others = [k for k in said if not k.id.startswith("compile-")]
     assert {k.kinds[0] for k in others} <= {"nondeterminism"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "speaks"),
+    [
+        ("torchscript-", r"script.*|trace.*"),
+        ("trace-", r"trace.*"),
+        ("freeze-", r".*\[freeze\]"),
+        ("export-", r"export(\[decomposed\])?"),
+        ("compile-", r"compile\[.*|export.*|torchax.*"),
+        ("torchax-", r"torchax.*"),
+        ("xla-", r"jax.*|torchax.*"),
+    ],
+)
+def test_an_entry_named_after_a_backend_speaks_of_no_other(prefix: str, speaks: str) -> None:
+    """What looks like its bug elsewhere is another one, and no quirk of it is tried there."""
+    names = {b for k in shipped() if k.id.startswith(prefix) for b in backends() if k.on(b)}
+    assert names
+    assert not [name for name in names if not re.fullmatch(speaks, name)]
 
 
 NORMS = case(
@@ -1543,6 +1573,81 @@ def test_the_second_derivative_of_a_weight_norm_is_known_as_nondeterminism_only(
         (grad,) = torch.autograd.grad(loss, g, create_graph=True)
         seen.add(tuple(torch.autograd.grad(grad.sum(), g)[0].flatten().tolist()))
     assert seen != {(0.0,) * 4}, "torch is mended: take the entry out"
+
+
+CHANGES = Known("changes", "neg", "a test", kinds=("nondeterminism",), ops=("neg",))
+AROUND = case(
+    [x("x0", 2), x("x1", 2)],
+    call("abs", "x1"),
+    call("neg", "x0", to="v1"),
+    call("exp", "v1", to="v2"),
+    call("sin", "x1", to="v3"),
+    backward="none",
+)
+
+
+@pytest.mark.parametrize("steady", ["", "v2"])
+def test_what_changes_and_what_comes_of_it_is_known(steady: str) -> None:
+    backend = Unsteady(op="neg", always=True, steady=steady)
+    assert Judge(backend, (CHANGES,), "none").judge(AROUND).known == "changes"
+
+
+@pytest.mark.parametrize("steady", ["v0", "v3"])
+def test_what_does_not_come_of_it_is_seen_before_it_and_after_it(steady: str) -> None:
+    backend = Unsteady(op="neg", always=True, steady=steady)
+    verdict = Judge(backend, (CHANGES,), "none").judge(AROUND)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", steady)
+    assert verdict.divergence.kind == "bitwise"
+    # What is listed itself is known beside it.
+    at = msgspec.structs.replace(CHANGES, id="at", kinds=("bitwise",), ops=("abs", "sin"))
+    assert Judge(backend, (CHANGES, at), "none").judge(AROUND).known == "changes+at"
+    # Of what is not known to change that is said, and nothing of what is wrong.
+    verdict = Judge(backend, (at,), "none").judge(AROUND)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
+
+
+def test_of_two_that_change_each_is_asked_for() -> None:
+    one = case(
+        [x("x0", 2), x("x1", 2)],
+        call("neg", "x0"),
+        call("neg", "x1", to="v1"),
+        backward="none",
+    )
+    at = msgspec.structs.replace(CHANGES, where="v0")
+    backend = Unsteady(op="neg", always=True)
+    assert Judge(backend, (CHANGES,), "none").judge(one).known == "changes"
+    verdict = Judge(backend, (at,), "none").judge(one)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
+    assert verdict.divergence.kind == "nondeterminism"
+
+
+def test_a_state_that_is_left_behind_at_times_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no value that could be left out, and is met each time that is looked again."""
+    any_ = Known("any", "a", "b", kinds=("nondeterminism",), ops=("*",), observed="autocast")
+    honest, turns = EagerBackend.observe, iter(range(1000))
+
+    def observe(self: EagerBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        seen.values["v0"] = torch.full((2,), 7.0)
+        seen.leaked = "autocast enabled: False -> True" if next(turns) else None
+        return seen
+
+    monkeypatch.setattr(EagerBackend, "observe", observe)
+    assert Judge(eager(), (any_,), "none").judge(AROUND).outcome == "diverged"
+
+
+def test_an_error_may_come_of_what_changes_and_a_state_does_not() -> None:
+    raises = Unsteady(op="neg", always=True, error="not a number")
+    assert Judge(raises, (CHANGES,), "none").judge(AROUND).known == "changes"
+    leaves = Unsteady(op="neg", always=True, leaked="autocast enabled: False -> True")
+    verdict = Judge(leaves, (CHANGES,), "none").judge(AROUND)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "state")
 
 
 def test_a_fault_beside_memory_that_nobody_wrote_is_seen() -> None:
