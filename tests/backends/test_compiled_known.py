@@ -145,6 +145,17 @@ EXAMPLES: Mapping[str, Example] = {
         "neg",
         INDUCTOR,
     ),
+    "compile-custom-op-strides": Example(
+        case(
+            [x("x0", 3), x("x1", 3, 4, layout="transposed")],
+            NEG,
+            call("logsigmoid", "x1"),
+            entry="custom_op",
+            backward="none",
+        ),
+        "",
+        INDUCTOR,
+    ),
     "compile-clamp-broadcast": Example(
         case(
             [x("x0", 1), x("x1", 3), x("w2", 1)],
