@@ -1552,9 +1552,8 @@ def test_the_median_over_an_expanded_dimension_is_known_as_nondeterminism_only()
     assert not entry.explains("bitwise", ["median.dim"])
     assert not entry.explains("nondeterminism", ["median"])
     x0 = torch.tensor([7.0, 8.0]).expand(64, 2)
-    right = torch.median(x0.contiguous(), 0).values
-    wrong = torch.median(x0, 0).values
-    assert not torch.equal(wrong, right), "torch is mended: take the entry out"
+    wrong = torch.median(x0, 0).values  # of memory in which there was no copy of x0
+    assert wrong.tolist() != [7.0, 8.0], "torch is mended: take the entry out"
 
 
 def test_the_second_derivative_of_a_weight_norm_is_known_as_nondeterminism_only() -> None:
