@@ -264,7 +264,8 @@ class _Modes:
         self, context: Context, body: tuple[Node, ...], inside: bool, grad: bool, again: bool
     ) -> tuple[Node, ...]:
         """Return what is in the place of a region."""
-        forgets, names = inside and NO_GRAD_QUIRK in active_quirks(), active_quirks()
+        names = active_quirks()
+        forgets = inside and NO_GRAD_QUIRK in names
         if isinstance(context, NoGrad):
             if inside and not forgets:
                 return (Region(context, self.body(body, inside=True, grad=False, again=again)),)

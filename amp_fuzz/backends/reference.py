@@ -48,8 +48,9 @@ class ReferenceRuntime:
 
     def run(self, case: Case) -> Observation:
         """Run one case."""
+        meant, runtime = self.meant(case), self.of(case)  # that may run it, too
         with reference.log_kernels() as kernels:
-            seen = harness.run(self.meant(case), self.of(case))
+            seen = harness.run(meant, runtime)
         seen.kernels = kernels
         return seen
 
