@@ -7,7 +7,7 @@ case that must mean the same (`RELATIONS`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -199,7 +199,7 @@ def _together(
     """Find what a case raises for, that neither of its halves does.
 
     That is the statement that raises, or if it is none of them, since the backward pass raises, the
-    first output with which it does.
+    first value that does so alone, or beside the first output with which it does; or that output.
     """
     raised = run(case).raised
     if raised is None or run(apart).raised or run(bare(case)).raised:
@@ -207,18 +207,26 @@ def _together(
     values = {n for s in statements(case.program.body) for n in s.outputs}  # returned or not
     made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in values]
     # In the backward pass: the first value, returned or not, whose own backward pass raises for it.
-    said = _line(raised)
-    alone = (n for n in returning_all(case.program).outputs if _says(run(_only(case, n)), said))
+    # Nothing that vmap maps over may go into it: then it needs another output, into which it does.
+    said, every = _line(raised), returning_all(case.program).outputs
+    alone = (n for n in every if _says(run(_only(case, n)), said))
     outputs = (n for i, n in enumerate(case.program.outputs) if run(_until(case, i)).raised)
-    made = made or list(islice(chain(alone, outputs), 1))
+    beside = (n for o in islice(outputs, 1) for n in (*_beside(every, o, case, run, said), o))
+    made = made or list(islice(chain(alone, beside), 1))
     where = made[0] if made else raised.text
     return Divergence("relation", f"{name}: {where}", "no error", f"{raised.kind}: {_line(raised)}")
 
 
-def _only(case: Case, name: str) -> Case:
-    return msgspec.structs.replace(
-        case, program=msgspec.structs.replace(case.program, outputs=(name,))
-    )
+def _beside(
+    names: Sequence[str], output: str, case: Case, run: Callable[[Case], Observation], said: str
+) -> Iterator[str]:
+    """Return the values that raise beside an output, which does not beside itself."""
+    return (n for n in names if n != output and _says(run(_only(case, n, output)), said))
+
+
+def _only(case: Case, *names: str) -> Case:
+    program = msgspec.structs.replace(case.program, outputs=names)
+    return msgspec.structs.replace(case, program=program)
 
 
 def _says(seen: Observation, line: str) -> bool:

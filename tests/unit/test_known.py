@@ -1079,6 +1079,20 @@ def test_another_error_of_a_batching_rule_is_new(monkeypatch: pytest.MonkeyPatch
     assert not entry.explains("relation", ["scatter"], "transform: v1", observed=said)
 
 
+def test_so_it_is_where_another_output_brings_what_vmap_maps_over() -> None:
+    """Of weights alone the norm runs; its cotangent is mapped over beside what the input is in."""
+    one = case(
+        [x("w0", 1, 1, 1), x("w1", 1, 1), x("x2", 1, 1, 1)],
+        call("bmm", "w0", "w0"),
+        call("native_layer_norm", "v0", [1, 1], "w1", None, 1.0, to="v1 _ _"),
+        call("bmm", "w0", "x2", to="v2"),
+        transform="vmap_grad",
+    )
+    verdict = judged(Example("eager-cpu", one), shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.where, verdict.known) == ("transform: v1", "vmap-batching-rules")
+
+
 def test_a_relation_that_the_reference_breaks_too_is_explained_by_no_quirk() -> None:
     listed = tuple(k for k in shipped() if k.quirk)
     assert judged(Example("eager-cpu", NORMS), listed).outcome == "diverged"
