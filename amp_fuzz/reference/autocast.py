@@ -262,6 +262,7 @@ QUIRKS = (
     "custom-op-weight-cache",
     "export-checkpoint",
     "export-composites",
+    "export-inference-composites",
     "export-inference-mode",
     "export-no-grad",
     "export-promotion",
@@ -372,6 +373,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         under which what comes after it is, too, and so is one in another that is not reentrant.
     export-composites: an op that is made of others and has no policy of its own is computed without
         autocast, as where an export is decomposed.
+    export-inference-composites: so it is in inference mode, where any program is exported.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
         body, and gradients are on after it; a checkpoint's is, too.
@@ -603,7 +605,15 @@ def _lendable(names: frozenset[str]) -> tuple[str, ...]:
 
 
 def _composites(names: frozenset[str]) -> frozenset[str]:
-    return dispatch.functional_composites() if "export-composites" in names else frozenset()
+    found = {"export-composites", "export-inference-composites"} & names
+    return dispatch.functional_composites() if found else frozenset()
+
+
+def _comes_apart(name: str) -> bool:
+    """Return whether a composite op comes apart below autocast."""
+    if name not in _composites(_quirks):
+        return False
+    return "export-composites" in _quirks or torch.is_inference_mode_enabled()
 
 
 def _take_back() -> None:
@@ -641,7 +651,7 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
             with dispatch.exclude():
                 return overload(*args, **kwargs)
         if found is None and (
-            called is not overload or torchax.numbers(name, args) or name in _composites(_quirks)
+            called is not overload or torchax.numbers(name, args) or _comes_apart(name)
         ):
             with dispatch.exclude():
                 return called(*args, **kwargs)

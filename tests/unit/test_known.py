@@ -368,6 +368,15 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "export-inference-composites": Example(
+        "export",
+        case(
+            [x("x0", 1, 2, dtype="bfloat16"), x("x1", 2)],
+            NEG,
+            under(InferenceMode(), call("einsum", "ij,j", "x0", "x1")),
+            backward="none",
+        ),
+    ),
     "export-inference-mode": Example(
         "export",
         case(
