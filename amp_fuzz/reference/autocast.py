@@ -247,9 +247,10 @@ QUIRKS = (
     "compile-kernels",
     "compile-matrix-rank",
     "compile-max-pool-indices",
-    "compile-promotion",
+    "compile-mixed-cross",
     "compile-norm-statistics",
     "compile-out",
+    "compile-promotion",
     "compile-remainder",
     "compile-std",
     "compile-traced-backward",
@@ -347,9 +348,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
     compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
-        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-promotion,
-        compile-remainder, compile-std, compile-weight-norm, export-promotion: an op is
-        computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
+        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-cross,
+        compile-promotion, compile-remainder, compile-std, compile-weight-norm, export-promotion: an
+        op is computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
     compile-functions: a Python function of torch that modes may override is called again from what

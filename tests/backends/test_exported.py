@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from amp_fuzz import prelude
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
@@ -310,6 +312,24 @@ def test_grad_modes_of_nested_regions_are_imitated() -> None:
         outcomes.append(judge(PLAIN, case([x("w0", 2), x("w1", 2)], *body, contexts=())).outcome)
     assert set(outcomes) == {"agreed", "known"}
     assert outcomes.count("known") > 10
+
+
+def test_a_dtype_that_fake_tensors_remember_wrong_is_not_that_of_a_layer_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without promised statistics the cache of fake tensors is cleared, which heals more."""
+    honest = ExportBackend.observe
+
+    def observe(self: ExportBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        if "stale" in FakeTensorMode.cache:
+            seen.values["v0"] = torch.zeros(3, dtype=torch.float16)
+        return seen
+
+    monkeypatch.setattr(ExportBackend, "observe", observe)
+    monkeypatch.setitem(FakeTensorMode.cache, "stale", None)
+    example = case([x("x0", 3)], call("sin", "x0"), contexts=(), backward="none")
+    assert judge(DECOMPOSED, example).outcome == "diverged"
 
 
 def test_an_error_without_grad_leaves_grad_off() -> None:

@@ -242,6 +242,16 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-mixed-cross": Example(
+        DECOMPOSED,
+        case(
+            [x("x0"), x("x1", 3, dtype="bfloat16"), x("x2", 3)],
+            NEG,
+            call("cross", "x1", "x2", to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-out": Example(
         AOT,
         case(
@@ -686,7 +696,8 @@ def test_another_fault_in_the_same_case_is_not_explained(name: str) -> None:
     verdict = judged(EXAMPLES[name], shipped(), wrong="neg")
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
-    assert "v9" in verdict.divergence.where.partition(" = ")[0]
+    if name != "compile-mixed-cross":  # eager raises, and returns none of the values
+        assert "v9" in verdict.divergence.where.partition(" = ")[0]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
