@@ -263,6 +263,7 @@ QUIRKS = (
     "custom-op-weight-cache",
     "export-checkpoint",
     "export-composites",
+    "export-grad-mode-left",
     "export-inference-mode",
     "export-no-grad",
     "export-promotion",
@@ -373,6 +374,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         under which what comes after it is, too, and so is one in another that is not reentrant.
     export-composites: an op that is made of others and has no policy of its own is computed without
         autocast, as where an export is decomposed.
+    export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
+        off.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
         body, and gradients are on after it; a checkpoint's is, too.

@@ -344,6 +344,32 @@ def test_an_error_without_grad_leaves_grad_off() -> None:
     assert (verdict.divergence.kind, verdict.known) == ("state", "export-grad-mode-left")
 
 
+LEFT = "weight cache: True became False"
+
+
+@pytest.mark.parametrize(
+    ("region", "more"), [(None, ""), (None, LEFT), (NoGrad(), LEFT)], ids=["", "more", "region"]
+)
+def test_an_error_elsewhere_or_another_state_that_is_left_is_reported(
+    monkeypatch: pytest.MonkeyPatch, region: Context | None, more: str
+) -> None:
+    honest = ExportBackend.observe
+
+    def observe(self: ExportBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        seen.leaked = "; ".join(filter(None, ("grad mode: True became False", more)))
+        return seen
+
+    monkeypatch.setattr(ExportBackend, "observe", observe)
+    cross = call("cross", "x0", "x1", to="v1")
+    inputs = [x("x0", 3, dtype="bfloat16"), x("x1", 3)]
+    body = (under(region, cross),) if region else (nested(NoGrad(), after=call("sin", "x0")), cross)
+    verdict = judge(PLAIN, case(inputs, *body, contexts=(), backward="none"))
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "state")
+    assert torch.is_grad_enabled()
+
+
 OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Checkpoint()
 SIN, COS, EXP = (call(op, "w0", to=f"v{i}") for i, op in enumerate(("sin", "cos", "exp")))
 MM = call("mm", "w0", "w0", to="v3")
