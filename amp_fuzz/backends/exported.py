@@ -36,6 +36,7 @@ __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
 INFERENCE_QUIRK, COMPOSITES_QUIRK = "export-inference-mode", "export-composites"
+LEFT_QUIRK = "export-grad-mode-left"
 _QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
 # What a compiled program has as well.
@@ -146,9 +147,16 @@ class _Exported(ReferenceRuntime):
         program = msgspec.structs.replace(case.program, body=body)
         return msgspec.structs.replace(case, program=program)
 
+    def run(self, case: Case) -> Observation:
+        """Run one case, and go back to the grad mode of before."""
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            return ReferenceRuntime.run(self, case)
+
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case: an export is made under a mode of torch functions."""
         runtime = self.runtime
+        if LEFT_QUIRK in active_quirks():
+            runtime = _under(runtime, _left_without_grad)
         if CHECKPOINT_QUIRK in active_quirks():
             runtime = _traced_through(runtime)
         for name in _TRACED:
@@ -197,6 +205,22 @@ def _under(runtime: Runtime, context: Callable[[], Any]) -> Runtime:
             yield
 
     return replace(runtime, scope=scope)
+
+
+@contextmanager
+def _left_without_grad() -> Iterator[None]:
+    """Let an error that leaves a ``no_grad`` region leave gradients off."""
+    honest = torch.no_grad.__exit__
+
+    def leave(self: torch.no_grad, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            honest(self, kind, value, traceback)
+
+    torch.no_grad.__exit__ = leave  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.no_grad.__exit__ = honest  # type: ignore[method-assign]
 
 
 class _Conversions(TorchFunctionMode):

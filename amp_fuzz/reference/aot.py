@@ -126,7 +126,10 @@ def _functions() -> Iterator[dict[int, torch.Tensor]]:
 
 
 class _Copied(TorchDispatchMode):
-    """Copy a result into an ``out=`` of whatever dtype and strides; kernels refuse other dtypes."""
+    """Copy a result into an ``out=`` of whatever dtype and strides.
+
+    Kernels refuse other dtypes, which is no error here, and memory that overlaps, which is one.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -139,6 +142,9 @@ class _Copied(TorchDispatchMode):
         outs = [given.pop(name) for name in names]
         made = functional(*args, **given)
         results = [made] if len(names) == 1 else made
+        if all(o.dtype == r.dtype for o, r in zip(outs, results, strict=True)):
+            with dispatch.kept():
+                func(*args, **(kwargs or {}))  # it refuses memory that overlaps
         copies = [o.resize_(r.shape).copy_(r) for o, r in zip(outs, results, strict=True)]
         return copies[0] if len(names) == 1 else tuple(copies)
 

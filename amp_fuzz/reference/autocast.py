@@ -247,9 +247,10 @@ QUIRKS = (
     "compile-kernels",
     "compile-matrix-rank",
     "compile-max-pool-indices",
-    "compile-promotion",
+    "compile-mixed-cross",
     "compile-norm-statistics",
     "compile-out",
+    "compile-promotion",
     "compile-remainder",
     "compile-std",
     "compile-traced-backward",
@@ -262,6 +263,7 @@ QUIRKS = (
     "custom-op-weight-cache",
     "export-checkpoint",
     "export-composites",
+    "export-grad-mode-left",
     "export-inference-composites",
     "export-inference-mode",
     "export-no-grad",
@@ -348,9 +350,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
     compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
-        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-promotion,
-        compile-remainder, compile-std, compile-weight-norm, export-promotion: an op is
-        computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
+        compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-cross,
+        compile-promotion, compile-remainder, compile-std, compile-weight-norm, export-promotion: an
+        op is computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
     compile-functions: a Python function of torch that modes may override is called again from what
@@ -373,6 +375,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         under which what comes after it is, too, and so is one in another that is not reentrant.
     export-composites: an op that is made of others and has no policy of its own is computed without
         autocast, as where an export is decomposed.
+    export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
+        off.
     export-inference-composites: so it is in inference mode, where any program is exported.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its

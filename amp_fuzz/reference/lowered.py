@@ -444,8 +444,8 @@ def _multilabel_margin_backward(
 def _out_of(function: Callable[..., Any]) -> Callable[..., torch.Tensor | None]:
     """Return what writes the result into ``out=``, as a function without it."""
 
-    def out_variant(*args: Any, out: torch.Tensor) -> torch.Tensor | None:
-        made = function(*args)
+    def out_variant(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor | None:
+        made = function(*args, **kwargs)
         return None if made is None else out.resize_(made.shape).copy_(made)
 
     return out_variant
@@ -535,6 +535,12 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
         )
     },
     _aten.addr.default: _Lowering("compile-promotion", _addr),
+    _aten.linalg_cross.default: _Lowering(
+        "compile-mixed-cross", _mixed(_aten.linalg_cross.default)
+    ),
+    _aten.linalg_cross.out: _Lowering(
+        "compile-mixed-cross", _out_of(_mixed(_aten.linalg_cross.default))
+    ),
     _aten.select_scatter.default: _Lowering(
         "export-promotion", _mixed(_aten.select_scatter.default)
     ),

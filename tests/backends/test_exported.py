@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from amp_fuzz import prelude
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
+from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
@@ -316,6 +318,24 @@ def test_grad_modes_of_nested_regions_are_imitated() -> None:
     assert outcomes.count("known") > 10
 
 
+def test_a_dtype_that_fake_tensors_remember_wrong_is_not_that_of_a_layer_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without promised statistics the cache of fake tensors is cleared, which heals more."""
+    honest = ExportBackend.observe
+
+    def observe(self: ExportBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        if "stale" in FakeTensorMode.cache:
+            seen.values["v0"] = torch.zeros(3, dtype=torch.float16)
+        return seen
+
+    monkeypatch.setattr(ExportBackend, "observe", observe)
+    monkeypatch.setitem(FakeTensorMode.cache, "stale", None)
+    example = case([x("x0", 3)], call("sin", "x0"), contexts=(), backward="none")
+    assert judge(DECOMPOSED, example).outcome == "diverged"
+
+
 def test_an_error_without_grad_leaves_grad_off() -> None:
     example = case(
         [x("x0", 3, dtype="bfloat16"), x("x1", 3)],
@@ -326,6 +346,32 @@ def test_an_error_without_grad_leaves_grad_off() -> None:
     verdict = judge(PLAIN, example)
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.known) == ("state", "export-grad-mode-left")
+
+
+LEFT = "weight cache: True became False"
+
+
+@pytest.mark.parametrize(
+    ("region", "more"), [(None, ""), (None, LEFT), (NoGrad(), LEFT)], ids=["", "more", "region"]
+)
+def test_an_error_elsewhere_or_another_state_that_is_left_is_reported(
+    monkeypatch: pytest.MonkeyPatch, region: Context | None, more: str
+) -> None:
+    honest = ExportBackend.observe
+
+    def observe(self: ExportBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        seen.leaked = "; ".join(filter(None, ("grad mode: True became False", more)))
+        return seen
+
+    monkeypatch.setattr(ExportBackend, "observe", observe)
+    cross = call("cross", "x0", "x1", to="v1")
+    inputs = [x("x0", 3, dtype="bfloat16"), x("x1", 3)]
+    body = (under(region, cross),) if region else (nested(NoGrad(), after=call("sin", "x0")), cross)
+    verdict = judge(PLAIN, case(inputs, *body, contexts=(), backward="none"))
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "state")
+    assert torch.is_grad_enabled()
 
 
 OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Checkpoint()
