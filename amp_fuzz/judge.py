@@ -838,9 +838,21 @@ _SPELLED = re.compile(rf"\b(?:torch\.|c10::|CPU)?({_NAMES})(?:Tensor|Type)?\b")
 _ASIDE = " or input should be a MKLDNN tensor and weight is a dense tensor"
 
 
+# Products of two dtypes are refused in these words, each kernel's and each fake one's.
+_REFUSED = re.compile(
+    r"(expected m1 and m2 to|mat1 and mat2 must|addmv input tensors must) have the same dtype, but"
+    r" got|expected scalar type \S+ but found "
+)
+_PLAIN = {"float": "float32", "double": "float64"}
+
+
 def _alike(text: str) -> str:
     text = re.sub(r"^[\w.:]+: ", "", text).partition(" Hint: ")[0].removesuffix(_ASIDE)
-    return _SPELLED.sub(lambda m: _DTYPES.get(m[1], m[1]), text)
+    text = _SPELLED.sub(lambda m: _DTYPES.get(m[1], m[1]), text)
+    if _REFUSED.match(text):
+        named = re.findall(r"\b(?:float|double|b?float\d+)\b", text)
+        return " and ".join(sorted({_PLAIN.get(name, name) for name in named}))
+    return text
 
 
 def _texts(seen: Observation) -> set[str]:

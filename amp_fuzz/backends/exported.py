@@ -36,7 +36,7 @@ __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
 NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
 INFERENCE_QUIRK, COMPOSITES_QUIRK = "export-inference-mode", "export-composites"
-LEFT_QUIRK = "export-grad-mode-left"
+LEFT_QUIRK, LOSS_QUIRK = "export-grad-mode-left", "export-loss-out"
 _QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
 # What a compiled program has as well.
@@ -127,8 +127,7 @@ class ExportBackend(TorchBackend):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the CPU; it imitates what an export makes of a program."""
-        runtime = TorchBackend.reference(self).runtime
-        return _Exported(replace(runtime, scope=lowered) if self.decomposed else runtime)
+        return _Exported(replace(TorchBackend.reference(self).runtime, scope=lowered))
 
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
@@ -157,6 +156,8 @@ class _Exported(ReferenceRuntime):
         runtime = self.runtime
         if LEFT_QUIRK in active_quirks():
             runtime = _under(runtime, _left_without_grad)
+        if LOSS_QUIRK in active_quirks():
+            runtime = _under(runtime, _Losses)
         if CHECKPOINT_QUIRK in active_quirks():
             runtime = _traced_through(runtime)
         for name in _TRACED:
@@ -221,6 +222,23 @@ def _left_without_grad() -> Iterator[None]:
         yield
     finally:
         torch.no_grad.__exit__ = honest  # type: ignore[method-assign]
+
+
+class _Losses(TorchFunctionMode):
+    """Raises for a margin loss of one sample with an ``out=``, which its fake kernel resizes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "").partition(".")[0]
+        writes = given.get("out") is not None and given.get("reduction") == 0
+        if name in _LOSSES and writes and args[0].dim() < 2:
+            raise IndexError("list index out of range")
+        return func(*args, **given)
+
+
+_LOSSES = {"multi_margin_loss", "multilabel_margin_loss"}
 
 
 class _Conversions(TorchFunctionMode):

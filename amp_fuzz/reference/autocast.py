@@ -263,11 +263,14 @@ QUIRKS = (
     "custom-op-weight-cache",
     "export-checkpoint",
     "export-composites",
+    "export-embedding-bag",
     "export-grad-mode-left",
     "export-inference-composites",
     "export-inference-mode",
+    "export-loss-out",
     "export-no-grad",
     "export-promotion",
+    "export-take",
     "func-grad-ambient-backward",
     "promote-foreign-half",
     "promote-skips-optional",
@@ -377,6 +380,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         autocast, as where an export is decomposed.
     export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
         off.
+    export-embedding-bag, export-loss-out, export-take: a call raises as it does where it is
+        exported, or the export decomposed.
     export-inference-composites: so it is in inference mode, where any program is exported.
     export-inference-mode: in an exported program an inference mode region is its body.
     export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its

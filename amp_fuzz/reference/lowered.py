@@ -123,6 +123,20 @@ def _std_mean(
     return cast(torch.Tensor, _std(x, dim, **how)), torch.std_mean(x, dim, **how)[1]
 
 
+def _take(x: torch.Tensor, index: torch.Tensor) -> None:
+    if not index.dim():
+        said = "Could not extract specialized integer from data-dependent expression u0"
+        raise _DataDependent(f"{said} (unhinted: u0).  (Size-like symbols: none)")
+
+
+_DataDependent = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
+
+
+def _embedding_bag(weight: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    if weight.requires_grad and not weight.is_leaf:
+        raise RuntimeError("Autograd not support dtype: Long")
+
+
 def _mixed(op: Any) -> Callable[..., torch.Tensor | None]:
     """Return an op of two tensors that come to it in one dtype, as a decomposition promotes."""
 
@@ -534,6 +548,8 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
             ("remainder", "Scalar_out", _out_of(_remainder)),
         )
     },
+    _aten.take.default: _Lowering("export-take", _take),
+    _aten._embedding_bag.default: _Lowering("export-embedding-bag", _embedding_bag),
     _aten.addr.default: _Lowering("compile-promotion", _addr),
     _aten.linalg_cross.default: _Lowering(
         "compile-mixed-cross", _mixed(_aten.linalg_cross.default)

@@ -150,7 +150,6 @@ def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> Non
 
 
 BIG = bits_of([-(2.0**127), -(2.0**127)], "float32")
-RNN = 0.0, False, False, False
 DECOMPOSITIONS = {
     "compile-full-overflow": case(
         [
@@ -235,12 +234,6 @@ DECOMPOSITIONS = {
         [x("x0"), *(x(f"x{i}", 2, dtype="bfloat16") for i in (1, 2))],
         call("addr", "x0", "x1", "x2"),
         contexts=(),
-        backward="none",
-    ),
-    "export-recurrent": case(
-        [x("x0", 1, 1, 2, layout="strided"), x("x1", 2, dtype="bfloat16"), x("x2", 2, 2)],
-        call("rnn_tanh", "x0", "x2", ["x1", "x2", "x2", "x2"], False, 2, *RNN, to="v0 v1"),
-        contexts=(BF16,),
         backward="none",
     ),
     "export-take": case(

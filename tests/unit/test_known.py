@@ -378,6 +378,37 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "export-embedding-bag": Example(
+        "export[decomposed]",
+        case(
+            [x("x0"), x("w1", 3, 2), x("x2", 2, 2, dtype="int64", domain="index", bound=3)],
+            NEG,
+            call("mul", "w1", 2.0),
+            call("embedding_bag", "v0", "x2", mode="sum", to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
+    "export-loss-out": Example(
+        "export",
+        case(
+            [x("x0"), x("x1", 3), x("x2", dtype="int64", domain="index", bound=3), x("b3")],
+            NEG,
+            call("multi_margin_loss", "x1", "x2", form="out", reduction=0, out="b3"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
+    "export-take": Example(
+        "export[decomposed]",
+        case(
+            [x("x0"), x("x1", dtype="int64", domain="index", bound=1)],
+            NEG,
+            call("take", "x0", "x1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "export-inference-composites": Example(
         "export",
         case(
