@@ -29,7 +29,8 @@ _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 def lowered() -> AbstractContextManager[Any]:
     """Return a context for a whole run, backward passes too, that imitates the active quirks."""
-    active = {op: how for op, how in _LOWERINGS.items() if how.quirk in active_quirks()}
+    every = (*_LOWERINGS.items(), *_OTHERS.items())
+    active = {op: how for op, how in every if how.quirk in active_quirks()}
     if "xla-excess-precision" in active_quirks():
         return _both(_Lowered(active), xla.Excess())
     return _Lowered(active) if active else nullcontext()
@@ -91,6 +92,28 @@ def _erf(x: torch.Tensor) -> torch.Tensor | None:
         total = (total + factor) * t
     made = torch.copysign(1.0 - total * torch.exp(-wide * wide), wide)
     return either(made, torch.erf(wide)).to(x.dtype)
+
+
+def _half_erf(x: torch.Tensor) -> torch.Tensor | None:
+    """Return the normal distribution function by that polynomial, as gelu is made of it."""
+    erf = _erf(x.float() * math.sqrt(0.5))
+    return None if erf is None or x.dtype is torch.float64 else (erf + 1.0) * 0.5
+
+
+def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor | None:
+    below = _half_erf(x) if approximate == "none" else None
+    return None if below is None else (x.float() * below).to(x.dtype)
+
+
+def _gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, *, approximate: str = "none"
+) -> torch.Tensor | None:
+    below = _half_erf(x) if approximate == "none" else None
+    if below is None:
+        return None
+    wide = x.float()
+    density = torch.exp(wide * wide * -0.5) / math.sqrt(2 * math.pi)
+    return (grad.float() * (below + wide * density)).to(grad.dtype)
 
 
 def _atanh(x: torch.Tensor) -> torch.Tensor | None:
@@ -590,6 +613,12 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten._weight_norm_interface_backward.default: _Lowering(
         "compile-weight-norm", _weight_norm_backward
     ),
+}
+# Of ops that another compiler lowers otherwise, above.
+_OTHERS: Mapping[Any, _Lowering] = {
+    _aten.gelu.default: _Lowering("compile-erf", _gelu),
+    _aten.gelu.out: _Lowering("compile-erf", _out_of(_gelu)),
+    _aten.gelu_backward.default: _Lowering("compile-erf", _gelu_backward),
 }
 QUIRKS = frozenset(how.quirk for how in _LOWERINGS.values()) | {"xla-excess-precision"}
 """The quirks that are imitated here."""

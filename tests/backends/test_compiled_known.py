@@ -488,6 +488,16 @@ def test_an_out_that_overlaps_what_is_read_is_refused() -> None:
         traced(lambda: (torch.mul(square, square.t(), out=square.t()),))()
 
 
+def test_a_gelu_is_made_of_the_vectorised_erf() -> None:
+    """Where it cancels; by how much depends on the machine."""
+    values = bits_of([-2.5 - i / 64 for i in range(128)], "float32")
+    one = case([x("x0", 128, values=values), x("w1", 2)], call("gelu", "x0"), contexts=())
+    example = Example(one, "", INDUCTOR)
+    verdict = judged(example, shipped())
+    assert (verdict.outcome, verdict.known) in (("agreed", ""), ("known", "compile-erf"))
+    assert judged(example, shipped(), wrong="gelu").outcome == "diverged"
+
+
 def test_what_may_be_done_once_only_is_left_as_it_is() -> None:
     """It draws random numbers, writes statistics, or writes a list."""
     aten = torch.ops.aten

@@ -1504,6 +1504,25 @@ def test_errors_are_compared_without_what_fake_kernels_say_otherwise() -> None:
     assert _complaints(Observation()) == set()
 
 
+def test_products_refuse_two_dtypes_in_other_words() -> None:
+    """What a layer is made of decides which product is the first that refuses them."""
+    told = _complaints(
+        _said("expected m1 and m2 to have the same dtype, but got: c10::Half != float")
+    )
+    for other in (
+        "expected scalar type torch.float16 but found torch.float32",
+        "mat1 and mat2 must have the same dtype, but got Float and Half",
+        "addmv input tensors must have the same dtype, but got Float, Half, and Float",
+    ):
+        assert told == _complaints(_said(other))
+    for other in (
+        "expected scalar type Double but found Float",
+        "scatter(): Expected self.dtype to be equal to src.dtype",
+        "expected two dtypes to be one: Half, Float",
+    ):
+        assert told.isdisjoint(_complaints(_said(other)))
+
+
 def test_an_imitated_bug_explains_the_error_that_it_raises_and_no_other() -> None:
     """A compiler may wrap an error; that both sides raise is not enough."""
     example = EXAMPLES["custom-fwd-setup-context"]
