@@ -46,6 +46,10 @@ Row = dict[str, Any]
 
 # Why the oracle misses a fault, for those that it does miss.
 WHY: dict[str, str] = {
+    "decomposed-gelu-tanh": (
+        "the one case of 500 that shows it, the 498th, is reported, but does not count: on this "
+        "machine Inductor's own gelu goes wrong there too, which is known (compile-erf)."
+    ),
     "var-of-squares": (
         "the cancellation needs a mean that is many deviations from 0, or squares that overflow; "
         "few cases reach `var`, and of the first ten only two changed a bit at all: one by 0.1 of "
