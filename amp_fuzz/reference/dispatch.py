@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -100,20 +100,14 @@ def functional_composites() -> frozenset[str]:
     for schema in schemas:
         namespace, _, base = schema.name.partition("::")
         name = f"{base}.{schema.overload_name}" if schema.overload_name else base
+        returns = any("Tensor" in str(r.type) for r in schema.returns)
         functional = all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
-        if namespace != "aten" or not functional or not _has_composite_kernel(f"aten::{name}"):
+        overload = overload_of(name) if namespace == "aten" and returns and functional else None
+        if overload is None or torch.Tag.maybe_aliasing_or_mutating in overload.tags:
             continue
-        tags = getattr(overload_of(name), "tags", ())
-        returned = any("Tensor" in str(r.type) for r in schema.returns)
-        if returned and torch.Tag.maybe_aliasing_or_mutating not in tags:
-            found.append(name)
+        with suppress(RuntimeError):  # TorchScript has some of its own, of which no kernel is known
+            found += [name] * is_composite(overload)
     return frozenset(found)
-
-
-def _has_composite_kernel(name: str) -> bool:
-    return torch._C._dispatch_has_kernel(name) and bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    )
 
 
 def switch(on: bool) -> None:

@@ -88,6 +88,7 @@ def test_every_private_name_in_use_is_known_here() -> None:
         "_dispatch_tls_is_dispatch_key_included",
         "_dispatch_tls_set_dispatch_key_excluded",
         "_dispatch_tls_set_dispatch_key_included",
+        "_jit_get_all_schemas",
     }
 
 
