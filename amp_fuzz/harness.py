@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_fuzz import catalogue, inputs, prelude
 from amp_fuzz.case import Case
+from amp_fuzz.customop import custom_op
 from amp_fuzz.program import Program, TensorSpec
 from amp_fuzz.reference import KernelCall
 from amp_fuzz.source import driver_source, imports_of, program_source
@@ -91,7 +92,7 @@ class Runtime:
     driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     grad: Callable[..., Any] = torch.func.grad
     vmap: Callable[..., Any] = torch.func.vmap
-    custom_op: Callable[..., Any] = torch.library.custom_op
+    custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def names(self) -> dict[str, Any]:

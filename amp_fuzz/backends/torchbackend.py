@@ -62,7 +62,6 @@ class TorchBackend:
             "checkpoint": torch.utils.checkpoint.checkpoint,
             "custom_fwd": torch.amp.custom_fwd,
             "custom_bwd": torch.amp.custom_bwd,
-            "custom_op": torch.library.custom_op,
             "state": lambda: torch_state(self.device),
             "reset": lambda: reset_state(self.device),
         }
