@@ -10,7 +10,7 @@ again from what they handed on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 from unittest.mock import patch
@@ -106,7 +106,8 @@ def _functions() -> Iterator[dict[int, torch.Tensor]]:
     """Imitate what the functions do that forget an argument.
 
     ``chain_matmul`` forgets its ``out=``. What is computed from its result is right, and dynamo
-    returns the ``out=`` all the same: that is what is yielded, by the id of the result.
+    returns the ``out=`` all the same: that is what is yielded, by the id of the result. Modules
+    that leave their fast path where a mode is on do not see this one: dynamo calls them in none.
     """
     honest: Callable[..., torch.Tensor] = torch.chain_matmul
     forgotten: dict[int, torch.Tensor] = {}
@@ -117,12 +118,16 @@ def _functions() -> Iterator[dict[int, torch.Tensor]]:
             forgotten[id(product)] = out
         return product
 
-    torch.chain_matmul = chain_matmul
-    try:
-        with _Functions():
-            yield forgotten
-    finally:
-        torch.chain_matmul = honest
+    def has_torch_function(tensors: Iterable[Any]) -> bool:
+        plain = (torch.Tensor, torch.nn.Parameter)
+        return any(isinstance(t, torch.Tensor) and type(t) not in plain for t in tensors)
+
+    with (
+        patch.object(torch, "chain_matmul", chain_matmul),
+        patch.object(torch.overrides, "has_torch_function", has_torch_function),
+        _Functions(),
+    ):
+        yield forgotten
 
 
 class _Copied(TorchDispatchMode):

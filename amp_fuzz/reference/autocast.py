@@ -248,6 +248,8 @@ QUIRKS = (
     "compile-matrix-rank",
     "compile-max-pool-indices",
     "compile-mixed-cross",
+    "compile-mixed-layer-norm",
+    "compile-mixed-mv",
     "compile-norm-statistics",
     "compile-out",
     "compile-promotion",
@@ -354,8 +356,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         its forward, wherever it stands.
     compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
         compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-cross,
-        compile-promotion, compile-remainder, compile-std, compile-weight-norm, export-promotion: an
-        op is computed as a decomposition or a lowering does it (`amp_fuzz.reference.lowered`).
+        compile-mixed-layer-norm, compile-mixed-mv, compile-promotion, compile-remainder,
+        compile-std, compile-weight-norm, export-promotion: an op is computed as a decomposition or
+        a lowering does it (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
     compile-functions: a Python function of torch that modes may override is called again from what

@@ -22,6 +22,7 @@ from amp_fuzz.reference.autocast import (
     keeping_no_casts,
 )
 from amp_fuzz.reference.casts import device_of, tensors_of
+from amp_fuzz.reference.lowered import opaque
 
 __all__ = ["CustomOp", "custom_op"]
 
@@ -81,6 +82,7 @@ class CustomOp:
     def _below_autograd(self, args: Iterable[Any]) -> Any:
         with ExitStack() as stack:
             stack.enter_context(dispatch.below_autograd())
+            stack.enter_context(opaque())
             if (mode := _fake_mode(args)) is not None:  # a fake kernel brings its arguments' mode
                 stack.enter_context(mode)
             if "custom-op-weight-cache" not in active_quirks():

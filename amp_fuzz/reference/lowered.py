@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +20,7 @@ from amp_fuzz.reference import dispatch, interpolation, xla
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import either, forget
 
-__all__ = ["QUIRKS", "lowered"]
+__all__ = ["QUIRKS", "lowered", "opaque"]
 
 _aten = torch.ops.aten
 _16_BIT = (torch.bfloat16, torch.float16)
@@ -36,6 +37,19 @@ def lowered() -> AbstractContextManager[Any]:
     return _Lowered(active) if active else nullcontext()
 
 
+_OPAQUE = ContextVar("in the body of a custom op", default=False)
+
+
+@contextmanager
+def opaque() -> Iterator[None]:
+    """Leave ops as they are for a block: a custom op stands in a graph whole."""
+    token = _OPAQUE.set(True)
+    try:
+        yield
+    finally:
+        _OPAQUE.reset(token)
+
+
 @contextmanager
 def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[Any]:
     with first, second:
@@ -48,6 +62,10 @@ class _Lowering(NamedTuple):
     quirk: str
     function: Callable[..., Any]
 
+    def applies(self) -> bool:
+        """Return whether what is compiled is where the op is called."""
+        return not (_OPAQUE.get() and self.quirk.startswith(("compile-", "export-")))
+
 
 class _Lowered(TorchDispatchMode):
     def __init__(self, active: Mapping[Any, _Lowering]) -> None:
@@ -58,7 +76,7 @@ class _Lowered(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (lowering := self.active.get(func)) is not None:
+        if (lowering := self.active.get(func)) is not None and lowering.applies():
             with dispatch.exclude():
                 made = lowering.function(*args, **kwargs)
             if made is not None:
@@ -306,20 +324,64 @@ def _layer_norm_backward(
     return _aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, *args)
 
 
-def _batch_norm(x: torch.Tensor, *args: Any) -> Any:
-    """Round the statistics likewise, and lose those whose squares float32 cannot hold.
+def _refuses(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Return whether the kernel of layer_norm refuses parameters of these dtypes."""
+    dtypes = {p.dtype for p in parameters if p is not None} - {x.dtype}
+    some = any(p is not None and p.dtype == x.dtype for p in parameters)
+    return bool(dtypes) and (some or dtypes != {torch.float32} or x.dtype not in _16_BIT)
 
-    The kernel sums in float64; generated code comes to NaN.
-    """
-    _, _, mean, _, training, *_ = args
-    if not training or x.dtype != torch.float32 or mean is not None:
-        return _rounding_statistics(_aten.native_batch_norm.default)(x, *args)
-    dims = [0, *range(2, x.dim())]
-    lost = ~torch.isfinite((x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=True))
-    if not lost.any():
-        return None
-    made, mean, rstd = _aten.native_batch_norm(x, *args)
-    return torch.where(lost, torch.nan, made), mean, torch.where(lost.flatten(), torch.nan, rstd)
+
+def _mixed_layer_norm(
+    x: torch.Tensor,
+    shape: Any,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> Any:
+    """Promote what the kernel refuses; results and statistics have the dtype of x."""
+    if not _refuses(x, weight, bias):
+        honest = _LOWERINGS[_aten.native_layer_norm.default]
+        return (
+            honest.function(x, shape, weight, bias, eps)
+            if honest.quirk in active_quirks()
+            else None
+        )
+    made, mean, rstd = _aten.native_layer_norm(_wide(x), shape, None, None, eps)
+    made = made if weight is None else made * weight
+    made = made if bias is None else made + bias
+    return made.to(x.dtype), mean.to(x.dtype), rstd.to(x.dtype)
+
+
+def _mixed_layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Any,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: Any,
+) -> Any:
+    """Take all of it in the dtype in which the decomposition computes, which x decides."""
+    if not _refuses(x, weight, bias):
+        honest = _LOWERINGS[_aten.native_layer_norm_backward.default]
+        given = grad, x, shape, mean, rstd, weight, bias, mask
+        return honest.function(*given) if honest.quirk in active_quirks() else None
+    wide = _wide(x)
+    parameters = [p if p is None else p.to(wide.dtype) for p in (weight, bias)]
+    given = (
+        grad.to(wide.dtype),
+        wide,
+        shape,
+        mean.to(wide.dtype),
+        rstd.to(wide.dtype),
+        *parameters,
+    )
+    made = _aten.native_layer_norm_backward(*given, mask)
+    of = (x, weight, bias)
+    return tuple(
+        m if m is None or t is None else m.to(t.dtype) for m, t in zip(made, of, strict=True)
+    )
 
 
 def _batch_norm_backward(
@@ -412,19 +474,20 @@ def _remainder(a: Any, b: Any) -> torch.Tensor | None:
 def _weight_norm(
     v: torch.Tensor, g: torch.Tensor, dim: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Take one norm of the whole vector."""
-    if v.dim() != 1:
+    """Take one norm of the whole vector, and norms in float16, which the kernel has in float32."""
+    if v.dim() != 1 and g.dtype != torch.float16:
         return None
+    dims = [i for i in range(v.dim()) if i != dim] or None
     dtype = torch.float32 if g.dtype == torch.bfloat16 else None
-    norm = torch.linalg.vector_norm(v, 2, keepdim=True, dtype=dtype)
+    norm = torch.linalg.vector_norm(v, 2, dims, keepdim=True, dtype=dtype)
     return v * (g / norm.to(g.dtype)), norm
 
 
 def _weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what nothing is known of: the kernel reads beyond the one norm."""
-    if v.dim() != 1:
+    """Return what nothing is known of: the kernel reads beyond the one norm, if it takes it."""
+    if v.dim() != 1 or norms.dtype == torch.float16:  # which it refuses
         return None
     made = torch.zeros_like(v), torch.zeros_like(g)
     for gradient in made:
@@ -509,6 +572,7 @@ _COMPOSITE = frozenset(
     for name in (
         "_weight_norm",
         "group_norm",
+        "layer_norm",
         "max_pool2d",
         "max_pool3d",
         "multilabel_margin_loss",
@@ -544,11 +608,11 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
         op: _Lowering("compile-norm-statistics", _rounding_statistics(op))
         for op in (
             _aten.native_layer_norm.default,
+            _aten.native_batch_norm.default,
             _aten._native_batch_norm_legit.default,
             _aten._native_batch_norm_legit.no_stats,
         )
     },
-    _aten.native_batch_norm.default: _Lowering("compile-norm-statistics", _batch_norm),
     _aten.native_batch_norm_backward.default: _Lowering(
         "compile-norm-statistics", _batch_norm_backward
     ),
@@ -580,6 +644,8 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.linalg_cross.out: _Lowering(
         "compile-mixed-cross", _out_of(_mixed(_aten.linalg_cross.default))
     ),
+    _aten.mv.default: _Lowering("compile-mixed-mv", _mixed(_aten.mv.default)),
+    _aten.mv.out: _Lowering("compile-mixed-mv", _out_of(_mixed(_aten.mv.default))),
     _aten.select_scatter.default: _Lowering(
         "export-promotion", _mixed(_aten.select_scatter.default)
     ),
@@ -619,6 +685,11 @@ _OTHERS: Mapping[Any, _Lowering] = {
     _aten.gelu.default: _Lowering("compile-erf", _gelu),
     _aten.gelu.out: _Lowering("compile-erf", _out_of(_gelu)),
     _aten.gelu_backward.default: _Lowering("compile-erf", _gelu_backward),
+    _aten.native_layer_norm.default: _Lowering("compile-mixed-layer-norm", _mixed_layer_norm),
+    _aten.native_layer_norm_backward.default: _Lowering(
+        "compile-mixed-layer-norm", _mixed_layer_norm_backward
+    ),
 }
-QUIRKS = frozenset(how.quirk for how in _LOWERINGS.values()) | {"xla-excess-precision"}
+_ALL = (*_LOWERINGS.values(), *_OTHERS.values())
+QUIRKS = frozenset(how.quirk for how in _ALL) | {"xla-excess-precision"}
 """The quirks that are imitated here."""

@@ -293,7 +293,13 @@ class Shadow(TorchDispatchMode):
                 ]
             if self.reach == "unbounded" and self.reorders and call.expands:
                 made = [_held(copies, inputs) for copies in made]
-            if self.reorders and call.scales:
+            if call.crosses:
+                beyond = self._crossed_beyond(call, inputs)
+            elif call.func in _NORMS:
+                beyond = self._squared_beyond(call, inputs[0][0], results)
+                if self.reach == "unbounded" and beyond:  # float64 may not hold it either
+                    made = [_held(copies, inputs) for copies in made]
+            elif self.reorders and call.scales:
                 beyond = self._scaled_beyond(call, results)
             elif self.reorders and (call.adds or call.transforms or call.averages > 1):
                 beyond = self._beyond(call, inputs, results)
@@ -392,12 +398,66 @@ class Shadow(TorchDispatchMode):
                 whole = call.on(sizes)
             except RuntimeError:  # no such op of real numbers
                 return []
-        dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
-        wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
-        limit = torch.finfo(torch.float64 if wide else torch.float32).max
+        limit = self._limit(call)
         whole = [size * call.averages for size in whole] if call.averages > 1 else whole
         found = [size.abs() > limit if size.is_floating_point() else None for size in whole]
         return [b if b is not None and b.any() else None for b in found]
+
+    def _crossed_beyond(
+        self, call: _Call, inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return where one of the two products of a cross product leaves the range.
+
+        The kernel rounds one of them only (a fused multiply-add): of two that are infinite it comes
+        to an infinity, where a decomposition, which rounds both, comes to NaN.
+        """
+        if any(t.dtype not in UNIT_ROUNDOFF for t in call.tensors):
+            return []
+        a, b = torch.broadcast_tensors(*(copies[0].abs() for copies in inputs))
+        dim = bound(call.func, call.args, call.kwargs)["dim"]
+        products = [a.roll(i, dim) * b.roll(j, dim) for i, j in ((1, 2), (2, 1))]
+        found = torch.maximum(*products) > self._limit(call)
+        return [found] if found.any() else []
+
+    @staticmethod
+    def _squared_beyond(
+        call: _Call, x: torch.Tensor, results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return what a norm computes of elements whose variance leaves the range.
+
+        A kernel that sums the squares of float32 in float64, or keeps a running mean, comes to
+        another deviation than a decomposition: to a number, infinity, or NaN.
+        """
+        given = bound(call.func, call.args, call.kwargs)
+        if given.get("training") is False:
+            return []
+        if "normalized_shape" in given:
+            rows = x.flatten(-len(given["normalized_shape"]))
+        elif "group" in given:
+            rows = x.reshape(given["N"], given["group"], -1)
+        else:
+            rows = x.transpose(0, 1).reshape(x.shape[1], -1)
+        squares = (rows - rows.mean(-1, keepdim=True)).square().sum(-1)
+        wide = call.tensors[0].dtype is torch.float64
+        limit = torch.finfo(torch.float64 if wide else torch.float32).max
+        lost = ~(squares <= limit) & torch.isfinite(rows).all(-1)
+        if not lost.any():
+            return []
+        whole = lost.unsqueeze(-1).expand(rows.shape)
+        if "training" in given or "momentum" in given:
+            whole = whole.reshape(x.shape[1], x.shape[0], *x.shape[2:]).transpose(0, 1)
+        whole = whole.reshape(x.shape)
+        sizes = {x.numel(): whole, lost.numel(): lost}
+        found = [sizes.get(t.numel()) for t in call.written(results)]
+        shapes = [t.shape for t in call.written(results)]
+        return [f if f is None else f.reshape(s) for f, s in zip(found, shapes, strict=True)]
+
+    @staticmethod
+    def _limit(call: _Call) -> float:
+        """Return the largest number of the precision that an op computes in."""
+        dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
+        wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
+        return torch.finfo(torch.float64 if wide else torch.float32).max
 
     def _scaled_beyond(
         self, call: _Call, results: Sequence[torch.Tensor]
@@ -550,8 +610,8 @@ class Shadow(TorchDispatchMode):
     ) -> bool:
         """Keep the copies of a tensor; None makes them what the tensor is.
 
-        ends: where some order of adding leaves the range: every second ``bounded`` copy is infinite
-        there, and the others are not a number.
+        ends: where some order of adding, or another rounding of a product, leaves the range: every
+        second ``bounded`` copy is infinite there, and the others are not a number.
 
         Returns whether an element left the range of its dtype here, though float64 holds it.
         """
@@ -715,6 +775,7 @@ class _Call:
         self.scales = func in _SCALING and bound(func, args, kwargs)["alpha"] != 1
         self.narrow = self._narrow() if facts.casts else 0.0
         self.transforms = func in _TRANSFORMS
+        self.crosses = func is _aten.linalg_cross.default
         self.random = facts.draws and draws(func, args, kwargs)
         self.unstable = func in _SORTING and self.tensors[0].dim() > 0
         self.unstable = self.unstable and not bound(func, args, kwargs).get("stable")
@@ -915,6 +976,17 @@ _CASTING = frozenset(("cumprod", "cumsum", "mean", "nansum", "prod", "sum"))
 
 _BOUNDING = frozenset(
     (_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_min.default, _aten.clamp_max.default)
+)
+
+_NORMS = frozenset(
+    (
+        _aten.native_layer_norm.default,
+        _aten.native_group_norm.default,
+        _aten.native_batch_norm.default,
+        _aten._native_batch_norm_legit.default,
+        _aten._native_batch_norm_legit.no_stats,
+        _aten._batch_norm_with_update.default,
+    )
 )
 
 _SCALING = frozenset((_aten.add.Tensor, _aten.add_.Tensor, _aten.sub.Tensor, _aten.sub_.Tensor))

@@ -175,6 +175,12 @@ DECOMPOSITIONS = {
         contexts=(),
         backward="none",
     ),
+    "compile-mixed-mv": case(
+        [x("x0", 2, 3, dtype="bfloat16"), x("x1", 3)],
+        call("mv", "x0", "x1"),
+        contexts=(),
+        backward="none",
+    ),
     "compile-matrix-rank": case(
         [x("x0", 3, 3), x("b1", dtype="int64", values=bits_of([7], "int64"))],
         under(InferenceMode(), call("linalg.matrix_rank", "x0", form="out", out="b1")),

@@ -565,6 +565,45 @@ def test_a_fused_product_may_be_beyond_the_range_where_another_is_not() -> None:
         assert bool(torch.isnan(samples).any()) == high
 
 
+@pytest.mark.parametrize("reorders", [False, True])
+def test_a_cross_product_beyond_the_range_may_be_of_products_that_are(reorders: bool) -> None:
+    """``a * b - c * d`` of infinite products is NaN where both are rounded, in torch one is."""
+    high = torch.tensor([1e20, 3e20, 2e20])
+    for vector, leaves in ((high, True), (high / 1e10, False)):
+        mode = Shadow(reach="bounded", reorders=reorders)
+        with mode:
+            kept = torch.linalg.cross(vector, vector).clamp(1, -1)
+        assert bool(torch.isnan(mode.band(kept).samples).any()) == leaves
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("norm", ["batch", "statistics", "layer", "group"])
+def test_a_variance_beyond_the_range_is_not_sure(norm: str, wide: bool) -> None:
+    """Torch sums the squares of a batch norm in float64; what adds in float32 comes to 0 or NaN."""
+    x = torch.arange(12.0, dtype=torch.float64 if wide else torch.float32).reshape(3, 2, 2)
+    high = torch.tensor([[1.0, -2.0], [3.0, 0.0], [2.0, -2.5]], dtype=x.dtype)
+    x[:, 0] = high * (1e299 if wide else 1e38)
+    norms: dict[str, Callable[[], torch.Tensor]] = {
+        "batch": lambda: functional.batch_norm(x, None, None, training=True),
+        "statistics": lambda: functional.batch_norm(
+            x, torch.zeros(2).to(x), torch.ones(2).to(x), training=True
+        ),
+        "layer": lambda: functional.layer_norm(x, (2,)),
+        "group": lambda: functional.group_norm(x, 2),
+    }
+    found = []
+    for reach in ("bounded", "unbounded"):
+        mode = Shadow(reach=reach)  # type: ignore[arg-type]
+        with mode:
+            made = norms[norm]() * 1.0
+        found.append(mode.band(made))
+    assert found[0].left
+    equal = found[0].samples == found[1].samples
+    assert not equal[:, :, 0].any()  # the first channel
+    assert bool(equal[:, :, 1].all())
+    assert torch.isfinite(found[1].samples).all()
+
+
 def test_elements_may_be_those_of_either_of_two() -> None:
     one, other = torch.zeros(3), torch.tensor([1e-20, 2e-20, 3e-20])
 
