@@ -604,6 +604,36 @@ def test_a_variance_beyond_the_range_is_not_sure(norm: str, wide: bool) -> None:
     assert torch.isfinite(found[1].samples).all()
 
 
+@pytest.mark.parametrize("norm", ["evaluated", "infinite", "small", "wide"])
+def test_a_norm_whose_variance_stays_in_the_range_is_sure(norm: str) -> None:
+    """What no order of adding moves is judged: no copy is infinite that the result is not."""
+    x = torch.tensor([[1.0, -2.0], [3.0, 0.5], [2.0, -2.5]])
+    norms: dict[str, Callable[[], torch.Tensor]] = {
+        "evaluated": lambda: functional.batch_norm(x * 1e25, torch.zeros(2), torch.ones(2)),
+        "infinite": lambda: functional.layer_norm(torch.full((2, 2), torch.inf), (2,)),
+        "small": lambda: functional.layer_norm(x * 1e15, (2,)),
+        "wide": lambda: functional.layer_norm(x.double() * 1e100, (2,)),
+    }
+    mode = Shadow(reach="bounded")
+    with mode:
+        made = norms[norm]()
+    band = mode.band(made)
+    assert not band.left
+    assert torch.equal(torch.isfinite(band.samples), torch.isfinite(made).expand(8, *made.shape))
+
+
+def test_a_cross_product_of_which_one_product_leaves_the_range_is_not_sure() -> None:
+    """``a * b - c * d`` of one infinite product: it may be rounded or not."""
+    one, other = torch.tensor([0.0, 1e20, 1e18]), torch.tensor([0.0, 1e18, 4e18])
+    mode = Shadow(reach="bounded")
+    with mode:
+        made = torch.linalg.cross(one, other)
+    samples = mode.band(made).samples
+    assert torch.isfinite(samples[:, 1:]).all()
+    assert bool(torch.isnan(samples[1::2, 0]).all())
+    assert bool(torch.isinf(samples[::2, 0]).all())
+
+
 def test_elements_may_be_those_of_either_of_two() -> None:
     one, other = torch.zeros(3), torch.tensor([1e-20, 2e-20, 3e-20])
 
