@@ -21,6 +21,7 @@ __all__ = ["custom_op"]
 def custom_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> Any:
     """Define an op as `torch.library.custom_op` does; the earlier one of the name is gone for good.
 
+    All that are defined under a name have one schema: what torch remembers of it besides stays.
     What the earlier one's library has defined is not public: without those names, in another
     torch, the op is defined as torch does it.
     """

@@ -474,8 +474,11 @@ def _remainder(a: Any, b: Any) -> torch.Tensor | None:
 def _weight_norm(
     v: torch.Tensor, g: torch.Tensor, dim: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Take one norm of the whole vector, and norms in float16, which the kernel has in float32."""
-    if v.dim() != 1 and g.dtype != torch.float16:
+    """Take one norm of the whole vector, and norms in float16, which the kernel has in float32.
+
+    Two dtypes are promoted, which the kernel refuses.
+    """
+    if v.dim() != 1 and g.dtype != torch.float16 and v.dtype == g.dtype:
         return None
     dims = [i for i in range(v.dim()) if i != dim] or None
     dtype = torch.float32 if g.dtype == torch.bfloat16 else None
@@ -573,6 +576,7 @@ _COMPOSITE = frozenset(
         "_weight_norm",
         "group_norm",
         "layer_norm",
+        "matmul",
         "max_pool2d",
         "max_pool3d",
         "multilabel_margin_loss",

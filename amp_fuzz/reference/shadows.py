@@ -297,12 +297,12 @@ class Shadow(TorchDispatchMode):
                 beyond = self._crossed_beyond(call, inputs)
             elif call.func in _NORMS:
                 beyond = self._squared_beyond(call, inputs[0][0], results)
-                if self.reach == "unbounded" and beyond:  # float64 may not hold it either
-                    made = [_held(copies, inputs) for copies in made]
             elif self.reorders and call.scales:
                 beyond = self._scaled_beyond(call, results)
             elif self.reorders and (call.adds or call.transforms or call.averages > 1):
                 beyond = self._beyond(call, inputs, results)
+            if beyond and self.reach == "unbounded" and (call.crosses or call.func in _NORMS):
+                made = [_held(copies, inputs) for copies in made]  # nor may float64 hold it
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -429,26 +429,31 @@ class Shadow(TorchDispatchMode):
         another deviation than a decomposition: to a number, infinity, or NaN.
         """
         given = bound(call.func, call.args, call.kwargs)
-        if given.get("training") is False:
+        if given.get("training") is False or not x.numel():
             return []
-        if "normalized_shape" in given:
-            rows = x.flatten(-len(given["normalized_shape"]))
+        channels = "momentum" in given
+        if channels:
+            rows = x.transpose(0, 1).reshape(x.shape[1], -1)
         elif "group" in given:
             rows = x.reshape(given["N"], given["group"], -1)
         else:
-            rows = x.transpose(0, 1).reshape(x.shape[1], -1)
+            rows = x.flatten(-len(given["normalized_shape"]))
         squares = (rows - rows.mean(-1, keepdim=True)).square().sum(-1)
-        wide = call.tensors[0].dtype is torch.float64
-        limit = torch.finfo(torch.float64 if wide else torch.float32).max
-        lost = ~(squares <= limit) & torch.isfinite(rows).all(-1)
-        if not lost.any():
+        limit = torch.finfo(
+            torch.float64 if call.tensors[0].dtype is torch.float64 else torch.float32
+        ).max
+        finite = torch.isfinite(rows).all(-1)
+        lost = finite & ~(squares <= limit)
+        mean = finite & ~(rows.abs().sum(-1) <= limit)
+        if not (lost | mean).any():
             return []
-        whole = lost.unsqueeze(-1).expand(rows.shape)
-        if "training" in given or "momentum" in given:
+        whole = (lost | mean).unsqueeze(-1).expand(rows.shape)
+        if channels:
             whole = whole.reshape(x.shape[1], x.shape[0], *x.shape[2:]).transpose(0, 1)
-        whole = whole.reshape(x.shape)
-        sizes = {x.numel(): whole, lost.numel(): lost}
-        found = [sizes.get(t.numel()) for t in call.written(results)]
+        returned = [whole.reshape(x.shape), mean, lost | mean]
+        names = [r.name for r in call.func._schema.returns[3:]]
+        kept = {"running_mean_out": mean, "running_var_out": lost | mean}
+        found = [*(mean, lost | mean)[: len(call.targets)], *returned, *map(kept.get, names)]
         shapes = [t.shape for t in call.written(results)]
         return [f if f is None else f.reshape(s) for f, s in zip(found, shapes, strict=True)]
 
@@ -985,7 +990,9 @@ _NORMS = frozenset(
         _aten.native_batch_norm.default,
         _aten._native_batch_norm_legit.default,
         _aten._native_batch_norm_legit.no_stats,
+        _aten._native_batch_norm_legit_functional.default,
         _aten._batch_norm_with_update.default,
+        _aten._batch_norm_with_update_functional.default,
     )
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,8 +19,9 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement, TensorSpec
-from amp_fuzz.reference.aot import _without_out, traced
+from amp_fuzz.reference.aot import _functions, _without_out, traced
 from amp_fuzz.reference.autocast import autocast, quirks
+from amp_fuzz.reference.lowered import _Lowering, _refuses, opaque
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -546,6 +549,73 @@ def test_a_weight_norm_of_float16_cannot_be_trained_compiled() -> None:
         seen = backends()[DECOMPOSED].reference().run(one)
     assert seen.raised is not None
     assert seen.raised.message == "expected scalar type Float but found Half"
+
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_layer_norm_refuses_is_what_its_kernel_refuses(dtype: torch.dtype) -> None:
+    for weight, bias in itertools.product((*FLOATS, None), repeat=2):
+        parameters = [p if p is None else torch.ones(2, dtype=p) for p in (weight, bias)]
+        given = torch.ones(3, 2, dtype=dtype)
+        try:
+            torch.native_layer_norm(given, [2], *parameters, 1e-5)
+            refused = False
+        except RuntimeError:
+            refused = True
+        assert _refuses(given, *parameters) is refused
+
+
+def test_norms_of_both_kinds_are_imitated_in_one_program() -> None:
+    """One that eager refuses, and one whose statistics are rounded."""
+    inputs = [x("w0", 4, 3, dtype="bfloat16"), x("w1", 3), x("w2", 3, dtype="float16")]
+    one = case(
+        inputs,
+        call("layer_norm", "w0", [3], "w1", "w2"),
+        call("native_layer_norm", "w0", [3], "w1", "w1", 1e-5, to="v1 v2 v3"),
+        contexts=(),
+    )
+    expected = "compile-norm-statistics+compile-mixed-layer-norm"
+    found = judged(Example(one, "", DECOMPOSED), shipped()).known
+    assert sorted(found.split("+")) == sorted(expected.split("+"))
+
+
+@pytest.mark.parametrize("backend", [DECOMPOSED, "export[decomposed]"])
+def test_a_matmul_of_two_dtypes_is_imitated_in_inference_mode(backend: str) -> None:
+    inputs = [x("x0", 2, 3, dtype="bfloat16"), x("x1", 3)]
+    inside = under(InferenceMode(), call("matmul", "x0", "x1"))
+    one = case(inputs, inside, contexts=(), backward="none")
+    assert judged(Example(one, "", backend), shipped()).known == "compile-mixed-mv"
+
+
+def test_a_weight_norm_of_two_dtypes_is_promoted() -> None:
+    inputs = [x("x0", 4, 3, dtype="bfloat16"), x("x1", 4, 1)]
+    one = case(inputs, call("_weight_norm", "x0", "x1", 0), contexts=(), backward="none")
+    example = Example(one, "_weight_norm", DECOMPOSED)
+    assert judged(example, shipped()).known == "compile-weight-norm"
+    assert judged(example, shipped(), wrong="_weight_norm").outcome == "diverged"
+
+
+def test_functions_that_forget_hide_no_tensor_that_overrides_them() -> None:
+    """Modules ask it before they take a fast path; the mode alone is not to be seen."""
+
+    class Other(torch.Tensor):
+        pass
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    for functions in (_functions, nullcontext):
+        with functions():
+            seen = [torch.overrides.has_torch_function((t,)) for t in (weight, weight.data)]
+            assert seen == [False, False]
+            assert torch.overrides.has_torch_function((weight, weight.data.as_subclass(Other)))
+
+
+def test_a_custom_op_hides_what_compilers_do_only() -> None:
+    quirks_ = ("compile-std", "export-take", "xla-gamma")
+    with opaque():
+        assert [_Lowering(q, torch.neg).applies() for q in quirks_] == [False, False, True]
+    assert all(_Lowering(q, torch.neg).applies() for q in quirks_)
 
 
 def test_the_body_of_a_custom_op_is_not_decomposed() -> None:

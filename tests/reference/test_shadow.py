@@ -634,6 +634,33 @@ def test_a_cross_product_of_which_one_product_leaves_the_range_is_not_sure() -> 
     assert bool(torch.isinf(samples[::2, 0]).all())
 
 
+def test_a_mean_within_the_range_is_sure_beside_a_variance_that_is_not() -> None:
+    x = torch.tensor([[2.0**126, -(2.0**125)], [2.0**127, 2.0**127]])
+    for op in (torch.native_layer_norm, torch.ops.aten._native_batch_norm_legit_functional):
+        given = x.T.contiguous() if op is not torch.native_layer_norm else x
+        more = ([2], None, None, 1e-5)
+        if op is not torch.native_layer_norm:
+            more = (None, None, torch.zeros(2), torch.ones(2), True, 0.5, 1e-5)  # type: ignore[assignment]
+        found = []
+        for reach in ("bounded", "unbounded"):
+            mode = Shadow(reach=reach)  # type: ignore[arg-type]
+            with mode:
+                made = op(given, *more)
+            found.append([mode.band(t).samples.reshape(8, -1) for t in made])
+        for number, sure in enumerate([[False], [True, False], [False, False]]):
+            equal = (found[0][number] == found[1][number]).all(0)
+            assert [bool(e) for e in equal][: len(sure)] == sure
+        for number, sure in enumerate([[True, False], [False, False]][: len(made) - 3], 3):
+            assert (found[0][number] == found[1][number]).all(0).tolist() == sure
+
+
+def test_a_norm_of_nothing_is_followed() -> None:
+    mode = Shadow()
+    with mode:
+        made = functional.group_norm(torch.zeros(0, 4, 2), 2).sum()
+    assert mode.band(made).known
+
+
 def test_elements_may_be_those_of_either_of_two() -> None:
     one, other = torch.zeros(3), torch.tensor([1e-20, 2e-20, 3e-20])
 
