@@ -190,6 +190,17 @@ def _mixed(op: Any) -> Callable[..., torch.Tensor | None]:
     return function
 
 
+def _huber_backward(
+    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *args: Any
+) -> torch.Tensor | None:
+    """Promote what the kernel refuses."""
+    if grad.dtype == x.dtype == y.dtype:
+        return None
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), grad.dtype)
+    made: torch.Tensor = _aten.huber_loss_backward(grad.to(dtype), x.to(dtype), y.to(dtype), *args)
+    return made
+
+
 def _addr(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> torch.Tensor | None:
@@ -642,6 +653,9 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.take.default: _Lowering("export-take", _take),
     _aten._embedding_bag.default: _Lowering("export-embedding-bag", _embedding_bag),
     _aten.addr.default: _Lowering("compile-promotion", _addr),
+    _aten.huber_loss.default: _Lowering("compile-promotion", _mixed(_aten.huber_loss.default)),
+    _aten.huber_loss.out: _Lowering("compile-promotion", _out_of(_mixed(_aten.huber_loss.default))),
+    _aten.huber_loss_backward.default: _Lowering("compile-promotion", _huber_backward),
     _aten.linalg_cross.default: _Lowering(
         "compile-mixed-cross", _mixed(_aten.linalg_cross.default)
     ),

@@ -597,6 +597,15 @@ def test_a_weight_norm_of_two_dtypes_is_promoted() -> None:
     assert judged(example, shipped(), wrong="_weight_norm").outcome == "diverged"
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_a_huber_loss_of_two_dtypes_is_promoted(reduction: str) -> None:
+    inputs = [x("w0", 6), x("x1", 6, dtype="float64")]
+    one = case(inputs, call("huber_loss", "w0", "x1", reduction=reduction), contexts=())
+    example = Example(one, "huber_loss", DECOMPOSED)
+    assert judged(example, shipped()).known == "compile-promotion"
+    assert judged(example, shipped(), wrong="huber_loss").outcome == "diverged"
+
+
 def test_functions_that_forget_hide_no_tensor_that_overrides_them() -> None:
     """Modules ask it before they take a fast path; the mode alone is not to be seen."""
 
