@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +104,9 @@ def install(
         table = load_table_file(policies)
         check_ops(table, str(policies))
     dtypes = [getattr(torch, name) for name in table.supported_dtypes]
+    # The thread of a backward pass takes the interpreter's lock once more when the pass is over. An
+    # interpreter that has ended by then ends the thread, inside of C++: std::terminate.
+    atexit.register(time.sleep, 0.1)
     backend_registration._setup_privateuseone_for_python_backend(
         device, backend_module=DeviceModule(dtypes)
     )
