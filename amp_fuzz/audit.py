@@ -41,7 +41,7 @@ from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.plugins import inherited
-from amp_fuzz.processes import end, no_interrupts, spawn
+from amp_fuzz.processes import end, no_interrupts, start
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import PolicyTable, load_table
@@ -269,7 +269,7 @@ def _alone(backend: Backend, op: Op, known: tuple[Known, ...]) -> list[Cell]:
     cells: list[Cell] = []
     while len(cells) < len(cases):
         ours, theirs = connection.Pipe(duplex=False)
-        process = spawn(_send, theirs, backend.name, op.name, known, len(cells))
+        process = start(_send, theirs, backend.name, op.name, known, len(cells))
         theirs.close()
         try:
             while len(cells) < len(cases):

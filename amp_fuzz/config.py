@@ -276,7 +276,21 @@ class Options:
         "integer", _DEFAULTS["max-statements"], "N", "The most statements of a program.", minimum=1
     )
     timeout: float = _option(
-        "number", 120.0, "S", "End a process whose case gives no answer for S seconds.", minimum=1
+        "number",
+        120.0,
+        "S",
+        "CPU seconds that a case may take; by the clock it may take 5 times as long.",
+        minimum=1,
+    )
+    memory: float = _option(
+        "number", 8.0, "GIB", "Memory that the process of a case may hold, in GiB.", minimum=0.5
+    )
+    isolate: str = _option(
+        "choice",
+        "auto",
+        "auto|always|never",
+        "Run cases in worker processes: always, never, or (auto) but under pytest's --pdb.",
+        choices=("auto", "always", "never"),
     )
     minimize: float = _option(
         "number",

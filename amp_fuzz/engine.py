@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.baseline import Entry
+from amp_fuzz.baseline import Entry, match
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.findings import Groups, Met, examine
+from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.heap import trim
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, IncidentRecord, Outcome
 from amp_fuzz.still import happens, still
 from amp_fuzz.strategies.drawing import draw_case, usable
 
@@ -33,6 +33,7 @@ __all__ = [
     "Failed",
     "Finding",
     "Finished",
+    "Happened",
     "Planned",
     "Progress",
     "Settings",
@@ -51,11 +52,12 @@ class Settings:
     """How a run is done.
 
     cases: for each backend. ops: names of the ops that programs are drawn from. seconds: stop the
-    run after so long; 0 is never. timeout: seconds after which a worker that answers nothing is
-    ended. minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
-    divergence. baseline: the findings that the project knows of. overdue: those that it
-    has known of for too long: they are new again. kept: cases that are judged first, each with its
-    backend and the family to count it under.
+    run after so long; 0 is never. timeout: CPU seconds that a case may take. memory: GiB that a
+    worker may hold. isolate: run cases in worker processes; else in this one. minimize: seconds for
+    making each new finding smaller. fail_fast: stop at the first new divergence. baseline: the
+    findings that the project knows of. overdue: those that it has known of for too long: they are
+    new again. kept: cases that are judged first, each with its backend and the family to count it
+    under. done: ids of the cases that need not run again, by backend and family.
     """
 
     backends: tuple[str, ...]
@@ -68,19 +70,25 @@ class Settings:
     known: tuple[Known, ...] = ()
     seconds: float = 0.0
     timeout: float = 120.0
+    memory: float = 8.0
+    isolate: bool = True
     minimize: float = 20.0
     max_statements: int = 12
     fail_fast: bool = False
     baseline: tuple[Entry, ...] = ()
     overdue: tuple[Entry, ...] = ()
     kept: tuple[tuple[str, str, Case], ...] = ()
+    done: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A part of a run: so many cases on one backend, each with a call of one of these ops.
 
-    given: the cases, where none are drawn.
+    given: the cases, where none are drawn. first: the number of the first case; a worker that died
+    ran those before it. confirms: how a worker died of its one case, which runs once more. aim: the
+    kernel that ends the task once a case reaches it, or "". again: the cases are judged as a replay
+    does: by all relations, and as they are.
     """
 
     backend: str
@@ -89,6 +97,10 @@ class Task:
     cases: int
     seed: int
     given: tuple[Case, ...] = ()
+    first: int = 0
+    confirms: IncidentRecord | None = None
+    aim: str = ""
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +113,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Cases that were judged since the last one, by outcome and by known entry; kernels reached."""
+    """A case was judged and recorded: its outcome, its causes if it diverged anew, its kernels."""
 
     backend: str
     family: str
-    outcomes: Counter[str]
-    known: Counter[str]
+    outcome: Outcome
+    groups: tuple[str, ...]
     kernels: frozenset[str]
 
 
@@ -136,10 +148,17 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A worker died or hung while it ran a case; `record` says which."""
+    """Two workers died of the same case, or it answered neither; `record` says which."""
 
     record: DivergenceRecord
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A worker died, and that is no finding; `record` says why not."""
+
+    record: IncidentRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +169,7 @@ class Failed:
     usage: bool = False
 
 
-Event: TypeAlias = Planned | Progress | Suspected | Finding | Finished | Crashed | Failed
+Event: TypeAlias = Planned | Progress | Suspected | Finding | Finished | Crashed | Happened | Failed
 
 
 def seed_of(*parts: object) -> int:
@@ -221,25 +240,29 @@ def explore(
     task: Task,
     settings: Settings,
     *,
+    began: Callable[[int], None] = lambda number: None,
     seen: Callable[[Case], None] = lambda case: None,
     groups: Groups | None = None,
-    done: Collection[str] = (),
     covered: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Iterator[Event | CaseRecord]:
     """Run a task in this process, yielding a record for each case and an event for each finding.
 
-    The events of a case come before its record. `seen` is told each case before it runs. `groups`
-    are the causes that were met already; what belongs to one is counted, not reported again. Cases
-    whose ids are `done` are left out. `covered` is told each verdict that agreed.
+    The events of a case come before its record. `began` is told the number of each case of the
+    task, `seen` each case before it runs, and each that it is examined with. `groups` are the
+    causes that were met already; what belongs to one is counted, not reported again. `covered` is
+    told each verdict that agreed.
     """
     groups = Groups() if groups is None else groups
-    judge = Judge(backends()[task.backend], settings.known, settings.relations)
+    relations = "all" if task.again else settings.relations
+    judge = Judge(backends()[task.backend], settings.known, relations)
+    done = settings.done.get((task.backend, task.family), frozenset())
     entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
-    for number, case in enumerate(task.given or draw(task, settings), 1):
+    for number, case in enumerate(_cases(task, settings), task.first):
         if case.id in done:
             continue
-        if number % _TRIMMED == 0:
+        if number % _TRIMMED == _TRIMMED - 1:
             trim()
+        began(number)
         seen(case)
         entry = entries.get(case.id)
         with quiet():
@@ -249,13 +272,22 @@ def explore(
             covered(verdict)
         stays = entry is not None and verdict.known == entry.id
         if verdict.divergence is not None and not stays:
-            with quiet():
-                met = yield from _examined(judge, verdict, task, settings, groups, seen)
+            if task.again:
+                met = yield from _kept(verdict, task, settings)
+            else:
+                with quiet():
+                    met = yield from _examined(judge, verdict, task, settings, groups, seen)
+                yield Suspected(None)
             record = _met(record, met)
-            yield Suspected(None)
         yield record
         if settings.fail_fast and record.outcome == "diverged":
             break
+        if task.aim and any(kernel.overload == task.aim for kernel in record.kernels):
+            break
+
+
+def _cases(task: Task, settings: Settings) -> Iterable[Case]:
+    return task.given[task.first : task.cases] if task.given else draw(task, settings)
 
 
 def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
@@ -266,6 +298,17 @@ def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
     if happens(judge, entry, verdict):
         verdict.outcome, verdict.known = "known", entry.id
     return verdict
+
+
+def _kept(verdict: Verdict, task: Task, settings: Settings) -> Generator[Event, None, list[Met]]:
+    """Yield the finding of a case that diverged again, as it is, and return its cause."""
+    if verdict.known:
+        return []
+    found = fingerprinted(verdict.finding(task.family, verdict.case))
+    entry = match(settings.baseline, found)
+    if entry is None:
+        yield Finding(found, new=True)
+    return [Met(found.fingerprint, entry.id if entry else "")]
 
 
 def _examined(
@@ -318,7 +361,7 @@ def draw(task: Task, settings: Settings) -> Iterator[Case]:
     backend = backends()[task.backend]
     ops = runnable(select(settings.ops or ("*",)), backend)
     focus = runnable(select(task.focus), backend) if task.focus else ()
-    for number in range(task.cases):
+    for number in range(task.first, task.cases):
         yield draw_case(
             random.Random(f"{task.seed}/{number}").randbytes,
             backend.device,

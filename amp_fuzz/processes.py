@@ -1,42 +1,99 @@
-"""Processes that a Ctrl-C does not reach, and that end with all that they started.
+"""Worker processes: forks where that is safe, watched, and ended with all that they started.
 
-A compiler starts others: were a worker ended alone that waits for one, that one would run on.
+A fork keeps everything that this process did to torch: patched functions, registered kernels and
+ops. A spawned process starts anew and keeps only what `amp_fuzz.plugins` imports.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-__all__ = ["death", "end", "end_children", "no_interrupts", "spawn"]
+import psutil
+
+__all__ = [
+    "Usage",
+    "death",
+    "end",
+    "few_primitives",
+    "no_interrupts",
+    "start",
+    "unforkable",
+    "usage",
+]
 
 _GROUPS = hasattr(os, "killpg")
+_ACCELERATORS = ("cuda", "xpu", "mtia")
 
 
-def spawn(entry: Callable[..., object], *args: object) -> BaseProcess:
+def unforkable() -> str:
+    """Return why a fork of this process could not run cases, or "".
+
+    A fork has one thread. The runtimes of accelerators and JAX do not survive that. torch's own
+    threads on a CPU do: a worker computes in one thread and never asks for the others.
+    """
+    if sys.platform != "linux":
+        return f"a fork is not safe on {sys.platform}"
+    if "jaxlib" in sys.modules:
+        return "JAX is imported, and its threads do not survive a fork"
+    torch = sys.modules.get("torch")
+    for name in _ACCELERATORS if torch is not None else ():
+        if getattr(torch, name).is_initialized():
+            return f"torch.{name} is in use, and does not survive a fork"
+    return ""
+
+
+def start(entry: Callable[..., object], *args: object, fork: bool | None = None) -> BaseProcess:
     """Start ``entry(*args)`` in a new process, the leader of a group of its own.
 
-    It ends with its group when the process that started it ends.
+    It ends with its group when the process that started it ends. fork: whether it is a fork of this
+    process; by default if that is safe.
     """
-    process = get_context("spawn").Process(target=_lead, args=(entry, *args), daemon=True)
-    with no_interrupts():
+    fork = not unforkable() if fork is None else fork
+    context = get_context("fork" if fork else "spawn")
+    process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+        target=_lead, args=(fork, entry, *args), daemon=True
+    )
+    with no_interrupts(), warnings.catch_warnings():
+        # Python 3.12 warns of a fork beside threads, such as xdist's: the fork needs none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
 
 
-def _lead(entry: Callable[..., object], *args: object) -> None:
+def _lead(fork: bool, entry: Callable[..., object], *args: object) -> None:
+    if fork:
+        _leave_behind()
     parent = parent_process()
     assert parent is not None
     if _GROUPS:
         os.setpgid(0, 0)
         threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     entry(*args)
+
+
+def _leave_behind() -> None:
+    """Drop what a fork inherits and must not act on: handlers, hooks, tracing, garbage.
+
+    Garbage of the process that forked, such as a temporary folder, is not this one's to finalise.
+    """
+    gc.freeze()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    sys.settrace(None)
+    sys.setprofile(None)
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    threading.excepthook = threading.__excepthook__
 
 
 def _follow(parent: BaseProcess) -> None:
@@ -46,7 +103,7 @@ def _follow(parent: BaseProcess) -> None:
 
 
 def end(process: BaseProcess, patience: float = 0.0) -> None:
-    """Kill a process of `spawn`, if it has not ended after so many seconds, and its group."""
+    """Kill a process of `start`, if it has not ended after so many seconds, and its group."""
     process.join(patience)
     if _GROUPS and process.pid is not None:
         with suppress(ProcessLookupError, PermissionError):  # all ended, or not yet a leader
@@ -56,18 +113,13 @@ def end(process: BaseProcess, patience: float = 0.0) -> None:
     process.join(5)
 
 
-def end_children() -> None:
-    """Kill all that this process started, and what they did, where the system lists them."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    ours = {os.getpid()}
-    while found := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= found
-    for pid in ours - {os.getpid()}:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def few_primitives() -> None:
+    """Have oneDNN and ideep keep 16 primitives, not 1,024; call it before torch is imported.
+
+    Hardly a shape comes twice, so that their caches are what grows in a long run.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "16")
 
 
 def death(process: BaseProcess) -> str:
@@ -75,6 +127,32 @@ def death(process: BaseProcess) -> str:
     process.join(5)
     code = process.exitcode or 0
     return f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and all that it started used: CPU time in seconds, resident memory in bytes.
+
+    What has ended and was waited for counts with who waited for it.
+    """
+
+    cpu: float = 0.0
+    memory: int = 0
+
+
+def usage(pid: int) -> Usage:
+    """Return what a process and its descendants have used so far; nothing of one that ended."""
+    cpu, memory = 0.0, 0
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return Usage()
+    for member in family:
+        with suppress(psutil.Error), member.oneshot():
+            cpu += sum(member.cpu_times()[:4])  # user, system, and those of children that ended
+            memory += member.memory_info().rss
+    return Usage(cpu, memory)
 
 
 @contextmanager

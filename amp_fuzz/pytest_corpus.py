@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.baseline import match
 from amp_fuzz.corpus import Kept, folder_cases, named
-from amp_fuzz.fingerprints import fingerprinted
-from amp_fuzz.judge import Judge, quiet
-from amp_fuzz.pytest_items import ROOT, calm, show_finding
+from amp_fuzz.engine import Task
+from amp_fuzz.pytest_items import ROOT, Outcome, WorkerFailed, show_finding
 from amp_fuzz.pytest_run import Run
 from amp_fuzz.store import Store, StoreError
 
@@ -70,33 +68,19 @@ class CaseItem(pytest.Item):
         state = backend.availability()
         if state.status != "ready":
             pytest.skip(f"{backend.name} is {state.status}: {state.detail}")
-        settings, writer = self.run.settings, self.run.open()
-        self.run.note(backend.name, self.job.group, kept.case)
-        try:
-            with calm(), quiet():
-                verdict = Judge(backend, settings.known, "all").judge(kept.case)
-        finally:
-            self.run.rest()
-        self.run.cases += 1
-        if verdict.outcome != "diverged":
-            writer.write(verdict.record(self.job.group))
-            return
-        finding = verdict.finding(self.job.group, kept.case)
-        finding = fingerprinted(finding)
-        if (entry := match(settings.baseline, finding)) is not None:
-            verdict.outcome, verdict.known = "known", entry.id
-            writer.write(verdict.record(self.job.group))
-            return
-        writer.write(verdict.record(self.job.group))
-        writer.write(finding)
-        self.run.store.save(finding)
-        self.run.findings.append(finding)
-        lines = show_finding(finding, self.run.store_option)
-        head = f"{kept.name} diverges on {backend.name}: {finding.kind}"
-        pytest.fail("\n".join([head, "", *lines]), pytrace=False)
+        task = Task(backend.name, self.job.group, (), 1, 0, (kept.case,), again=True)
+        outcome = Outcome()
+        for event in self.run.work([task]):
+            outcome.add(event)
+        for finding in outcome.new:
+            lines = show_finding(finding, self.run.store_option)
+            head = f"{kept.name} diverges on {backend.name}: {finding.kind}"
+            pytest.fail("\n".join([head, "", *lines]), pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
         """Return one line for a store that cannot be written, and for all else what pytest does."""
         if isinstance(excinfo.value, StoreError):
             return f"amp-fuzz: {excinfo.value}"
+        if isinstance(excinfo.value, WorkerFailed):
+            return f"amp-fuzz: internal error, please report it:\n{excinfo.value}"
         return super().repr_failure(excinfo, *args)

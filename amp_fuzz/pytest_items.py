@@ -1,7 +1,7 @@
 """What ``pytest --amp-fuzz`` collects: one item for each backend and family of ops.
 
-An item explores its part of the run in this process, writes a record for each case, and fails if
-it saw a divergence that no known entry explains. Its cases depend on the seed and its name alone:
+An item explores its part of the run in a worker process that is watched, and fails if it saw a
+divergence that no known entry explains. Its cases depend on the seed and its name alone:
 the same under xdist, alone, or after others. So each backend's ``coverage`` item aims at every
 kernel that the dispatcher lists, whatever other items reached: they may run elsewhere.
 """
@@ -12,7 +12,6 @@ import shlex
 import signal
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,29 +21,30 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 import pytest
-import torch
 
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.devices import device_words
 from amp_fuzz.engine import (
+    Crashed,
     Event,
+    Failed,
     Finding,
+    Happened,
+    Progress,
     Settings,
-    Suspected,
     Task,
     baseline_tasks,
-    explore,
     kept_tasks,
     plan_tasks,
     runnable,
     seed_of,
 )
 from amp_fuzz.fingerprints import title
-from amp_fuzz.pytest_run import Done, Run
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
-from amp_fuzz.store import StoreError, Writer
+from amp_fuzz.pytest_run import Run
+from amp_fuzz.records import DivergenceRecord, EndRecord, IncidentRecord
+from amp_fuzz.store import StoreError
 
 __all__ = [
     "ROOT",
@@ -52,8 +52,9 @@ __all__ = [
     "BackendNode",
     "FuzzItem",
     "Job",
+    "Outcome",
     "Root",
-    "calm",
+    "WorkerFailed",
     "jobs",
     "show_finding",
     "store_option",
@@ -69,13 +70,12 @@ ROOT = "amp-fuzz"
 class Job:
     """What one item does.
 
-    parts: tasks in turn; each with the kernel that it aims at, or "" to run all of its cases.
-    missing: why the backend cannot be used here; nothing runs then.
+    tasks: in turn. missing: why the backend cannot be used here; nothing runs then.
     """
 
     backend: str
     name: str
-    parts: tuple[tuple[Task, str], ...] = ()
+    tasks: tuple[Task, ...] = ()
     missing: Availability | None = None
 
     @property
@@ -118,9 +118,9 @@ def jobs(
     first = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
     for backend in chosen:
         own = [task for task in first if task.backend == backend.name]
-        found += [Job(backend.name, task.family, ((task, ""),)) for task in own]
+        found += [Job(backend.name, task.family, (task,)) for task in own]
         own = sorted((t for t in tasks if t.backend == backend.name), key=lambda t: t.family)
-        found += [Job(backend.name, task.family, ((task, ""),)) for task in own]
+        found += [Job(backend.name, task.family, (task,)) for task in own]
         aims = tuple(_aims(settings, backend))
         if aims:
             found.append(Job(backend.name, "coverage", aims))
@@ -132,7 +132,7 @@ def jobs(
 _TRIES = (3, 6, 6, 6, 6, 6, 6, 6)
 
 
-def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
+def _aims(settings: Settings, backend: Backend) -> Iterator[Task]:
     pool = runnable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend)
     for kernel in kernels(backend.device).reachable:
         name = kernel if "::" in kernel else f"aten::{kernel}"
@@ -144,7 +144,7 @@ def _aims(settings: Settings, backend: Backend) -> Iterator[tuple[Task, str]]:
         for number, cases in enumerate(_TRIES):
             seed = seed_of(settings.seed, backend.name, kernel, number)
             ops = own if number % 4 < 3 else able
-            yield Task(backend.name, "coverage", ops, cases, seed), kernel
+            yield Task(backend.name, "coverage", ops, cases, seed, aim=kernel)
 
 
 # -- collection -----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class FuzzItem(pytest.Item):
 
     def __init__(self, *, run: Run, job: Job, **about: Any) -> None:
         super().__init__(**about)
-        self.run, self.job, self.done = run, job, Done()
+        self.run, self.job = run, job
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.nodeid
@@ -190,77 +190,36 @@ class FuzzItem(pytest.Item):
         if self.job.missing is not None:
             state = self.job.missing
             pytest.skip(f"{self.job.backend} is {state.status}: {state.detail}")
-        if time.time() > self.run.deadline:
+        if self.run.over():
             seconds = self.run.settings.seconds
             pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} were over before")
-        writer = self.run.open()
         outcome, start = Outcome(), time.monotonic()
-        self.done = self.run.done(self.job.backend, self.job.name)
         try:
-            with calm(), _interrupts() as interrupted:
-                self._explore(outcome, writer, interrupted)
+            with _interrupts() as interrupted:
+                for event in self.run.work(self.job.tasks):
+                    outcome.add(event)
+                    if interrupted():
+                        raise KeyboardInterrupt
+            outcome.reason = "stopped" if self.run.over() else "done"
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
             raise
         finally:
-            self.run.rest()
-            took = round(time.monotonic() - start, 3)
-            job = self.job
-            writer.write(EndRecord(job.backend, job.name, outcome.cases, took, outcome.reason))
+            if not outcome.done:
+                took, job = round(time.monotonic() - start, 3), self.job
+                end = EndRecord(job.backend, job.name, outcome.cases, took, outcome.reason)
+                self.run.write(end)
             self.user_properties += [("cases", outcome.cases), ("seed", self.run.settings.seed)]
-        self.run.covering(self.job.backend).write()
+        for record in outcome.new:
+            self.run.shown[record.fingerprint] = record
         self._judge(outcome)
-
-    def _explore(self, outcome: Outcome, writer: Writer, interrupted: Callable[[], bool]) -> None:
-        for event in self._events():
-            if isinstance(event, CaseRecord):
-                writer.write(event)
-                self.run.cases += 1
-                outcome.add(event)
-            elif isinstance(event, Suspected):
-                self.run.suspected = event.record
-            elif isinstance(event, Finding):
-                writer.write(event.record)
-                self.run.store.save(event.record)
-                self.run.findings.append(event.record)
-                if event.new:
-                    outcome.new.append(event.record)
-                    self.run.shown[event.record.fingerprint] = event.record
-            if interrupted():
-                raise KeyboardInterrupt
-            if time.time() > self.run.deadline:
-                outcome.reason = "stopped"
-                return
-        outcome.reason = "done"
-
-    def _events(self) -> Iterator[Event | CaseRecord]:
-        reached = set(self.done.kernels)
-        for task, kernel in self.job.parts:
-            if kernel and kernel in reached:
-                continue
-            for event in self._explored(task):
-                yield event
-                if isinstance(event, CaseRecord):
-                    reached.update(k.overload for k in event.kernels)
-                    if kernel and kernel in reached:
-                        break
-
-    def _explored(self, task: Task) -> Iterator[Event | CaseRecord]:
-        return explore(
-            task,
-            self.run.settings,
-            seen=lambda case: self.run.note(task.backend, task.family, case),
-            groups=self.run.groups,
-            done=self.done.ids,
-            covered=self.run.covering(task.backend).note,
-        )
 
     def _judge(self, outcome: Outcome) -> None:
         late = self._overdue()
         if outcome.diverged or late:
             shown = show(outcome, self.run) if outcome.diverged else ""
             pytest.fail("\n".join(filter(None, [*late, shown])), pytrace=False)
-        if outcome.cases == 0 and not self.done.ids:
+        if outcome.cases == 0 and outcome.done:
             pytest.fail(f"no case ran: none was drawn for {self.nodeid}", pytrace=False)
 
     def _overdue(self) -> list[str]:
@@ -278,6 +237,8 @@ class FuzzItem(pytest.Item):
         """Return one line for a store that cannot be written, and for all else what pytest does."""
         if isinstance(excinfo.value, StoreError):
             return f"amp-fuzz: {excinfo.value}"
+        if isinstance(excinfo.value, WorkerFailed):
+            return f"amp-fuzz: internal error, please report it:\n{excinfo.value}"
         return super().repr_failure(excinfo, *args)
 
 
@@ -289,36 +250,34 @@ class Outcome:
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "crashed"
     diverged: Counter[str] = field(default_factory=Counter)
     new: list[DivergenceRecord] = field(default_factory=list)
+    incidents: list[IncidentRecord] = field(default_factory=list)
 
-    def add(self, record: CaseRecord) -> None:
-        """Count a case."""
-        self.cases += 1
-        if record.outcome == "diverged":
-            self.diverged.update(record.groups)
+    @property
+    def done(self) -> bool:
+        """Whether all of its cases ran."""
+        return self.reason == "done"
+
+    def add(self, event: Event) -> None:
+        """Count what happened. Raises `StoreError`, or `WorkerFailed` for a mistake of ours."""
+        if isinstance(event, Progress):
+            self.cases += 1
+            self.diverged.update(event.groups)
+        elif isinstance(event, Finding):
+            if event.new:
+                self.new.append(event.record)
+        elif isinstance(event, Crashed):
+            self.cases += 1
+            if not event.record.known:
+                self.new.append(event.record)
+                self.diverged[event.record.fingerprint] += 1
+        elif isinstance(event, Happened):
+            self.incidents.append(event.record)
+        elif isinstance(event, Failed):
+            raise StoreError(event.detail) if event.usage else WorkerFailed(event.detail)
 
 
-@contextmanager
-def calm() -> Iterator[None]:
-    """Give a case what it expects, and the tests that follow what they had.
-
-    One thread, since results may depend on their number; the tests' warning filters, torch's
-    default dtype, grad mode and random state are not ours to see or to change.
-    """
-    threads, dtype, state = (
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        torch.get_rng_state(),
-    )
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float32)
-    try:
-        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        torch.set_rng_state(state)
+class WorkerFailed(RuntimeError):
+    """Something of ours went wrong in a worker process. The message is its traceback."""
 
 
 @contextmanager

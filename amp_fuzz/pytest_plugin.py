@@ -43,7 +43,12 @@ OPTIONS = {
     "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
     "corpus": ("FOLDER", "Case files that every run judges first: a regression suite."),
     "max-statements": ("N", "The most statements of a program."),
-    "timeout": ("S", "End a process whose case gives no answer for S seconds."),
+    "timeout": ("S", "CPU seconds that a case may take; by the clock it may take 5 times as long."),
+    "memory": ("GIB", "Memory that the process of a case may hold, in GiB."),
+    "isolate": (
+        "auto|always|never",
+        "Run cases in worker processes: always, never, or (auto) but under pytest's --pdb.",
+    ),
     "minimize": (
         "S",
         "Seconds of work for making each new finding smaller; 0: keep it as it was drawn.",

@@ -2,8 +2,7 @@
 
 Without xdist one process does everything. With it, the controller draws the seed and names the run,
 each worker runs items and writes records of its own, and the controller alone prints and writes the
-report. A process that dies leaves the case that it was running in the store: the controller takes
-it from there, and where nobody watched, the next session does.
+report.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ import json
 import re
 import secrets
 import shlex
-import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -37,19 +33,19 @@ from amp_fuzz.known import KnownError
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.program import ProgramError
 from amp_fuzz.pytest_corpus import corpus, replayed
-from amp_fuzz.pytest_items import ROOT, AnyJob, Root, jobs, show_finding, store_option
+from amp_fuzz.pytest_items import ROOT, AnyJob, Root, jobs, store_option
 from amp_fuzz.pytest_plugin import OPTIONS, dest
-from amp_fuzz.pytest_run import Run, lock_of, recover, take
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.pytest_run import Run
+from amp_fuzz.records import EndRecord
 from amp_fuzz.reports import Report, read
 from amp_fuzz.session import MissingBackend, prepare
 from amp_fuzz.store import Store, StoreError
+from amp_fuzz.workers import unshared
 
 __all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
 _KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
-_DEATHS = 2  # of workers after which an item goes on, and for each process
 _REFUSED = (
     BackendError,
     BaselineError,
@@ -99,19 +95,19 @@ def _session(config: pytest.Config) -> FuzzSession:
     settings = prepared.settings
     if config.getoption("maxfail") == 1:
         settings = dataclasses.replace(settings, fail_fast=True)
+    if options.isolate == "auto" and config.option.usepdb:
+        settings = dataclasses.replace(settings, isolate=False)
+    settings = dataclasses.replace(settings, workers=1)
     began = time.time() if sent is None else sent["began"]
     named = resolved.sources["store"].startswith(_PREFIX)
     run = Run(
         settings,
         Store(folder),
         record,
-        worker="main" if sent is None else sent["worker"],
+        label="main" if sent is None else sent["worker"],
         store_option=store_option(str(options.store) if named else ""),
         deadline=began + settings.seconds if settings.seconds else float("inf"),
-        timeout=0.0 if config.option.usepdb else options.timeout,
     )
-    if sent is None:
-        run.hung = partial(_say_hung, config, run)
     states = {name: backend.availability() for name, backend in backends().items()}
     wanted = {b.name for b in matching(options.backends)}
     missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
@@ -128,25 +124,11 @@ def _session(config: pytest.Config) -> FuzzSession:
         kept += corpus(folders, prepared.chosen)
         kept += jobs(settings, prepared.chosen, missing)
     found = _selected(config, kept)
-    lost = []
     if sent is None and not config.option.collectonly:
         run.store.create()  # better now than after the first item
-        lost = recover(run.store)
     return FuzzSession(
-        run, found, options, began, lost, in_worker=sent is not None, kept=findings, unused=trouble
+        run, found, options, began, in_worker=sent is not None, kept=findings, unused=trouble
     )
-
-
-def _say_hung(config: pytest.Config, run: Run, record: DivergenceRecord) -> None:
-    """Say why the session ends, and keep the finding: nobody else is there to do it."""
-    take(run.store, run.record.id, run.current, record.observed)
-    Path(lock_of(run.current).lock_file).unlink(missing_ok=True)
-    capture = config.pluginmanager.getplugin("capturemanager")
-    if capture is not None:
-        capture.suspend_global_capture(in_=True)
-    why = "amp-fuzz: a case does not end, and so the session does; with -n 1, only the case would"
-    sys.stderr.write("\n".join(["", *show_finding(record, run.store_option), why, ""]))
-    sys.stderr.flush()
 
 
 def given_options(config: pytest.Config) -> dict[str, object]:
@@ -212,22 +194,18 @@ def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
 class FuzzSession:
     """The hooks of a session.
 
-    lost: what earlier sessions died of. crashed: what workers of this one did. put_back: how often
-    an item was given to another worker. workers: what each worker had to say at its end. kept: the
-    store's findings, which are judged first; unused: why others are not. trouble: why the report or
-    a record could not be written.
+    workers: what each worker of xdist had to say at its end. kept: the store's findings, which are
+    judged first; unused: why others are not. trouble: why the report or a record could not be
+    written.
     """
 
     run: Run
     jobs: list[AnyJob]
     options: Options
     began: float
-    lost: list[DivergenceRecord]
     in_worker: bool
     kept: list[Kept] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    crashed: dict[str, DivergenceRecord] = field(default_factory=dict)
-    put_back: Counter[str] = field(default_factory=Counter)
     workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reports: tuple[Path, ...] = ()
     seen: Report | None = None
@@ -243,14 +221,16 @@ class FuzzSession:
             count = f"{len(self.kept)} finding{'s' * (len(self.kept) != 1)}"
             about.append(f"amp-fuzz: judged first: {count} of the store")
         about += [f"amp-fuzz: not judged again: {text}" for text in self.unused]
-        return about + self._lost_lines()
+        return about + self._isolation_lines()
 
-    def _lost_lines(self) -> list[str]:
-        return [
-            f"amp-fuzz: an earlier session died of a case on {record.backend}: "
-            f"amp-fuzz replay {record.id}{self.run.store_option}"
-            for record in self.lost
-        ]
+    def _isolation_lines(self) -> list[str]:
+        if not self.run.settings.isolate:
+            return ["amp-fuzz: cases run in this process, and one that crashes ends it"]
+        why = unshared(self.run.settings)
+        if not why:
+            return []
+        plugins = f"a module that {_PREFIX}plugins names makes them in both"
+        return [f"amp-fuzz: changes to torch do not reach the cases' processes: {why}; {plugins}"]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -280,49 +260,10 @@ class FuzzSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
-        """Take what a worker has to say, or what it left if it died."""
-        name = node.gateway.id
+        """Take what an xdist worker has to say."""
         output = getattr(node, "workeroutput", {}).get(_KEY)
         if output is not None:
-            self.workers[name] = json.loads(output)
-        if error is None:
-            return
-        path = self.run.store.run_path(self.run.record.id) / f"current-{name}.json"
-        record = None
-        with self._kept_going():
-            record = take(self.run.store, self.run.record.id, path, f"worker {name} died")
-        Path(lock_of(path).lock_file).unlink(missing_ok=True)
-        if record is not None:
-            self.crashed[name] = record
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
-        """Add the case to what xdist says of an item; a worker that lives does the rest of it."""
-        record = self.crashed.get(report.node.gateway.id)
-        if record is None or not crashitem.startswith(f"{ROOT}::"):
-            return
-        lines = [str(report.longrepr), "", *show_finding(record, self.run.store_option)]
-        if crashitem.startswith(f"{ROOT}::{record.backend}::"):
-            again = self._put_back(crashitem, report.node.config, sched)
-            rest = "are for another worker" if again else "did not run"
-            lines.append(f"The item's other cases {rest}.")
-        report.longrepr = "\n".join(lines)
-        report.location = (".", None, crashitem)  # for the headline
-
-    def _put_back(self, nodeid: str, config: pytest.Config, sched: Any) -> bool:
-        """Give an item to another worker, unless it is at fault for too many.
-
-        After 4 for each process, xdist ends the session; other items may need them.
-        """
-        limit = _DEATHS * (config.getoption("numprocesses", None) or 1)
-        if self.put_back[nodeid] >= _DEATHS or self.put_back.total() >= limit:
-            return False
-        try:
-            sched.mark_test_pending(nodeid)
-        except NotImplementedError:  # where --dist keeps tests together
-            return False
-        self.put_back[nodeid] += 1
-        return True
+            self.workers[node.gateway.id] = json.loads(output)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -332,15 +273,26 @@ class FuzzSession:
             output = {"cases": self.run.cases, "findings": [r.id for r in self.run.findings]}
             session.config.workeroutput[_KEY] = json.dumps(output)  # type: ignore[attr-defined]
             return
-        # Workers that an interrupt ended left their files: no case killed them.
-        for path in self.run.store.run_path(self.run.record.id).glob("current-*"):
-            with suppress(OSError):
-                path.unlink()
         if self._ran():
             with self._kept_going():
                 run, known = self.run.record.id, self.run.settings.known
+                self._end(session)
                 self.seen = read(self.run.store, run, known=known)
+                if self.seen.view.verdict.kind == "new" and not session.exitstatus:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 self.reports = self.seen.write(self.options.report)
+
+    def _end(self, session: pytest.Session) -> None:
+        """Record that the run came to its end, and how."""
+        reason: Literal["done", "stopped", "interrupted"] = "done"
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            reason = "interrupted"
+        elif self.run.over() or session.shouldstop or session.shouldfail:
+            reason = "stopped"
+        cases = self.run.cases + sum(said["cases"] for said in self.workers.values())
+        writer = self.run.store.writer(self.run.record.id, "run")
+        writer.write(EndRecord("", "", cases, round(time.time() - self.began, 3), reason))
+        writer.close()
 
     @contextmanager
     def _kept_going(self) -> Iterator[None]:
@@ -371,7 +323,7 @@ class FuzzSession:
 
     def summary(self) -> list[str]:
         """Return what there is to say at the end, as lines."""
-        lines = self._lost_lines()
+        lines: list[str] = []
         if self._ran():
             with self._kept_going():
                 run, known = self.run.record.id, self.run.settings.known
@@ -384,14 +336,13 @@ class FuzzSession:
 
     def _worker_lines(self) -> list[str]:
         """Say what each worker did; and where a worker's records are not in this store, that."""
-        if not self.workers and not self.crashed:
+        if not self.workers:
             return []
         parts = [f"{name} {said['cases']} cases" for name, said in sorted(self.workers.items())]
-        parts += [f"{name} died of case {r.id}" for name, r in sorted(self.crashed.items())]
         lines = [f"workers: {', '.join(parts)}"]
         for name, said in sorted(self.workers.items()):
-            records = self.run.store.run_path(self.run.record.id) / f"records-{name}.jsonl"
-            if said["cases"] and not records.exists():
+            lock = self.run.store.run_path(self.run.record.id) / f"running-{name}.lock"
+            if said["cases"] and not lock.exists():
                 found = ", ".join(said["findings"]) or "none"
                 lines.append(f"the records of {name} are in a store elsewhere (findings: {found})")
         return lines

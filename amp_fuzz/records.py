@@ -18,10 +18,12 @@ __all__ = [
     "CaseRecord",
     "DivergenceRecord",
     "EndRecord",
+    "IncidentRecord",
     "KernelRecord",
     "Outcome",
     "Record",
     "RunRecord",
+    "incident_line",
     "unanswered",
 ]
 
@@ -156,6 +158,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     as_if: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     platform: str = ""
+    output: str = ""
 
     @property
     def id(self) -> str:
@@ -182,6 +185,32 @@ def unanswered(
     )
 
 
+class IncidentRecord(msgspec.Struct, frozen=True, tag="incident"):
+    """A worker process died, or gave no answer, and that is no finding.
+
+    Either its case gave an answer when another process ran it again, or the case was a candidate of
+    the minimiser: a smaller case that nobody drew. of: then, the id of the case that was made
+    smaller, else "". kind: ``crash`` or ``timeout``. detail: how the process ended. output: the
+    last lines that it wrote.
+    """
+
+    backend: str
+    family: str
+    kind: str
+    case: Case
+    detail: str
+    output: str = ""
+    of: str = ""
+
+
+def incident_line(record: IncidentRecord) -> str:
+    """Return an incident in one line."""
+    what = f"{record.detail}, case {record.case.id} of {record.backend}"
+    if record.of:
+        return f"{what}: a smaller form of {record.of}, which goes on without it"
+    return f"{what}: it gave an answer when it ran again, so the machine is to blame, not the case"
+
+
 class EndRecord(msgspec.Struct, frozen=True, tag="end"):
     """A worker, or the run, came to its end."""
 
@@ -192,4 +221,4 @@ class EndRecord(msgspec.Struct, frozen=True, tag="end"):
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
 
 
-Record: TypeAlias = CaseRecord | DivergenceRecord | EndRecord
+Record: TypeAlias = CaseRecord | DivergenceRecord | IncidentRecord | EndRecord

@@ -102,6 +102,8 @@ def prepare(options: Options, *, command: str = "") -> Session:
         known=known,
         seconds=options.seconds,
         timeout=options.timeout,
+        memory=options.memory,
+        isolate=options.isolate != "never",
         minimize=options.minimize,
         max_statements=options.max_statements,
         fail_fast=options.fail_fast,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from amp_fuzz.case import Case, CaseError, load, loads
 from amp_fuzz.records import RECORDS_FORMAT, DivergenceRecord, Record, RunRecord
@@ -92,6 +93,32 @@ class Store:
             raise StoreError(f"{path}: cannot make the folder ({error.strerror})") from error
         write_whole(path / "run.json", msgspec.json.format(_encoder.encode(run), indent=2))
         return path
+
+    @contextmanager
+    def running(self, run: RunRecord, label: str = "main") -> Iterator[None]:
+        """Make a run's folder with its head, and mark it as running while the block does.
+
+        label: of this process, where several take part.
+        """
+        lock = FileLock(self.begin(run) / f"running-{label}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except (OSError, Timeout) as error:
+            raise StoreError(f"{lock.lock_file}: {error}: is it running already?") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def is_running(self, run: str) -> bool:
+        """Return whether a process runs a run now."""
+        for path in self.run_path(run).glob("running-*.lock"):
+            try:
+                with FileLock(path).acquire(timeout=0):
+                    pass
+            except Timeout:
+                return True
+        return False
 
     def writer(self, run: str, worker: str) -> Writer:
         """Return a writer for one worker of a run."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from amp_fuzz.processes import death, end, spawn
+from amp_fuzz.processes import death, end, start, usage
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.shrink import Answer, Target
 from amp_fuzz.store import StoreError
@@ -129,21 +129,34 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
     return done
 
 
+_BY_CLOCK = 5  # times the CPU time that an answer may take by the clock
+_WATCH = 0.25  # seconds between two looks at what a process uses
+
+
 def talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[Any]:
-    """Start a process and yield what it sends, until it sends no more. Raises `Dead`."""
+    """Start a process and yield what it sends, until it sends None. Raises `Dead`.
+
+    timeout: CPU seconds for each message; by the clock it may take five times as long.
+    """
     ours, theirs = connection.Pipe()
-    process = spawn(entry, theirs, *args)
+    process = start(entry, theirs, *args)
     theirs.close()
     try:
-        while True:
-            if not ours.poll(timeout):
-                raise Dead("timeout", f"no answer for {timeout:.0f} s")
-            message = ours.recv()
-            if message is None:
-                return
+        while (message := _heard(ours, process.pid or 0, timeout)) is not None:
             yield message
     except EOFError:
         raise Dead("crash", f"the process died {death(process)}") from None
     finally:
         ours.close()
         end(process)
+
+
+def _heard(pipe: connection.Connection, pid: int, timeout: float) -> Any:
+    began, before = time.monotonic(), usage(pid).cpu
+    while not pipe.poll(_WATCH):
+        spent, took = usage(pid).cpu - before, time.monotonic() - began
+        if spent > timeout:
+            raise Dead("timeout", f"no answer after {spent:.0f} s of CPU time")
+        if took > timeout * _BY_CLOCK:
+            raise Dead("timeout", f"no answer after {took:.0f} s, {spent:.0f} s of CPU time")
+    return pipe.recv()

@@ -1,19 +1,25 @@
 """Spread a run over supervised worker processes.
 
-A worker that dies or hangs costs the one case that it was running, which is recorded as a crash or
-a timeout by whoever watched it; another worker goes on with the rest.
+A worker that dies or hangs costs one case. If that case ends a second worker too, it is a finding,
+a crash or a timeout; else it is an incident of the machine. Another worker goes on with the rest.
 """
 
 from __future__ import annotations
 
+import errno
+import faulthandler
 import os
 import signal
+import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +37,7 @@ from amp_fuzz.engine import (
     Failed,
     Finding,
     Finished,
+    Happened,
     Planned,
     Progress,
     Settings,
@@ -46,25 +53,17 @@ from amp_fuzz.engine import (
 from amp_fuzz.findings import Groups, signature_of
 from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.plugins import inherited
-from amp_fuzz.processes import death, end, spawn
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, unanswered
+from amp_fuzz.processes import Usage, death, end, few_primitives, start, unforkable, usage
+from amp_fuzz.records import (
+    CaseRecord,
+    DivergenceRecord,
+    EndRecord,
+    IncidentRecord,
+    unanswered,
+)
 from amp_fuzz.store import Store, StoreError, Writer
 
-__all__ = ["Supervisor", "run"]
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker process as the supervisor sees it."""
-
-    number: int
-    process: Any
-    pipe: connection.Connection
-    current: Path
-    task: Task | None = None
-    suspected: DivergenceRecord | None = None
-    done: int = 0
-    heard: float = field(default_factory=time.monotonic)
+__all__ = ["Supervisor", "run", "unshared"]
 
 
 def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
@@ -105,87 +104,246 @@ def _aimed(
             focus = tuple(op.name for op in named or reaching)
             if focus:
                 seed = seed_of(settings.seed, backend.name, kernel)
-                tasks.append(Task(backend.name, "coverage", focus, 24, seed))
+                tasks.append(Task(backend.name, "coverage", focus, 24, seed, aim=kernel))
     return tasks
 
 
-class Supervisor:
-    """Hands tasks to workers, listens, and replaces those that die or hang."""
+def unshared(settings: Settings) -> str:
+    """Return why changes made to torch in this process do not reach the workers, or "".
 
-    def __init__(self, settings: Settings, store: Store, run_id: str) -> None:
-        self.settings, self.store, self.run_id = settings, store, run_id
+    A worker that computes on an accelerator starts anew: no runtime of one survives a fork.
+    """
+    for name in settings.backends:
+        backend = backends()[name]
+        if backend.values and backend.device not in ("cpu", "privateuse1"):
+            return f"{name} computes on an accelerator, and that does not survive a fork"
+    return unforkable()
+
+
+# -- the supervisor -------------------------------------------------------------------------------
+
+_START = 300.0  # seconds that a worker has to start: it imports torch on a machine that may be busy
+_STARTS = 3  # workers in a row that may end before they run a case
+_BY_CLOCK = 5  # times the CPU time that a case may take by the clock: it may be waiting for others
+_WATCH = 0.25  # seconds between two looks at what a worker uses
+_DEATHS = 8  # of processes, for one case, before it stays as it was found
+_OUTPUT = 12  # lines that a process wrote last, kept of one that died
+
+# What a worker and its supervisor share: the number of the case, whether it runs, cases noted.
+_NUMBER, _RUNNING, _NOTED = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """How a worker ended."""
+
+    kind: Literal["crash", "timeout"]
+    detail: str
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process as the supervisor sees it.
+
+    noted: how many cases it had noted when the present one was first seen, at `since`, when it had
+    used `used` seconds of CPU time.
+    """
+
+    number: int
+    process: BaseProcess
+    pipe: connection.Connection
+    shared: Any
+    folder: Path
+    task: Task | None = None
+    ready: bool = False
+    fresh: bool = True
+    suspected: DivergenceRecord | None = None
+    noted: int = -1
+    since: float = field(default_factory=time.monotonic)
+    used: float = 0.0
+    looked: float = field(default_factory=time.monotonic)
+
+    @property
+    def current(self) -> Path:
+        """The file of the case that it runs."""
+        return self.folder / f"current-{self.number}.json"
+
+    def output(self) -> str:
+        """Return the last lines that it wrote."""
+        try:
+            with (self.folder / f"worker-{self.number}.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-_OUTPUT:])
+
+    def look(self, now: float) -> Usage:
+        """Return what its case has used of CPU time, and what it holds of memory."""
+        used = usage(self.process.pid or 0)
+        if self.noted != self.shared[_NOTED]:
+            self.noted, self.since, self.used = self.shared[_NOTED], now, used.cpu
+        return replace(used, cpu=used.cpu - self.used)
+
+
+class Supervisor:
+    """Hands tasks to workers, listens, and replaces those that die or hang.
+
+    deadline: of `time.monotonic`, after which it stops. reached: the kernels that cases reached, by
+    backend.
+    """
+
+    def __init__(
+        self, settings: Settings, store: Store, run_id: str, *, label: str = "main"
+    ) -> None:
+        self.settings, self.store, self.run_id, self.label = settings, store, run_id, label
         self.reached: dict[str, set[str]] = {}
         self.groups = Groups()
         self.kept: set[tuple[str, ...]] = set()
         self.deaths: Counter[str] = Counter()
+        self.unstarted = 0
+        self.fork = settings.isolate and not unshared(settings)
         self.workers: list[_Worker] = []
-        self.writer: Writer = store.writer(run_id, "main")
+        self.writer: Writer = store.writer(run_id, label)
         self.stopped = False
-        self.started = time.monotonic()
+        limit = settings.seconds
+        self.deadline = time.monotonic() + limit if limit else float("inf")
+        self.queue: list[Task] = []
 
     def work(self, tasks: list[Task]) -> Iterator[Event]:
+        """Do tasks, and yield events as they come. A task whose aim was reached is left out."""
         for name in dict.fromkeys(task.backend for task in tasks):
             yield Planned(name, sum(task.cases for task in tasks if task.backend == name))
-        queue = list(reversed(tasks))
-        while (queue or any(w.task for w in self.workers)) and not self.stopped:
-            while queue and len(self.workers) < self.settings.workers:
-                self.workers.append(self._spawn())
-            for worker in self.workers:
-                if worker.task is None and queue:
-                    self._give(worker, queue.pop())
-            for event in self._listen(queue):
-                yield event
-                if isinstance(event, Failed):
-                    self.stopped = True
-                if isinstance(event, (Finding, Crashed)) and self.settings.fail_fast:
-                    self.stopped |= not event.record.known
-            limit = self.settings.seconds
-            if limit and time.monotonic() - self.started > limit:
+        self.queue = list(reversed(tasks))
+        for event in self._spread() if self.settings.isolate else self._here():
+            yield event
+            if isinstance(event, Failed):
                 self.stopped = True
+            if isinstance(event, (Finding, Crashed)) and self.settings.fail_fast:
+                self.stopped |= not event.record.known
+            if self.stopped:
+                break
+        if self.stopped:
+            self._end_workers()
 
-    def _spawn(self) -> _Worker:
-        number = len(list(self.store.run_path(self.run_id).glob("current-*")))
-        current = self.store.run_path(self.run_id) / f"current-{number}.json"
-        current.touch()
+    def _spread(self) -> Iterator[Event]:
+        while self._wanted() or any(w.task for w in self.workers):
+            while len(self.workers) < min(self.settings.workers, len(self.queue)):
+                self.workers.append(self._start())
+            for worker in list(self.workers):
+                if worker.task is None and self._wanted():
+                    self._give(worker, self.queue.pop())
+            yield from self._listen()
+            self.stopped |= time.monotonic() > self.deadline
+            if self.stopped:
+                return
+
+    def _here(self) -> Iterator[Event]:
+        """Do the tasks in this process, which a case may end."""
+        path = self.store.run_path(self.run_id) / f"current-{self.label}.json"
+        note = _Note(path, RawArray("q", 3))
+        with composed():
+            while self._wanted():
+                task = self.queue.pop()
+                covered = Covered(self.store, task.backend)
+                for event in _task(task, self.settings, self.writer, note, self.groups, covered):
+                    yield from self._taken(event)
+                    self.stopped |= time.monotonic() > self.deadline
+        path.unlink(missing_ok=True)
+
+    def _wanted(self) -> bool:
+        """Return whether there is a task to do, and drop those whose aim was reached."""
+        while self.queue and self.queue[-1].aim in self.reached.get(self.queue[-1].backend, ()):
+            self.queue.pop()
+        return bool(self.queue)
+
+    def _start(self) -> _Worker:
+        folder = self.store.run_path(self.run_id)
+        number = 1 + max(map(_number, folder.glob("worker-*.log")), default=-1)
+        while True:  # another supervisor of this run may start one, too
+            try:
+                (folder / f"worker-{number}.log").touch(exist_ok=False)
+                break
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                raise StoreError(f"{folder}: cannot write ({error.strerror})") from error
+        (folder / f"current-{number}.json").touch()
         ours, theirs = connection.Pipe()
-        root = str(self.store.root)
-        process = spawn(_worker_main, theirs, self.settings, root, self.run_id, number)
+        shared = RawArray("q", 3)
+        about = (self.settings, str(self.store.root), self.run_id, number, shared)
+        process = start(_worker_main, theirs, *about, fork=self.fork)
         theirs.close()
-        return _Worker(number, process, ours, current)
+        return _Worker(number, process, ours, shared, folder)
 
     def _give(self, worker: _Worker, task: Task) -> None:
-        worker.task, worker.done, worker.heard = task, 0, time.monotonic()
+        if task.confirms is not None and not worker.fresh:
+            self._end(worker)
+            worker = self._start()
+            self.workers.append(worker)
+        worker.task, worker.fresh = task, False
+        worker.shared[_NUMBER], worker.noted = task.first, -1
         with suppress(OSError):  # it died; the next `_listen` notices
             worker.pipe.send((task, self.groups))
 
-    def _listen(self, queue: list[Task]) -> Iterator[Event]:
-        ready = connection.wait([w.pipe for w in self.workers], timeout=0.2)
+    def _listen(self) -> Iterator[Event]:
+        ready = connection.wait([w.pipe for w in self.workers], timeout=_WATCH)
+        now = time.monotonic()
         for worker in list(self.workers):
             if worker.pipe in ready:
                 try:
                     event = worker.pipe.recv()
                 except (EOFError, OSError):
-                    yield from self._lost(worker, queue, "crash")
+                    how = f"the worker died {death(worker.process)}"
+                    yield from self._lost(worker, _Death("crash", how))
                     continue
-                worker.heard = time.monotonic()
                 yield from self._note(worker, event)
-            elif worker.task and time.monotonic() - worker.heard > self.settings.timeout:
-                yield from self._lost(worker, queue, "timeout")
+            if worker.task is not None and now - worker.looked > _WATCH:
+                worker.looked = now
+                if (over := self._over(worker, now)) is not None:
+                    yield from self._lost(worker, over)
 
-    def _note(self, worker: _Worker, event: Event) -> Iterator[Event]:
-        if isinstance(event, Progress):
-            self.reached.setdefault(event.backend, set()).update(event.kernels)
-            worker.done += sum(event.outcomes.values())
-        elif isinstance(event, Suspected):
+    def _over(self, worker: _Worker, now: float) -> _Death | None:
+        """Return how a worker went over a limit, if it did."""
+        used, limit = worker.look(now), self.settings.timeout
+        took = now - worker.since
+        gib = used.memory / 2**30
+        if not worker.ready:
+            said = f"it did not start within {_START:.0f} s"
+            return _Death("timeout", said) if took > _START else None
+        if gib > self.settings.memory:
+            most = f"{self.settings.memory:.15g}"
+            return _Death("crash", f"it held {gib:.1f} GiB of memory, more than --memory={most}")
+        if used.cpu > limit:
+            return _Death("timeout", f"no answer after {used.cpu:.0f} s of CPU time")
+        if took > limit * _BY_CLOCK:
+            spent = f"{took:.0f} s, of which {used.cpu:.0f} s of CPU time"
+            return _Death("timeout", f"no answer after {spent}")
+        return None
+
+    def _note(self, worker: _Worker, event: Event | None) -> Iterator[Event]:
+        if event is None:
+            worker.ready, self.unstarted, worker.noted = True, 0, -1
+            return
+        if isinstance(event, Suspected):
             worker.suspected = event.record
             return
+        task = worker.task
+        if isinstance(event, Finished):
+            worker.task = worker.suspected = None
+            if task is not None and task.confirms is not None:
+                yield self._happened(task.confirms)
+        yield from self._taken(event)
+
+    def _taken(self, event: Event) -> Iterator[Event]:
+        """Take an event in, and yield it unless it says nothing new."""
+        if isinstance(event, Progress):
+            self.reached.setdefault(event.backend, set()).update(event.kernels)
         elif isinstance(event, Finding):
             if not self._keep(event.record):
                 return
-        elif isinstance(event, Finished):
-            worker.task = worker.suspected = None
-            if event.groups is not None:
-                self.groups.update(event.groups)
+        elif isinstance(event, Finished) and event.groups is not self.groups:
+            self.groups.update(event.groups or Groups())
         yield event
 
     def _keep(self, record: DivergenceRecord) -> bool:
@@ -205,102 +363,182 @@ class Supervisor:
         self.writer.write(record)
         return record if self._keep(record) else None
 
-    def _lost(
-        self, worker: _Worker, queue: list[Task], kind: Literal["crash", "timeout"]
-    ) -> Iterator[Event]:
-        """Record the case that a worker died of, and put back what it had not done."""
+    # -- deaths -----------------------------------------------------------------------------------
+
+    def _lost(self, worker: _Worker, how: _Death) -> Iterator[Event]:
+        """Record what a worker died of, and put back what it had not done."""
         self.workers.remove(worker)
-        _end(worker, 5.0 if kind == "crash" else 0.0)
-        suspected = worker.suspected
-        task, text = worker.task, worker.current.read_bytes()
-        detail = f"no answer for {self.settings.timeout:.0f} s"
-        if kind == "crash":
-            detail = f"the worker died {death(worker.process)}"
-        if task is None or not text:
-            yield Failed(f"{detail} before it ran a case")
+        _end(worker)
+        task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
+        text = worker.current.read_bytes()
+        worker.current.unlink()
+        if task is None or not worker.shared[_RUNNING] or not text:
+            self.unstarted += 1
+            if self.unstarted >= _STARTS:
+                where = "between two cases" if worker.ready else "before it ran a case"
+                yield Failed("\n".join([f"{how.detail} {where}, {_STARTS} times in a row", output]))
+            elif task is not None:
+                self.queue.append(replace(task, first=number))
             return
-        case = loads(text, str(worker.current))
-        rest = task.cases - worker.done - 1
-        if rest > 0:
-            seed, given = seed_of(task.seed, "after", case.id), task.given[-rest:]
-            queue.append(replace(task, cases=rest, seed=seed, given=given))
+        case, suspected = loads(text, str(worker.current)), worker.suspected
+        incident = IncidentRecord(task.backend, task.family, how.kind, case, how.detail, output)
+        alone = replace(task, first=number, cases=number + 1)
+        if task.cases > number + 1:
+            self.queue.append(replace(task, first=number + 1))
         if suspected is not None and case.id != suspected.case.id:
-            # Torch dies of some calls that are no part of the case that was drawn.
-            self.groups.deadly.add(case.id)
-            self.deaths[suspected.case.id] += 1
-            if self.deaths[suspected.case.id] <= _DEATHS:
-                queue.append(replace(task, cases=1, given=(suspected.case,)))
-                return
-            kept = self._unminimised(worker)
-            if kept is not None:
-                yield Finding(kept, new=not kept.known)
-            return
-        record = fingerprinted(unanswered(task.backend, kind, case, detail, task.family))
+            yield self._happened(msgspec.structs.replace(incident, of=suspected.case.id))
+            yield from self._candidate(worker, alone, suspected, case)
+        elif task.confirms is None:
+            self.queue.append(replace(alone, confirms=incident))
+        else:
+            yield self._crashed(incident)
+
+    def _candidate(
+        self, worker: _Worker, task: Task, suspected: DivergenceRecord, case: Case
+    ) -> Iterator[Event]:
+        """Examine a case again without the smaller one that a worker died of.
+
+        torch dies of calls that nobody drew.
+        """
+        self.groups.deadly.add(case.id)
+        self.deaths[suspected.case.id] += 1
+        if self.deaths[suspected.case.id] <= _DEATHS:
+            self.queue.append(replace(task, confirms=None))
+        elif (kept := self._unminimised(worker)) is not None:
+            yield Finding(kept, new=not kept.known)
+
+    def _happened(self, record: IncidentRecord) -> Happened:
+        self.writer.write(record)
+        return Happened(record)
+
+    def _crashed(self, incident: IncidentRecord) -> Crashed:
+        """Return the finding of a case that two workers died of."""
+        about = incident.backend, incident.kind, incident.case, incident.detail, incident.family
+        record = fingerprinted(unanswered(*about))
         entry = match(self.settings.baseline, record)
-        record = msgspec.structs.replace(record, known=entry.id if entry else "")
+        known = entry.id if entry else ""
+        record = msgspec.structs.replace(record, known=known, output=incident.output)
         self.writer.write(record)
         self.store.save(record)
-        yield Crashed(record, detail)
+        return Crashed(record, incident.detail)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _end(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        _end(worker)
+        self._unminimised(worker)
+        worker.current.unlink(missing_ok=True)
+
+    def _end_workers(self) -> None:
+        """End the workers, and keep what they were making smaller."""
+        for worker in list(self.workers):
+            self._end(worker)
 
     def close(self) -> None:
-        """End the workers, and take the events that they had sent."""
-        for worker in self.workers:
-            _end(worker)
-            self._unminimised(worker)
-            worker.current.unlink(missing_ok=True)
-        for path in self.store.run_path(self.run_id).glob("current-*"):
-            path.unlink(missing_ok=True)
+        """End the workers and close the records."""
+        self._end_workers()
         self.writer.close()
 
 
-def _end(worker: _Worker, patience: float = 0.5) -> None:
+def _number(log: Path) -> int:
+    return int(log.stem.partition("-")[2])
+
+
+def _end(worker: _Worker) -> None:
     worker.pipe.close()
-    end(worker.process, patience)
+    end(worker.process, 0.0 if worker.task is not None else 0.5)
 
 
-_REPORT_EVERY = 0.25
-_DEATHS = 8  # of processes, for one case, before it stays as it was found
+# -- in a worker ----------------------------------------------------------------------------------
 
 
-def few_primitives() -> None:
-    """Have oneDNN and ideep keep 16 primitives, not 1,024; call it before torch is used.
+class _Note:
+    """Writes down the case that is about to run, where the supervisor finds it.
 
-    Hardly a shape comes twice, so that their caches are what grows in a long run.
+    shared: memory that the supervisor reads: the number of the case, whether it runs, and how many
+    were noted, candidates of the minimiser too.
     """
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "16")
+
+    def __init__(self, path: Path, shared: Any) -> None:
+        self.path, self.shared = path, shared
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
+
+    def began(self, number: int) -> None:
+        """Note the number of the next case."""
+        self.shared[_NUMBER] = number
+
+    def seen(self, case: Case) -> None:
+        """Note a case that is about to run. Raises `StoreError`."""
+        text = case.json()
+        try:
+            written = os.pwrite(self._file, text, 0)
+            os.ftruncate(self._file, len(text))
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot write ({error.strerror})") from error
+        if written != len(text):
+            raise StoreError(f"{self.path}: cannot write ({os.strerror(errno.ENOSPC)})")
+        self.shared[_RUNNING] = 1
+        self.shared[_NOTED] += 1
+
+    def rested(self) -> None:
+        """Note that the case is recorded, and that none runs."""
+        self.shared[_RUNNING] = 0
+        self.shared[_NUMBER] += 1
+
+
+@contextmanager
+def composed() -> Iterator[None]:
+    """Give cases what they expect, and whoever comes after them what they had.
+
+    One thread, since results may depend on their number; no warning filters, default dtype, grad
+    mode or random state of a user's.
+    """
+    import torch
+
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    state = torch.get_rng_state()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_rng_state(state)
 
 
 def _worker_main(
-    pipe: connection.Connection, settings: Settings, root: str, run_id: str, number: int
+    pipe: connection.Connection,
+    settings: Settings,
+    root: str,
+    run_id: str,
+    number: int,
+    shared: Any,
 ) -> None:
     """Take tasks from the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
     few_primitives()
-    import torch
-
-    torch.set_num_threads(1)
-    inherited()
+    _first_to_go()
     store = Store(root)
-    path = store.run_path(run_id) / f"current-{number}.json"
-
-    def note(case: Case) -> None:
-        text = case.json()
-        try:
-            os.pwrite(current, text, 0)
-            os.ftruncate(current, len(text))
-        except OSError as error:
-            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
-
+    folder = store.run_path(run_id)
     try:
-        _redirect(path.with_name(f"worker-{number}.log"))
-        current = os.open(path, os.O_WRONLY)
-        writer = store.writer(run_id, str(number))
-        while True:
-            task, groups = pipe.recv()
-            covered = Covered(store, task.backend)
-            for event in _task(task, settings, writer, note, groups, covered):
-                pipe.send(event)
+        _redirect(folder / f"worker-{number}.log")
+        inherited()
+        with composed():
+            note = _Note(folder / f"current-{number}.json", shared)
+            writer = store.writer(run_id, str(number))
+            pipe.send(None)  # ready
+            while True:
+                task, groups = pipe.recv()
+                covered = Covered(store, task.backend)
+                for event in _task(task, settings, writer, note, groups, covered):
+                    pipe.send(event)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the supervisor is done with us
     except StoreError as error:
@@ -311,53 +549,53 @@ def _worker_main(
         pipe.send(Failed(traceback.format_exc()))
 
 
+def _first_to_go() -> None:
+    """Have the system end this process, not the user's, when memory runs out."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def _redirect(path: Path) -> None:
-    """Send what libraries print (MKL about a NaN, C++ warnings) to a file, not to the terminal."""
+    """Send what libraries print (MKL about a NaN, C++ warnings) to a file, not to the terminal.
+
+    A fork's `sys.stdout` may be what captures the output of a user's test. A fatal signal writes a
+    traceback there.
+    """
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)
 
 
 def _task(
     task: Task,
     settings: Settings,
     writer: Writer,
-    note: Callable[[Case], None],
+    note: _Note,
     groups: Groups,
     covered: Covered,
 ) -> Iterator[Event]:
-    start = last = time.monotonic()
-    outcomes: Counter[str] = Counter()
-    known: Counter[str] = Counter()
-    reached: set[str] = set()
+    start = time.monotonic()
     cases = 0
-
-    def progress() -> Progress:
-        return Progress(
-            task.backend, task.family, Counter(outcomes), Counter(known), frozenset(reached)
-        )
-
-    for event in explore(task, settings, seen=note, groups=groups, covered=covered.note):
+    events = explore(
+        task, settings, began=note.began, seen=note.seen, groups=groups, covered=covered.note
+    )
+    for event in events:
         if isinstance(event, CaseRecord):
             writer.write(event)
+            note.rested()
             cases += 1
-            outcomes[event.outcome] += 1
-            reached.update(k.overload for k in event.kernels)
+            reached = frozenset(k.overload for k in event.kernels)
+            anew = event.groups if event.outcome == "diverged" else ()
+            yield Progress(task.backend, task.family, event.outcome, anew, reached)
         elif isinstance(event, Finding):
             writer.write(event.record)
             yield event
-        elif isinstance(event, Suspected):
+        else:
             yield event
-        now = time.monotonic()
-        if now - last > _REPORT_EVERY:
-            yield progress()
-            outcomes.clear()
-            known.clear()
-            reached.clear()
-            last = now
-    if outcomes:
-        yield progress()
     end = EndRecord(task.backend, task.family, cases, round(time.monotonic() - start, 3))
     writer.write(end)
     covered.write()

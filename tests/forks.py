@@ -116,15 +116,14 @@ def _fork_workers() -> None:
 
 
 def fork_workers(replace: Callable[[Any, str, Any], object]) -> None:
-    """Have the workers of this process be forks of the server.
+    """Have the workers of an audit be forks of the server; those of a run fork this process.
 
     replace: `setattr`, or what undoes it at the end of a test.
     """
-    from amp_fuzz import audit, processes
+    from amp_fuzz import audit
 
     context = _Context()
     context.set_forkserver_preload(PRELOADED)
-    replace(processes, "get_context", lambda method: context)
     replace(audit, "_SPAWN", context)
 
 

@@ -52,6 +52,7 @@ class Exit(enum.IntEnum):
     INTERNAL = 3
     MISSING = 4
     NOTHING = 5
+    UNENDED = 6
 
 
 class Stopped(Exception):

@@ -158,4 +158,4 @@ def report(run: str, **given: Any) -> int:
     say(seen.terminal(width=console().width))
     paths = seen.write(chosen.report)
     say(f"report: {', '.join(map(str, paths))}")
-    return Exit.OK
+    return Exit.UNENDED if seen.data.state == "killed" else Exit.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import shlex
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ from amp_fuzz.cli.common import (
 from amp_fuzz.cli.progress import Board, shown
 from amp_fuzz.cli.signals import Interrupted, Interrupts
 from amp_fuzz.config import OPTIONS, Options
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord
+from amp_fuzz.processes import few_primitives
+from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord, incident_line
 from amp_fuzz.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ _AGAIN = (
     "policies",
     "baseline",
     "corpus",
+    "isolate",
 )
 
 
@@ -78,21 +81,28 @@ _AGAIN = (
     "fail-fast",
     "require",
     "timeout",
+    "memory",
+    "isolate",
     "minimize",
     "store",
     "report",
 )
-def run(**given: Any) -> int:
+@click.option("--resume", metavar="RUN", help="Go on with a run that did not end, by its id.")
+def run(resume: str | None, **given: Any) -> int:
     """Draw random programs, run them under the reference and under each backend, and compare.
 
     Prints a summary, writes a report, and keeps every record and finding in the store.
     """
+    before = None
+    if resume is not None:
+        before, given = _resumed(resume, given)
     resolved = resolve_options(given)
     chosen = resolved.options
     if chosen.seed is None:
         chosen = dataclasses.replace(chosen, seed=secrets.randbelow(2**32))
     store = Store(chosen.store)
     store.create()
+    few_primitives()
     with Interrupts() as interrupts:
         try:
             with interrupts.stoppable(), waiting("importing torch"):
@@ -100,19 +110,70 @@ def run(**given: Any) -> int:
 
                 session = prepare(chosen, command=_again(chosen))
                 session, kept = _keeping(session, store, chosen)
+                if before is not None:
+                    session = _going_on(session, before, store)
         except Interrupted:
             click.echo("amp-fuzz: interrupted", err=True)
             return interrupts.code or 0
-        store.begin(session.record)
-        _head(session, chosen, resolved.files)
-        _first(kept, chosen)
+        with store.running(session.record):
+            _head(session, chosen, resolved.files)
+            _first(kept, chosen)
 
-        tally = _Tally(Board(limit=chosen.seconds), store)
-        _listen(session, store, tally, interrupts)
-        _end(store, session, tally, interrupts)
+            tally = _Tally(Board(limit=chosen.seconds), store)
+            _listen(session, store, tally, interrupts)
+            _end(store, session, tally, interrupts)
         code = _conclude(store, session, tally, chosen, interrupts)
         _say_fixed(store, session, kept)
     return interrupts.code or code
+
+
+# -- going on with a run that did not end ---------------------------------------------------------
+
+
+def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, Any]]:
+    """Return the head of a run, and the options that it was given, with those given now.
+
+    Raises `StoreError` for a run that is missing, `Stopped` for one that cannot go on.
+    """
+    store = Store(resolve_options({"store": given["store"]}).options.store)
+    hits = [name for name in store.runs() if name.startswith(run_id)]
+    if len(hits) != 1:
+        what = "several runs start with" if hits else "no run's id starts with"
+        again = command_line("list", "runs", store=store.root)
+        raise Stopped(f"{store.root}: {what} {run_id!r}: see {again}")
+    record = store.run(hits[0])
+    words = shlex.split(record.command)
+    if words[:2] != ["amp-fuzz", "run"]:
+        raise Stopped(f"{record.id} is no run of this command: run it again: {record.command}")
+    if store.is_running(record.id):
+        raise Stopped(f"{record.id} is still running")
+    fixed = [f"--{name}" for name in _AGAIN if given.get(OPTIONS[name].field)]
+    if fixed:
+        raise Stopped(f"--resume goes on with the options of the run: leave out {', '.join(fixed)}")
+    then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
+    then.pop("resume")
+    return record, then | {name: value for name, value in given.items() if value}
+
+
+def _going_on(session: Session, before: RunRecord, store: Store) -> Session:
+    """Return a session that does what is missing of a run. Raises `Stopped` if torch changed."""
+    now = session.record
+    changed = [
+        f"{name} was {before.versions.get(name)} and is {version}"
+        for name, version in now.versions.items()
+        if before.versions.get(name) != version
+    ]
+    if changed:
+        raise Stopped(f"{before.id} cannot go on: {'; '.join(changed)}")
+    done: dict[tuple[str, str], set[str]] = {}
+    for record in store.records(before.id):
+        if isinstance(record, CaseRecord):
+            done.setdefault((record.backend, record.family), set()).add(record.id)
+        elif isinstance(record, DivergenceRecord) and record.kind in ("crash", "timeout"):
+            done.setdefault((record.backend, record.family), set()).add(record.case.id)
+    frozen = {key: frozenset(ids) for key, ids in done.items()}
+    settings = dataclasses.replace(session.settings, done=frozen)
+    return dataclasses.replace(session, record=before, settings=settings)
 
 
 _FINDINGS, _CORPUS = "findings", "corpus"  # families of cases that are judged first
@@ -210,19 +271,20 @@ class _Tally:
     started: float = field(default_factory=time.monotonic)
     cases: int = 0
     diverged: bool = False
+    happened: int = 0
     failure: str = ""
     internal: bool = False
     announced: set[tuple[str, str, str]] = field(default_factory=set)
 
     def note(self, event: Event) -> None:
-        from amp_fuzz.engine import Crashed, Failed, Finding, Planned, Progress
+        from amp_fuzz.engine import Crashed, Failed, Finding, Happened, Planned, Progress
 
         if isinstance(event, Planned):
             self.board.row(event.backend).total += event.cases
         elif isinstance(event, Progress):
-            count, new = event.outcomes.total(), event.outcomes["diverged"]
-            self.diverged |= new > 0
-            self.board.add(event.backend, count, known=event.outcomes["known"], new=new)
+            new, known = event.outcome == "diverged", event.outcome == "known"
+            self.diverged |= new
+            self.board.add(event.backend, 1, known=known, new=new)
         elif isinstance(event, Crashed):
             new = not event.record.known
             self.diverged |= new
@@ -233,6 +295,10 @@ class _Tally:
             if event.new:  # the `Progress` that follows counts it, unless an interrupt comes first
                 self.diverged = True
                 self.announce(event.record, "")
+        elif isinstance(event, Happened):
+            self.happened += 1
+            if self.happened <= _ANNOUNCED:
+                say(f"incident: {incident_line(event.record)}")
         elif isinstance(event, Failed):
             self.failure, self.internal = event.detail, not event.usage
 
@@ -344,7 +410,7 @@ def _conclude(
         raise Internal(tally.failure)
     if tally.failure:
         raise Stopped(tally.failure)
-    if tally.diverged or session.settings.overdue:
+    if seen.view.verdict.kind == "new":
         return Exit.DIVERGED
     if not tally.cases and not interrupts.received:
         names = ", ".join(session.settings.backends) or "no backend, since none is ready here"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pandas as pd
@@ -15,6 +16,7 @@ from amp_fuzz.records import (
     CaseRecord,
     DivergenceRecord,
     EndRecord,
+    IncidentRecord,
     KernelRecord,
     Record,
     RunRecord,
@@ -59,7 +61,8 @@ class RunData:
     divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
     damage: one line for each record that could not be read. unjudged: by backend, how many values
     differ in a bit and could not be judged, and of how many cases. uncompiled: by backend, how many
-    cases agreed of which its compiler had made no graph.
+    cases agreed of which its compiler had made no graph. incidents: workers that died without a
+    finding. state: ``killed`` if nothing runs and the end of the run was never recorded.
     """
 
     run: RunRecord
@@ -74,6 +77,8 @@ class RunData:
     damage: tuple[str, ...] = ()
     unjudged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Mapping[str, int] = field(default_factory=dict)
+    incidents: tuple[IncidentRecord, ...] = ()
+    state: Literal["ended", "running", "killed"] = "ended"
 
     @property
     def backends(self) -> list[str]:
@@ -93,7 +98,10 @@ def load(store: Store, run_id: str) -> RunData:
     for path in sorted(store.run_path(run_id).glob("records-*.jsonl")):
         for record in _read(path, tally.damage):
             tally.add(record)
-    return tally.finish(run, store.root)
+    data = tally.finish(run, store.root)
+    if (data.ends["backend"] == "").any():
+        return data
+    return replace(data, state="running" if store.is_running(run_id) else "killed")
 
 
 def _read(path: Path, damage: list[str]) -> Iterator[Record]:
@@ -126,6 +134,7 @@ class _Tally:
     records: list[DivergenceRecord] = field(default_factory=list)
     ends: list[EndRecord] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    incidents: list[IncidentRecord] = field(default_factory=list)
     unjudged: dict[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Counter[str] = field(default_factory=Counter)
 
@@ -137,6 +146,8 @@ class _Tally:
                 self.records.append(record)
             case EndRecord():
                 self.ends.append(record)
+            case IncidentRecord():
+                self.incidents.append(record)
 
     def _case(self, record: CaseRecord) -> None:
         if record.unjudged:
@@ -204,6 +215,7 @@ class _Tally:
             damage=tuple(self.damage),
             unjudged=self.unjudged,
             uncompiled=self.uncompiled,
+            incidents=tuple(self.incidents),
         )
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import title
 from amp_fuzz.known import Known
-from amp_fuzz.records import BaselineRecord, DivergenceRecord
+from amp_fuzz.records import BaselineRecord, DivergenceRecord, incident_line
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 
@@ -37,6 +37,7 @@ __all__ = [
     "view",
 ]
 
+_INCIDENTS = 10  # the most that are shown one by one
 DEFAULT_STORE = Path(".amp-fuzz")
 
 # The order in which new findings are shown: what stops a run first, then what is exact.
@@ -214,9 +215,12 @@ class SummaryRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What it all comes to. nothing: no case ran. Otherwise the worst that was seen."""
+    """What it all comes to. nothing: no case ran. unended: nothing new, and the run did not end.
 
-    kind: Literal["nothing", "new", "known", "clean"]
+    Otherwise the worst that was seen.
+    """
+
+    kind: Literal["nothing", "new", "unended", "known", "clean"]
     sentence: str
     next: str
 
@@ -257,12 +261,12 @@ class View:
         """How the verdict is to look: a note takes the green from it."""
         if self.verdict.kind == "new":
             return "bad"
-        return "warn" if self.notes or self.verdict.kind == "nothing" else "good"
+        return "warn" if self.notes or self.verdict.kind in ("nothing", "unended") else "good"
 
     @property
     def follow_up(self) -> str:
         """The next command to type for a reader of the written report."""
-        if self.verdict.kind in ("new", "nothing"):
+        if self.verdict.kind in ("new", "nothing", "unended"):
             return self.verdict.next
         return clean(self.command) or f"amp-fuzz run --seed={self.seed}"
 
@@ -446,7 +450,7 @@ def _command(data: RunData, name: str, what: str) -> str:
     """
     usual = data.store.resolve() == DEFAULT_STORE.resolve()
     store = "" if usual else f" --store={shlex.quote(str(data.store))}"
-    more = [] if name == "report" else _device(data.run.command)
+    more = [] if name in ("report", "run") else _device(data.run.command)
     return shlex.join(["amp-fuzz", name, what, *more]) + store
 
 
@@ -475,6 +479,8 @@ def _verdict(
     report = _command(data, "report", data.run.id)
     late = sum(entry.state == "expired" for entry in baseline)
     expired = f"EXPIRED: {plural(late, 'entry')} of the baseline" if late else ""
+    if data.state != "ended" and not diverged:
+        return _unended(data, over, explained)
     if not cases:
         sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
         return Verdict("nothing", sentence, "amp-fuzz doctor")
@@ -498,15 +504,35 @@ def _verdict(
     return Verdict("clean", f"Nothing diverged: {over} agreed with the reference.{but}", report)
 
 
+def _unended(data: RunData, over: str, explained: int) -> Verdict:
+    """Return the verdict of a run without a new finding whose end was never recorded."""
+    so_far = f"nothing new so far, of {over}, of which {explained:,} diverged as is known"
+    if data.state == "running":
+        report = _command(data, "report", data.run.id)
+        return Verdict("unended", f"STILL RUNNING: {so_far}.", report)
+    again = data.run.command
+    if again.startswith("amp-fuzz run"):
+        again = _command(data, "run", f"--resume={data.run.id}")
+    return Verdict("unended", f"THE RUN DID NOT END: {so_far}.", again)
+
+
 def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterable[str]:
     for backend in backends:
         if not backend.cases:
             yield f"{backend.name} ran nothing ({backend.detail})"
-    early = data.ends[data.ends["reason"] != "done"]
+    if data.state == "killed":
+        yield "the run was killed, or its machine stopped: the numbers are of the part that ran"
+    last = data.ends[data.ends["backend"] == ""].tail(1)
+    ends = pd.concat([data.ends[data.ends["backend"] != ""], last])
+    early = ends[ends["reason"] != "done"]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
         what = "the run was" if whole else plural(len(rows), "task", verb=("was", "were"))
         yield f"{what} {reason} before the end: the numbers are of the part that ran"
+    for line in list(map(incident_line, data.incidents))[:_INCIDENTS]:
+        yield f"incident: {clean(line)}"
+    if len(data.incidents) > _INCIDENTS:
+        yield f"incidents: {len(data.incidents) - _INCIDENTS} more in the records"
     if lost:
         yield (
             f"{plural(lost, 'new diverging case')} left no record to replay: run again with "

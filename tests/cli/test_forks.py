@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from amp_fuzz.processes import death, spawn
+from amp_fuzz.processes import death, start
 from tests.forks import Done, forked
 
 
@@ -19,19 +19,19 @@ def say(word: str) -> None:
     atexit.register(os.write, 1, f"{word} ends\n".encode())
 
 
-def start(arguments: list[str]) -> int:
+def starting(arguments: list[str]) -> int:
     """Say where this is, start a worker that does, and one that dies; say how."""
     say("command")
     os.environ["WORD"] = "later"
-    worker = spawn(say, "worker")
+    worker = start(say, "worker")
     worker.join()
     os.write(1, f"{arguments} {sys.argv[1:]} {worker.exitcode}\n".encode())
-    sys.stdout.write(f"{death(spawn(die, []))}\n")
+    sys.stdout.write(f"{death(start(die, []))}\n")
     return 7
 
 
 def hang(arguments: list[str]) -> int:
-    spawn(time.sleep, 600).join()
+    start(time.sleep, 600).join()
     return 0
 
 
@@ -48,13 +48,12 @@ def run(entry: object, tmp_path: Path, **more: float) -> Done:
 
 
 def test_it_has_its_own_folder_environment_outputs_and_end(tmp_path: Path) -> None:
-    done = run(start, tmp_path)
+    done = run(starting, tmp_path)
     assert done.code == 7
     assert done.err.splitlines() == ["command", "worker"]
     assert done.out.splitlines() == [
         f"command {tmp_path} one False",
         f"worker {tmp_path} later False",
-        "worker ends",
         "['a', 'b'] ['a', 'b'] 0",
         "of SIGSEGV",
         "command ends",

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from amp_fuzz import engine, workers
+from amp_fuzz import engine
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, bare
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import (
-    Crashed,
     Event,
-    Failed,
     Finding,
-    Finished,
-    Planned,
     Progress,
     Settings,
     Task,
@@ -36,7 +29,7 @@ from amp_fuzz.findings import Groups
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.program import statements
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord
+from amp_fuzz.records import CaseRecord, RunRecord
 from amp_fuzz.shrink import Target, asker, shrink
 from amp_fuzz.store import Store
 from amp_fuzz.strategies.drawing import usable
@@ -204,90 +197,12 @@ def test_fail_fast_stops_at_the_first_divergence() -> None:
 
 # -- worker processes ----------------------------------------------------------------------------
 
-PLUGIN = """
-import os, time
-from dataclasses import dataclass
-from pathlib import Path
-from amp_fuzz.backends.eager import EagerBackend
-
-STATE = Path(os.environ["AMP_FUZZ_TEST_STATE"])
-
-@dataclass(frozen=True)
-class Fragile(EagerBackend):
-    \"\"\"Aborts at its fifth case and hangs at its tenth, each once.\"\"\"
-
-    name = "fragile-cpu"
-
-    def run(self, cases):
-        count = len(list(STATE.glob("case-*")))
-        (STATE / f"case-{count}").touch()
-        for at, what in ((5, "aborted"), (10, "hung")):
-            if count >= at and not (STATE / what).exists():
-                (STATE / what).touch()
-                os.abort() if what == "aborted" else time.sleep(1000)
-        return super().run(cases)
-
-def backends():
-    return [Fragile("cpu")]
-"""
-
-
-@pytest.fixture
-def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Install a backend that aborts once and hangs once; returns the folder of its marks."""
-    info = tmp_path / "plugins" / "fragile-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info.parent / "amp_fuzz_fragile.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[amp_fuzz.backends]\nfragile = amp_fuzz_fragile:backends\n"
-    )
-    state = tmp_path / "state"
-    state.mkdir()
-    monkeypatch.setenv("AMP_FUZZ_TEST_STATE", str(state))
-    monkeypatch.syspath_prepend(info.parent)
-    backends.cache_clear()
-    yield state
-    backends.cache_clear()
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "store")
     made.begin(RunRecord("r1", 3, "dev", (), {}, ""))
     return made
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_a_crash_and_a_hang_each_cost_one_case(
-    fragile: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def clock() -> float:
-        # Patience runs out the moment that the worker hangs.
-        return time.monotonic() + (1000 if (fragile / "hung").exists() else 0)
-
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=clock))
-    settings = replace(SETTINGS, backends=("fragile-cpu",), cases=30, ops=("mm",))
-    events = list(run(settings, store, "r1"))
-    assert not [e for e in events if isinstance(e, Failed)]
-    assert isinstance(events[0], Planned)
-
-    lost = [e for e in events if isinstance(e, Crashed)]
-    assert [e.record.kind for e in lost] == ["crash", "timeout"]
-    assert lost[0].detail == "the worker died of SIGABRT"
-    assert lost[1].detail == "no answer for 120 s"
-
-    records = list(store.records("r1"))
-    written = [r for r in records if isinstance(r, DivergenceRecord)]
-    assert [r for r in written if r.kind in ("crash", "timeout")] == [e.record for e in lost]
-    for event in lost:
-        assert store.finding(event.record.id) == event.record
-        assert event.record.case.id not in {r.id for r in records if isinstance(r, CaseRecord)}
-    # The run went on to its end.
-    assert any(isinstance(e, Finished) for e in events)
-    assert sum(isinstance(r, CaseRecord) for r in records) >= 28
-    assert [r for r in records if isinstance(r, EndRecord)]
-    assert not list(store.run_path("r1").glob("current-*"))
 
 
 def alive(pid: int) -> bool:
@@ -302,12 +217,12 @@ def test_closing_the_iterator_ends_the_workers_and_keeps_the_records(store: Stor
     import multiprocessing
 
     events = run(replace(SETTINGS, cases=5000), store, "r1")
-    first = next(e for e in events if isinstance(e, Progress))
+    next(e for e in events if isinstance(e, Progress))
     pids = [p.pid for p in multiprocessing.active_children()]
     assert pids
     events.close()
     records = [r for r in store.records("r1") if isinstance(r, CaseRecord)]
-    assert len(records) >= sum(first.outcomes.values()) > 0
+    assert len(records) >= 1
     assert len(records) < 5000
     assert not [pid for pid in pids if pid and alive(pid)]
     assert not list(store.run_path("r1").glob("current-*"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz import heap
-from amp_fuzz.processes import death, end, spawn
+from amp_fuzz.processes import death, end, few_primitives, start
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 
@@ -50,7 +50,7 @@ def gone(pid: int) -> bool:
 
 def started() -> tuple[multiprocessing.process.BaseProcess, int]:
     ours, theirs = multiprocessing.Pipe()
-    process = spawn(waiting, theirs)
+    process = start(waiting, theirs)
     return process, ours.recv()
 
 
@@ -96,10 +96,10 @@ def test_it_ends_with_who_started_it() -> None:
 
 
 def test_how_it_died_is_said() -> None:
-    process = spawn(killed, int(signal.SIGSEGV))
+    process = start(killed, int(signal.SIGSEGV))
     process.join(60)  # on a busy machine it is long in starting
     assert death(process) == "of SIGSEGV"
-    process = spawn(leaving)
+    process = start(leaving)
     process.join(60)
     assert death(process) == "with exit code 3"
     end(process)  # which has ended: nothing happens
@@ -111,8 +111,6 @@ def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back
     del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
-    from amp_fuzz.workers import few_primitives  # not above: each process would import torch
-
     few_primitives()
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"

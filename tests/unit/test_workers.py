@@ -1,0 +1,276 @@
+"""A worker that dies, hangs or takes too much costs one case, and that is told right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_fuzz import workers
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.case import Case
+from amp_fuzz.engine import (
+    Crashed,
+    Event,
+    Failed,
+    Finding,
+    Happened,
+    Progress,
+    Settings,
+    draw,
+    plan_tasks,
+)
+from amp_fuzz.harness import Observation
+from amp_fuzz.records import CaseRecord, IncidentRecord, RunRecord
+from amp_fuzz.store import Store
+from amp_fuzz.workers import Supervisor, run
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
+
+SETTINGS = Settings(("fragile-cpu",), cases=40, ops=("mm", "relu"), seed=3, minimize=5)
+
+
+@dataclass(frozen=True)
+class Fragile(EagerBackend):
+    """Does something to some cases, before it runs them as eager does."""
+
+    name = "fragile-cpu"
+    what: Callable[[Case], None] = lambda case: None
+
+    def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
+        for case in cases:
+            self.what(case)
+        return super().run(cases)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.begin(RunRecord("r1", 3, "dev", (), {}, ""))
+    return made
+
+
+@pytest.fixture
+def fragile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Case], None]], None]:
+    """Return a function that installs the backend with what it does."""
+    installed = dict(backends())
+
+    def install(what: Callable[[Case], None]) -> None:
+        monkeypatch.setitem(backends(), "fragile-cpu", Fragile("cpu", what))
+
+    yield_ = install
+    assert "fragile-cpu" not in installed
+    return yield_
+
+
+def drawn(settings: Settings = SETTINGS) -> list[Case]:
+    """Return the cases that a run draws, in the order of its tasks."""
+    tasks = plan_tasks(settings, [backends()["fragile-cpu"]])
+    return [case for task in tasks for case in draw(task, settings)]
+
+
+def worked(store: Store, settings: Settings = SETTINGS) -> list[Event]:
+    """Run the tasks of a run, without those that aim at kernels."""
+    supervisor = Supervisor(settings, store, "r1")
+    try:
+        return list(supervisor.work(plan_tasks(settings, [backends()["fragile-cpu"]])))
+    finally:
+        supervisor.close()
+
+
+def kill(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def ids(store: Store) -> Counter[str]:
+    return Counter(r.id for r in store.records("r1") if isinstance(r, CaseRecord))
+
+
+Installer = Callable[[Callable[[Case], None]], None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_case_that_kills_two_workers_is_a_finding_and_all_others_are_kept_once(
+    fragile: Installer, store: Store, number: signal.Signals
+) -> None:
+    fragile(lambda case: None)
+    cases = drawn()
+    deadly = {case.id for case in cases[3::7]}
+    fragile(lambda case: kill(number) if case.id in deadly else None)
+    events = worked(store)
+    crashed = [e.record for e in events if isinstance(e, Crashed)]
+    assert {r.case.id for r in crashed} == deadly
+    assert {r.kind for r in crashed} == {"crash"}
+    assert {r.observed for r in crashed} == {f"the worker died of {number.name}"}
+    if number != signal.SIGKILL:
+        assert all("Fatal Python error" in r.output for r in crashed)
+    assert ids(store) == Counter(case.id for case in cases if case.id not in deadly)
+    assert not [e for e in events if isinstance(e, (Failed, Happened))]
+    for record in crashed:
+        assert store.finding(record.id) == record
+    assert not list(store.run_path("r1").glob("current-*"))
+
+
+def test_a_death_that_does_not_come_again_is_an_incident_and_no_finding(
+    fragile: Installer, store: Store, tmp_path: Path
+) -> None:
+    fragile(lambda case: None)
+    cases = drawn()
+    unlucky = cases[11].id
+
+    def what(case: Case) -> None:
+        mark = tmp_path / "killed"
+        if case.id == unlucky and not mark.exists():
+            mark.touch()
+            kill(signal.SIGKILL)
+
+    fragile(what)
+    events = worked(store)
+    (happened,) = [e.record for e in events if isinstance(e, Happened)]
+    assert (happened.kind, happened.case.id, happened.of) == ("crash", unlucky, "")
+    assert happened.detail == "the worker died of SIGKILL"
+    assert not [e for e in events if isinstance(e, (Crashed, Failed))]
+    assert ids(store) == Counter(case.id for case in cases)
+    assert [r for r in store.records("r1") if isinstance(r, IncidentRecord)] == [happened]
+
+
+def test_a_case_that_computes_too_long_is_a_timeout_by_cpu_time(
+    fragile: Installer, store: Store
+) -> None:
+    fragile(lambda case: None)
+    endless = drawn()[5].id
+
+    def what(case: Case) -> None:
+        while case.id == endless:
+            pass
+
+    fragile(what)
+    events = worked(store, replace(SETTINGS, timeout=1.0))
+    (crashed,) = [e.record for e in events if isinstance(e, Crashed)]
+    assert (crashed.kind, crashed.case.id) == ("timeout", endless)
+    assert crashed.observed.endswith(" s of CPU time")
+    assert len(ids(store)) == 39
+
+
+def test_a_case_that_sleeps_may_do_so_five_times_as_long(fragile: Installer, store: Store) -> None:
+    fragile(lambda case: None)
+    cases = drawn()
+    slow, dead = cases[5].id, cases[9].id
+
+    def what(case: Case) -> None:
+        if case.id == slow:
+            time.sleep(2)
+        if case.id == dead:
+            subprocess.run(["sleep", "600"])
+
+    fragile(what)
+    before = time.monotonic()
+    events = worked(store, replace(SETTINGS, timeout=1.0))
+    assert time.monotonic() - before > 2 * 5
+    (crashed,) = [e.record for e in events if isinstance(e, Crashed)]
+    assert (crashed.kind, crashed.case.id) == ("timeout", dead)
+    assert slow in ids(store)
+
+
+def test_a_case_that_takes_too_much_memory_is_ended(fragile: Installer, store: Store) -> None:
+    fragile(lambda case: None)
+    greedy = drawn()[5].id
+
+    def what(case: Case) -> None:
+        if case.id == greedy:
+            held = [bytearray(os.urandom(1) * 2**28) for _ in range(8)]
+            time.sleep(60)
+            del held
+
+    fragile(what)
+    events = worked(store, replace(SETTINGS, memory=1.5))
+    (crashed,) = [e.record for e in events if isinstance(e, Crashed)]
+    assert (crashed.kind, crashed.case.id) == ("crash", greedy)
+    assert crashed.observed.endswith("GiB of memory, more than --memory=1.5")
+    assert len(ids(store)) == 39
+
+
+def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
+    fragile: Installer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases that nobody drew die; those that were drawn only diverge."""
+    fragile(lambda case: None)
+    cases = drawn()
+    known = {case.id for case in cases}
+    tried: set[str] = set()
+
+    class Wrong(Fragile):
+        def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
+            for case in cases:
+                if case.id not in known and int(case.id[:2], 16) % 4 == 0:
+                    kill(signal.SIGSEGV)
+            seen = EagerBackend.run(self, cases)
+            for observation in seen:
+                for label, value in observation.values.items():
+                    if value is not None and value.dtype is torch.bfloat16:
+                        observation.values[label] = value.double()
+            return seen
+
+    monkeypatch.setitem(backends(), "fragile-cpu", Wrong("cpu"))
+    events = worked(store)
+    happened = [e.record for e in events if isinstance(e, Happened)]
+    assert happened
+    assert {r.kind for r in happened} == {"crash"}
+    assert {r.of for r in happened} <= known
+    assert len({r.case.id for r in happened}) == len(happened), "one was run again"
+    assert [e for e in events if isinstance(e, Finding) and e.new]
+    assert ids(store) == Counter(case.id for case in cases)
+    assert not tried
+
+
+def test_what_was_done_to_torch_before_holds_in_the_workers(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *a, **k: before(*a, **k).double())
+    settings = Settings(("eager-cpu",), cases=10, ops=("mm",), seed=3, minimize=0)
+    events = list(run(settings, store, "r1"))
+    # Both sides call torch.mm, so nothing diverges; each value is a double, as only here.
+    records = [r for r in store.records("r1") if isinstance(r, CaseRecord)]
+    assert records
+    assert not [e for e in events if isinstance(e, Failed)]
+
+
+def test_a_worker_that_never_starts_is_an_error(
+    fragile: Installer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragile(lambda case: None)
+    monkeypatch.setattr(workers, "composed", lambda: kill(signal.SIGKILL))
+    events = worked(store)
+    (failed,) = [e for e in events if isinstance(e, Failed)]
+    assert "the worker died of SIGKILL before it ran a case, 3 times in a row" in failed.detail
+
+
+def test_a_run_of_many_deaths_comes_to_its_end(fragile: Installer, store: Store) -> None:
+    settings = replace(SETTINGS, cases=200)
+    fragile(lambda case: None)
+    cases = drawn(settings)
+    deadly = {case.id for case in cases[::20]}
+    fragile(lambda case: kill(signal.SIGSEGV) if case.id in deadly else None)
+    events = worked(store, settings)
+    assert {e.record.case.id for e in events if isinstance(e, Crashed)} == deadly
+    assert ids(store) == Counter(case.id for case in cases if case.id not in deadly)
+    assert sum(isinstance(e, Progress) for e in events) == len(cases) - len(deadly)
+
+
+def test_without_isolation_cases_run_in_this_process(fragile: Installer, store: Store) -> None:
+    ran: list[int] = []
+    fragile(lambda case: ran.append(os.getpid()))
+    worked(store, replace(SETTINGS, isolate=False))
+    assert set(ran) == {os.getpid()}
+    assert len(ids(store)) == 40
+    assert not list(store.run_path("r1").glob("current-*"))
