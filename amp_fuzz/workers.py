@@ -127,6 +127,7 @@ _STARTS = 3  # workers in a row that may end before they run a case
 _BY_CLOCK = 5  # times the CPU time that a case may take by the clock: it may be waiting for others
 _WATCH = 0.25  # seconds between two looks at what a worker uses
 _DEATHS = 8  # of processes, for one case, before it stays as it was found
+_FATAL = "Fatal Python error"  # how faulthandler begins
 _OUTPUT = 12  # lines that a process wrote last, kept of one that died
 
 # What a worker and its supervisor share: the number of the case, whether it runs, cases noted.
@@ -169,14 +170,15 @@ class _Worker:
         return self.folder / f"current-{self.number}.json"
 
     def output(self) -> str:
-        """Return the last lines that it wrote."""
+        """Return the last lines that it wrote; of a fatal signal, the first ones of its traceback."""
         try:
             with (self.folder / f"worker-{self.number}.log").open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(lines[-_OUTPUT:])
+        fatal = max((i for i, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
+        return "\n".join(lines[-_OUTPUT:] if fatal is None else lines[fatal:][:_OUTPUT])
 
     def look(self, now: float) -> Usage:
         """Return what its case has used of CPU time, and what it holds of memory."""
@@ -524,7 +526,7 @@ def _worker_main(
     """Take tasks from the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
     few_primitives()
-    _first_to_go()
+    _expendable()
     store = Store(root)
     folder = store.run_path(run_id)
     try:
@@ -549,10 +551,17 @@ def _worker_main(
         pipe.send(Failed(traceback.format_exc()))
 
 
-def _first_to_go() -> None:
-    """Have the system end this process, not the user's, when memory runs out."""
+def _expendable() -> None:
+    """Have the system end this process, not the user's, when memory runs out; it leaves no core.
+
+    A replay of the case makes one, if the shell allows it.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _redirect(path: Path) -> None:

@@ -2,13 +2,9 @@
 
 import gc
 import signal
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from amp_fuzz import pytest_items
 from amp_fuzz.backends import choose
@@ -16,20 +12,12 @@ from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.pytest_items import Job, jobs, show_finding, store_option
-from amp_fuzz.pytest_run import Run, recover
-from amp_fuzz.records import DivergenceRecord, RunRecord, unanswered
-from amp_fuzz.store import Store, StoreError, Writer
+from amp_fuzz.records import unanswered
+from amp_fuzz.store import StoreError, Writer
 
 pytest_plugins = ["pytester"]
 
 SETTINGS = Settings(("eager-cpu",), cases=10, ops=("mm", "relu"), seed=3)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(SETTINGS, Store(tmp_path / "store"), RunRecord("r", 3, "dev", (), {}, ""))
-    yield run
-    run.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,42 +33,22 @@ def test_every_family_has_a_job_and_coverage_comes_last() -> None:
         for backend in ("eager-cpu", "fake-xpu")
         for name in ("activation", "matmul", "coverage")
     ]
-    assert sum(job.parts[0][0].cases for job in found if job.name != "coverage") == 20
+    assert sum(job.tasks[0].cases for job in found if job.name != "coverage") == 20
 
 
 def test_coverage_aims_at_every_kernel_that_an_op_can_reach() -> None:
     settings = Settings(("eager-cpu",))
     (job,) = [j for j in jobs(settings, choose(["eager-cpu"]), {}) if j.name == "coverage"]
-    for task, kernel in job.parts:
+    for task in job.tasks:
         assert task.focus
-        assert all(f"aten::{kernel}" in CATALOGUE[name].overloads for name in task.focus)
+        assert all(f"aten::{task.aim}" in CATALOGUE[name].overloads for name in task.focus)
     kernels = pytest_items.kernels("cpu").reachable
-    assert {kernel for _, kernel in job.parts} == set(kernels)
+    assert {task.aim for task in job.tasks} == set(kernels)
 
 
 def test_no_coverage_item_where_no_kernel_can_be_reached() -> None:
     settings = Settings(("eager-cpu",), ops=("relu",))
     assert [job.name for job in jobs(settings, choose(["eager-cpu"]), {})] == ["activation"]
-
-
-def test_an_item_leaves_torch_as_it_was() -> None:
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest_items.calm():
-                assert torch.get_num_threads() == 1
-                assert torch.get_default_dtype() is torch.float32
-                assert torch.is_grad_enabled()
-                torch.manual_seed(5)
-                warnings.warn("an op's own", stacklevel=1)
-            assert not torch.is_grad_enabled()
-        assert torch.get_default_dtype() is torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.get_num_threads() == threads
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
@@ -130,49 +98,6 @@ def test_a_full_disk_is_one_line(
     line = "amp-fuzz: records-main.jsonl: cannot write (No space left on device)"
     result.stdout.fnmatch_lines([line])
     assert "Traceback" not in result.stdout.str()
-
-
-def test_the_case_that_runs_is_in_the_store_until_it_ends(run: Run, case: Case) -> None:
-    run.open()
-    run.note("eager-cpu", "matmul", case)
-    left = msgspec.json.decode(run.current.read_bytes(), type=DivergenceRecord)
-    assert (left.case, left.backend, left.kind) == (case, "eager-cpu", "crash")
-    run.rest()
-    assert run.current.read_bytes() == b""
-    run.close()
-    assert not list(run.store.root.rglob("current-*"))
-
-
-def test_a_session_that_runs_is_not_taken_for_dead(run: Run, case: Case) -> None:
-    run.open()
-    run.note("eager-cpu", "matmul", case)
-    assert recover(run.store) == []
-    assert run.current.exists()
-    assert run._files is not None
-    run._files.lock.release()  # as the system does when a process dies
-    (record,) = recover(run.store)
-    assert record.case == case
-    assert run.store.finding(record.id) == record
-    assert record in list(run.store.records("r"))
-    assert recover(run.store) == []
-
-
-def test_a_run_by_command_is_left_to_itself(run: Run, case: Case) -> None:
-    """Its supervisor watches its workers; it holds no lock, and its files are of another form."""
-    run.store.begin(run.record)
-    run.current.write_bytes(case.json())
-    assert recover(run.store) == []
-    assert run.current.exists()
-
-
-def test_a_session_that_died_between_cases_left_nothing(run: Run, case: Case) -> None:
-    run.open()
-    run.note("eager-cpu", "matmul", case)
-    run.rest()
-    assert run._files is not None
-    run._files.lock.release()
-    assert recover(run.store) == []
-    assert not run.current.exists()
 
 
 def test_a_finding_in_full(case: Case) -> None:
