@@ -170,7 +170,7 @@ class _Worker:
         return self.folder / f"current-{self.number}.json"
 
     def output(self) -> str:
-        """Return the last lines that it wrote; of a fatal signal, the first ones of its traceback."""
+        """Return the last lines that it wrote; after a fatal signal, the first of its traceback."""
         try:
             with (self.folder / f"worker-{self.number}.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))

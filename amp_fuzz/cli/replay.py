@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """How a case came out. `error`: why it cannot be judged; `traceback`: why we failed to."""
+    """How a case came out.
+
+    `error`: why it cannot be judged; `traceback`: why we failed to. `incident`: what a process died
+    of that ran it before.
+    """
 
     outcome: str = ""
     kind: str = ""
@@ -63,6 +67,7 @@ class _Answer:
     known: str = ""
     explicit: str = ""
     error: str = ""
+    incident: str = ""
     code: int = Exit.USAGE
     traceback: str = ""
 
@@ -74,7 +79,7 @@ class _Answer:
 def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 
-    A case runs in a process of its own, so that one that crashes is reported too. Exit code 1 if a
+    A case runs in a process of its own, and once more if that dies: so a crash is reported, too. Exit code 1 if a
     case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
@@ -124,14 +129,18 @@ def answers(jobs: Sequence[Job], known: tuple[Known, ...], timeout: float) -> It
     """Yield the answer to each job, in order, from a process that is replaced if it dies."""
     from amp_fuzz.supervise import Dead, talk
 
-    left = list(jobs)
+    left, before = list(jobs), ""  # what a process died of that ran the first one before
     while left:
         try:
             for answer in talk(timeout, _judge_all, left, known):
                 left = left[1:]
-                yield answer
+                yield replace(answer, incident=before)
+                before = ""
         except Dead as dead:
-            left = left[1:]
+            if not before:
+                before = str(dead)
+                continue
+            left, before = left[1:], ""
             yield _Answer("diverged", dead.kind, expected="an answer", observed=str(dead))
 
 
@@ -192,6 +201,8 @@ def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
     if answer.explicit:
         lines += ["what autocast should make of it:", *_indented(answer.explicit), ""]
     lines += _verdict(job, answer, known)
+    if answer.incident:
+        lines.append(f"  incident: {answer.incident}; it gave an answer when it ran again")
     if job.finding and (answer.kind, job.backend) != (job.finding.kind, job.finding.backend):
         then = job.finding.kind + (f" at {job.finding.where}" if job.finding.where else "")
         lines.append(f"found on {job.finding.backend} as {then}")
