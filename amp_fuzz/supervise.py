@@ -7,6 +7,7 @@ crash, which is the answer to the candidate that was running, after an interrupt
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -21,9 +22,9 @@ from amp_fuzz.processes import death, end, start, usage
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.shrink import Answer, Target
 from amp_fuzz.store import StoreError
-from amp_fuzz.supervised import Best, Done, Event, Job, Said, Stuck, Trying, answer, run
+from amp_fuzz.supervised import Best, Done, Event, Job, Said, Stuck, Trying, answer, prepared, run
 
-__all__ = ["Dead", "Journal", "minimise", "talk"]
+__all__ = ["Dead", "Journal", "ask", "minimise", "talk"]
 
 
 class _Line(msgspec.Struct):
@@ -127,6 +128,30 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
         if found in (said.kind, said.said):
             return replace(done, record=record, confirmed=True)
     return done
+
+
+def ask(timeout: float, function: Callable[..., Any], *args: object) -> Any:
+    """Return ``function(*args)``, computed in a process of its own.
+
+    Raises what the function raises, and `Dead`. timeout: as of `talk`.
+    """
+    (data,) = talk(timeout, _answering, function, *args)
+    result, error = pickle.loads(data)
+    if error is not None:
+        raise error
+    return result
+
+
+def _answering(pipe: connection.Connection, function: Callable[..., Any], *args: object) -> None:
+    prepared()
+    result, error = None, None
+    try:
+        result = function(*args)
+    except Exception as raised:
+        error = raised
+    # Bytes: the pipe itself would send tensors as memory that both processes share.
+    pipe.send(pickle.dumps((result, error)))
+    pipe.send(None)
 
 
 _BY_CLOCK = 5  # times the CPU time that an answer may take by the clock

@@ -25,6 +25,7 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Kind
 from amp_fuzz.program import Autocast
+from amp_fuzz.supervise import Dead, ask
 
 __all__ = ["Place", "locate"]
 
@@ -53,7 +54,8 @@ class Place:
 class _Search:
     """A search on one backend, with the time that it may take.
 
-    explained: submodules whose divergence a known finding explains.
+    explained: submodules whose divergence a known finding explains. died: how processes died of
+    cases that were cut out.
     """
 
     checked: Checked
@@ -63,6 +65,7 @@ class _Search:
     until: float
     late: bool = False
     explained: set[Any] = field(default_factory=set)
+    died: list[str] = field(default_factory=list)
 
     def over(self) -> bool:
         self.late = self.late or time.monotonic() > self.until
@@ -105,7 +108,7 @@ def locate(
         # A part may be within its rounding alone, and an op in it not be.
         path = ".".join(filter(None, (path, place.module)))
         name = _class(search.checked.subject, path)
-    notes = place.notes
+    notes = (*place.notes, *dict.fromkeys(search.died))
     if search.late:
         notes = (*notes, f"the search ended after {seconds:g} s: seconds= gives it more")
     return Place(path, name, place.op, place.dtypes, stage, place.verdict, notes)
@@ -220,10 +223,25 @@ def _cut(
 
 
 def _judge(search: _Search, case: Case) -> Verdict | None:
-    """Return the verdict on a case if it diverges as what is looked for, confirmed."""
+    """Return the verdict on a case if it diverges as what is looked for, confirmed.
+
+    A case that was cut out runs in a process of its own: nobody wrote it, and it may crash torch.
+    """
+    judge = Judge(search.checked.inner, search.known, "none")
     try:
-        verdict = Judge(search.checked.inner, search.known, "none").judge(case)
+        verdict: Verdict = ask(_TIMEOUT, _verdict, judge, case)
     except BackendError:  # it has no words for the op
+        return None
+    except Dead as dead:
+        search.died.append(f"{dead} when it ran case {case.id}, cut out of this call")
         return None
     steady = verdict.divergence is not None and verdict.divergence.kind != "nondeterminism"
     return verdict if steady and search.alike(verdict) else None
+
+
+_TIMEOUT = 120.0  # CPU seconds for a case
+
+
+def _verdict(judge: Judge, case: Case) -> Verdict:
+    with quiet():
+        return judge.judge(case)

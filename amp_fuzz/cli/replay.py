@@ -79,8 +79,8 @@ class _Answer:
 def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 
-    A case runs in a process of its own, and once more if that dies: so a crash is reported, too. Exit code 1 if a
-    case diverges and no known finding explains it.
+    A case runs in a process of its own, and once more if that dies: a crash is reported, too. Exit
+    code 1 if a case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
     jobs = [job_of(what, Store(chosen.store), backend) for what in cases]
