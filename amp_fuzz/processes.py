@@ -6,6 +6,7 @@ ops. A spawned process starts anew and keeps only what `amp_fuzz.plugins` import
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -87,6 +88,7 @@ def _leave_behind() -> None:
     Garbage of the process that forked, such as a temporary folder, is not this one's to finalise.
     """
     gc.freeze()
+    faulthandler.disable()  # it would write to the terminal of the process that forked
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
