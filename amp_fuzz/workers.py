@@ -393,6 +393,7 @@ class Supervisor:
         elif task.confirms is None:
             self.queue.append(replace(alone, confirms=incident))
         else:
+            self.reached.setdefault(task.backend, set()).add(task.aim)  # it need not die again
             yield self._crashed(incident)
 
     def _candidate(
