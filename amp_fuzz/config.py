@@ -35,6 +35,9 @@ __all__ = [
     "resolve",
 ]
 
+# Those of `amp_fuzz.records`, written out, because that module is slow to import.
+NOTE_KINDS = ("precision", "autocast-raises", "portability")
+
 Kind: TypeAlias = Literal["integer", "number", "flag", "word", "choice", "list", "path", "paths"]
 
 
@@ -138,7 +141,7 @@ class Option:
         items = tuple(parts)
         if not items or not all(items):
             raise ConfigError("an item of the list is empty")
-        return items
+        return tuple(map(self._word, items))
 
 
 def _number(text: str, kind: type[int] | type[float], what: str) -> int | float:
@@ -315,6 +318,20 @@ class Options:
         "What autocast promises on it: cuda, cpu, xpu, ..., or a TOML file; cuda unless given.",
     )
     fail_fast: bool = _option("flag", False, "yes|no", "Stop at the first new divergence.")
+    notes: tuple[str, ...] = _option(
+        "list",
+        ("precision", "autocast-raises"),
+        "KIND,...",
+        f"Notes to look for, beside divergences: {', '.join(NOTE_KINDS)}.",
+        choices=NOTE_KINDS,
+    )
+    fail_on: tuple[str, ...] = _option(
+        "list",
+        (),
+        "KIND,...",
+        f"Notes that fail a run, by default none: {', '.join(NOTE_KINDS)}.",
+        choices=NOTE_KINDS,
+    )
     require: tuple[str, ...] = _option(
         "list", (), "NAME,...", "Backends that must be ready, or exit with code 4."
     )

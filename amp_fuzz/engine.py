@@ -23,7 +23,17 @@ from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.heap import trim
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, IncidentRecord, Outcome
+from amp_fuzz.notes import notes_of
+from amp_fuzz.records import (
+    CaseRecord,
+    DivergenceRecord,
+    EndRecord,
+    IncidentRecord,
+    Note,
+    NoteKind,
+    NoteRecord,
+    Outcome,
+)
 from amp_fuzz.still import happens, still
 from amp_fuzz.strategies.drawing import draw_case, usable
 
@@ -54,10 +64,11 @@ class Settings:
     cases: for each backend. ops: names of the ops that programs are drawn from. seconds: stop the
     run after so long; 0 is never. timeout: CPU seconds that a case may take. memory: GiB that a
     worker may hold. isolate: run cases in worker processes; else in this one. minimize: seconds for
-    making each new finding smaller. fail_fast: stop at the first new divergence. baseline: the
-    findings that the project knows of. overdue: those that it has known of for too long: they are
-    new again. kept: cases that are judged first, each with its backend and the family to count it
-    under. done: ids of the cases that need not run again, by backend and family.
+    making each new finding smaller. fail_fast: stop at the first new divergence. notes: the kinds
+    of notes that are looked for, with those of fail_on, which fail the run. baseline: the findings
+    that the project knows of. overdue: those that it has known of for too long: they are new again.
+    kept: cases that are judged first, each with its backend and the family to count it under. done:
+    ids of the cases that need not run again, by backend and family.
     """
 
     backends: tuple[str, ...]
@@ -75,6 +86,8 @@ class Settings:
     minimize: float = 20.0
     max_statements: int = 12
     fail_fast: bool = False
+    notes: tuple[NoteKind, ...] = ("precision", "autocast-raises")
+    fail_on: tuple[str, ...] = ()
     baseline: tuple[Entry, ...] = ()
     overdue: tuple[Entry, ...] = ()
     kept: tuple[tuple[str, str, Case], ...] = ()
@@ -113,13 +126,18 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A case was judged and recorded: its outcome, its causes if it diverged anew, its kernels."""
+    """A case was judged and recorded: its outcome, its causes if it diverged anew, its kernels.
+
+    noted: those of its notes whose case is the smallest of their group so far.
+    """
 
     backend: str
     family: str
     outcome: Outcome
     groups: tuple[str, ...]
     kernels: frozenset[str]
+    notes: tuple[Note, ...] = ()
+    noted: tuple[NoteRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +262,14 @@ def explore(
     seen: Callable[[Case], None] = lambda case: None,
     groups: Groups | None = None,
     covered: Callable[[Verdict], None] = lambda verdict: None,
-) -> Iterator[Event | CaseRecord]:
+) -> Iterator[Event | CaseRecord | NoteRecord]:
     """Run a task in this process, yielding a record for each case and an event for each finding.
 
-    The events of a case come before its record. `began` is told the number of each case of the
-    task, `seen` each case before it runs, and each that it is examined with. `groups` are the
-    causes that were met already; what belongs to one is counted, not reported again. `covered` is
-    told each verdict that agreed.
+    The events of a case come before its record, as does the record of a note whose case is the
+    smallest of its group so far. `began` is told the number of each case of the task, `seen` each
+    case before it runs, and each that it is examined with. `groups` are the causes that were met
+    already; what belongs to one is counted, not reported again. `covered` is told each verdict that
+    agreed.
     """
     groups = Groups() if groups is None else groups
     relations = "all" if task.again else settings.relations
@@ -267,6 +286,7 @@ def explore(
         entry = entries.get(case.id)
         with quiet():
             verdict = _judged(judge, case, entry)
+            yield from noting(judge, verdict, settings, groups, task.family)
         record = verdict.record(task.family)
         if verdict.outcome == "agreed":
             covered(verdict)
@@ -288,6 +308,17 @@ def explore(
 
 def _cases(task: Task, settings: Settings) -> Iterable[Case]:
     return task.given[task.first : task.cases] if task.given else draw(task, settings)
+
+
+def noting(
+    judge: Judge, verdict: Verdict, settings: Settings, groups: Groups, family: str
+) -> list[NoteRecord]:
+    """Give a verdict its notes; return the records of those whose case is the smallest so far."""
+    kinds = {*settings.notes, *settings.fail_on}
+    found = notes_of(judge, verdict, kinds, groups.elsewhere)
+    verdict.notes = notes = tuple({note.group: note for note in found}.values())
+    case = verdict.case
+    return [NoteRecord(note, case, family) for note in notes if groups.smallest(note, case)]
 
 
 def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:

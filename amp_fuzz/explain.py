@@ -20,10 +20,12 @@ from amp_fuzz.explicit import explicit_form
 from amp_fuzz.harness import Observation, bits
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import Known
+from amp_fuzz.notes import notes_of
 from amp_fuzz.oracle import Divergence, Rounding, compare, differ
 from amp_fuzz.oracle.compare import describe, real, same
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.program import returning_all
+from amp_fuzz.records import Note
 from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
 from amp_fuzz.reference.shadows import Band, Reach, distance
 from amp_fuzz.session import MissingBackend, choose_backends
@@ -54,6 +56,7 @@ class Explained:
     in the order of execution. first: the label of the first that diverges, or "". explicit: a
     comment, then one line a statement. flips: what, decided otherwise, makes the reference agree.
     tried: how many flips were tried, of how many. why: the case cannot be run.
+    notes: facts beside the verdict.
     """
 
     case: Case
@@ -73,6 +76,7 @@ class Explained:
     of: int = 0
     why: str = ""
     missing: bool = False
+    notes: tuple[Note, ...] = ()
 
 
 def explained(case: Case, backend: str, known: tuple[Known, ...], *, timeout: float) -> Explained:
@@ -112,6 +116,7 @@ def explain(
     """Explain a case here. alive: called after each run."""
     judge = Judge(backend, known, relations="all")
     verdict = judge.judge(case)
+    notes = notes_of(judge, verdict)
     alive()
     found = verdict.divergence
     full = msgspec.structs.replace(case, program=returning_all(case.program))
@@ -144,6 +149,7 @@ def explain(
         tuple(removes),
         tried,
         of,
+        notes=notes,
     )
 
 

@@ -33,7 +33,7 @@ from amp_fuzz.judge import Judge, Verdict, refuses
 from amp_fuzz.minimize import Smaller, capture, small_values
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records import DivergenceRecord, Note
 from amp_fuzz.reference import Policy
 from amp_fuzz.shrink import (
     Answer,
@@ -71,6 +71,8 @@ class Groups:
     known: by fingerprint, the entry of the baseline. signatures: of divergences that a known list
     explains. seen: how often a look or traits were met. deadly: candidates that a process died of,
     by id: they are not run again. minimised: how many looks of a backend, kind and op were.
+    notes: by backend and group of a note, the size of its smallest case. elsewhere: see
+    `amp_fuzz.notes.Memory`.
     """
 
     looks: dict[Look, tuple[str, ...]] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class Groups:
     seen: Counter[Look] = field(default_factory=Counter)
     deadly: set[str] = field(default_factory=set)
     minimised: Counter[Look] = field(default_factory=Counter)
+    notes: dict[tuple[str, ...], int] = field(default_factory=dict)
+    elsewhere: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def counted(self, look: Look, traits: Look) -> tuple[str, ...]:
         """Return the fingerprints of a divergence that need not be minimised, or ()."""
@@ -110,6 +114,14 @@ class Groups:
             self.known[record.fingerprint] = entry
         return new
 
+    def smallest(self, note: Note, case: Case) -> bool:
+        """Take in a note, and return whether its case is the smallest of the group."""
+        key, size = (note.backend, *note.group), len(case.json())
+        smaller = size < self.notes.get(key, size + 1)
+        if smaller:
+            self.notes[key] = size
+        return smaller
+
     def update(self, other: Groups) -> None:
         """Take in what another process has met."""
         self.looks |= other.looks
@@ -119,6 +131,9 @@ class Groups:
         self.known |= other.known
         self.signatures |= other.signatures
         self.deadly |= other.deadly
+        self.elsewhere |= other.elsewhere
+        for key, size in other.notes.items():
+            self.notes[key] = min(size, self.notes.get(key, size))
         for mine, theirs in ((self.seen, other.seen), (self.minimised, other.minimised)):
             for look, count in theirs.items():
                 mine[look] = max(mine[look], count)

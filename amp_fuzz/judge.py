@@ -38,7 +38,7 @@ from amp_fuzz.oracle import (
 )
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Statement, returning_all, statements
-from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Outcome
+from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Note, Outcome
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing, torchax
 from amp_fuzz.reference.autocast import active_quirks, asking, supposed
 from amp_fuzz.reference.gauge import DECOMPOSITIONS, Pair, observing
@@ -53,7 +53,8 @@ class Verdict:
     """How a case came out on a backend.
 
     unjudged: values that differ, but nothing is said of. uncompiled: it agreed, but the compiler
-    had made no graph of it. platform: see `Observation`.
+    had made no graph of it. platform: see `Observation`. notes: facts beside the verdict; see
+    `amp_fuzz.notes` for those that are looked for after it. seen: what the reference did.
     """
 
     case: Case
@@ -66,6 +67,8 @@ class Verdict:
     unjudged: int = 0
     uncompiled: bool = False
     platform: str = ""
+    notes: tuple[Note, ...] = ()
+    seen: Observation | None = field(default=None, repr=False, compare=False)
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -87,6 +90,7 @@ class Verdict:
             unjudged=self.unjudged,
             uncompiled=self.uncompiled,
             platform=self.platform,
+            notes=self.notes,
         )
 
     def finding(
@@ -224,6 +228,7 @@ class Judge:
             seconds=clock.laps,
             unjudged=len(unjudged),
             platform=observed.platform,
+            seen=expected,
         )
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"

@@ -12,7 +12,7 @@ import pytest
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.corpus import Kept, folder_cases, named
 from amp_fuzz.engine import Task
-from amp_fuzz.pytest_items import ROOT, Outcome, WorkerFailed, show_finding
+from amp_fuzz.pytest_items import ROOT, Outcome, WorkerFailed, show_finding, show_notes
 from amp_fuzz.pytest_run import Run
 from amp_fuzz.store import Store, StoreError
 
@@ -76,6 +76,8 @@ class CaseItem(pytest.Item):
             lines = show_finding(finding, self.run.store_option)
             head = f"{kept.name} diverges on {backend.name}: {finding.kind}"
             pytest.fail("\n".join([head, "", *lines]), pytrace=False)
+        if noted := show_notes(outcome, self.run.settings.fail_on):
+            pytest.fail("\n".join(noted), pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
         """Return one line for a store that cannot be written, and for all else what pytest does."""

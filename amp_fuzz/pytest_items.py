@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ from amp_fuzz.engine import (
 )
 from amp_fuzz.fingerprints import title
 from amp_fuzz.pytest_run import Run
-from amp_fuzz.records import DivergenceRecord, EndRecord, IncidentRecord
+from amp_fuzz.records import DivergenceRecord, EndRecord, IncidentRecord, Note, NoteRecord
 from amp_fuzz.store import StoreError
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "WorkerFailed",
     "jobs",
     "show_finding",
+    "show_notes",
     "store_option",
 ]
 
@@ -216,9 +217,10 @@ class FuzzItem(pytest.Item):
 
     def _judge(self, outcome: Outcome) -> None:
         late = self._overdue()
-        if outcome.diverged or late:
+        noted = show_notes(outcome, self.run.settings.fail_on)
+        if outcome.diverged or late or noted:
             shown = show(outcome, self.run) if outcome.diverged else ""
-            pytest.fail("\n".join(filter(None, [*late, shown])), pytrace=False)
+            pytest.fail("\n".join(filter(None, [*late, shown, *noted])), pytrace=False)
         if outcome.cases == 0 and outcome.done:
             pytest.fail(f"no case ran: none was drawn for {self.nodeid}", pytrace=False)
 
@@ -244,13 +246,18 @@ class FuzzItem(pytest.Item):
 
 @dataclass(slots=True)
 class Outcome:
-    """What an item came to. diverged: cases that diverged anew, by the fingerprint of a cause."""
+    """What an item came to. diverged: cases that diverged anew, by the fingerprint of a cause.
+
+    notes: those of each case; noted: by group, with the smallest case, if this item met it.
+    """
 
     cases: int = 0
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "crashed"
     diverged: Counter[str] = field(default_factory=Counter)
     new: list[DivergenceRecord] = field(default_factory=list)
     incidents: list[IncidentRecord] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -262,6 +269,8 @@ class Outcome:
         if isinstance(event, Progress):
             self.cases += 1
             self.diverged.update(event.groups)
+            self.notes += event.notes
+            self.noted.update({record.note.group: record for record in event.noted})
         elif isinstance(event, Finding):
             if event.new:
                 self.new.append(event.record)
@@ -331,6 +340,23 @@ def show(outcome: Outcome, run: Run) -> str:
             what = f"{title(other)}: amp-fuzz replay {other.id}{run.store_option}"
         lines.append(f"{_count(count, 'case')} of {what}")
     return "\n".join(lines)
+
+
+def show_notes(outcome: Outcome, kinds: Collection[str]) -> list[str]:
+    """Return the lines of an item that notes of these kinds fail; none if there are none."""
+    counts = Counter(note.group for note in outcome.notes if note.kind in kinds)
+    if not counts:
+        return []
+    first = {note.group: note for note in reversed(outcome.notes)}
+    lines = [f"{_count(len(counts), 'note')} of the kinds of --amp-fuzz-fail-on"]
+    for group, count in counts.items():
+        record = outcome.noted.get(group)
+        note = first[group] if record is None else record.note
+        lines.append(f"{note.kind}: {note.op}: {_clip(note.message)} ({_count(count, 'case')})")
+        lines += [f"  {_clip(note.where)}", f"  {_clip(note.advice)}"]
+        if record is not None:
+            lines.append(f"  amp-fuzz replay {record.id} --backend={shlex.quote(note.backend)}")
+    return lines
 
 
 _LONGEST = 40

@@ -53,6 +53,14 @@ OPTIONS = {
         "S",
         "Seconds of work for making each new finding smaller; 0: keep it as it was drawn.",
     ),
+    "notes": (
+        "KIND,...",
+        "Notes to look for, beside divergences: precision, autocast-raises, portability.",
+    ),
+    "fail-on": (
+        "KIND,...",
+        "Notes that fail a run, by default none: precision, autocast-raises, portability.",
+    ),
     "require": ("NAME,...", "Backends that must be ready, or exit with code 4."),
 }
 

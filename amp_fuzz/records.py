@@ -1,18 +1,20 @@
 """What a run writes down: one JSON line an event, append-only, readable without torch.
 
 A run is a folder: ``run.json`` (a `RunRecord`) and ``records-*.jsonl``, one file a worker, of
-`CaseRecord`, `DivergenceRecord` and `EndRecord` lines.
+`CaseRecord`, `DivergenceRecord`, `NoteRecord` and `EndRecord` lines.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import re
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
 from amp_fuzz.case import Case
 
 __all__ = [
+    "NOTE_KINDS",
     "BackendRecord",
     "BaselineRecord",
     "CaseRecord",
@@ -20,6 +22,9 @@ __all__ = [
     "EndRecord",
     "IncidentRecord",
     "KernelRecord",
+    "Note",
+    "NoteKind",
+    "NoteRecord",
     "Outcome",
     "Record",
     "RunRecord",
@@ -30,6 +35,8 @@ __all__ = [
 RECORDS_FORMAT = 1
 
 Outcome: TypeAlias = Literal["agreed", "raised", "known", "diverged"]
+NoteKind: TypeAlias = Literal["precision", "autocast-raises", "portability"]
+NOTE_KINDS: tuple[NoteKind, ...] = get_args(NoteKind)
 
 
 class BackendRecord(msgspec.Struct, frozen=True):
@@ -66,7 +73,10 @@ class BaselineRecord(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The head of a run. `started` is UTC in ISO 8601. baseline: the file, where there is one."""
+    """The head of a run. `started` is UTC in ISO 8601. baseline: the file, where there is one.
+
+    fail_on: the kinds of notes that fail it.
+    """
 
     id: str
     seed: int
@@ -78,6 +88,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     format: int = RECORDS_FORMAT
     baseline: str = ""
     entries: tuple[BaselineRecord, ...] = ()
+    fail_on: tuple[str, ...] = ()
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +100,50 @@ class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class Note(msgspec.Struct, frozen=True):
+    """A fact about a case that is neither agreement nor divergence, and fails nothing by default.
+
+    precision: a compiler left out a rounding. autocast-raises: the program runs without autocast
+    and raises under it. portability: another device's policies raise or round where these do not.
+    where: the statement as text. message: one line, the observed effect. advice: one sentence, the
+    remedy. device: devices joined by commas: those that run the statement (autocast-raises), or
+    those that differ (portability); "" if none is named.
+    """
+
+    kind: NoteKind
+    backend: str
+    op: str
+    where: str
+    message: str
+    advice: str
+    device: str = ""
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Kind, op, and message without numbers, shapes and C++ dtypes: equal for one cause."""
+        return self.kind, self.op, _VARYING.sub("#", self.message)
+
+
+# What varies from case to case. Dtypes as Python writes them stay: they are what a note is about.
+_VARYING = re.compile(
+    r"\[[^\]]*\]|(?<![\w.])(?:[vwxb]\d+|-?\d+(?:\.\d+)?)\b"
+    r"|(?:c10::)?\b(?:Half|BFloat16|Float|Double|float|double)\b"
+)
+
+
+class NoteRecord(msgspec.Struct, frozen=True, tag="note"):
+    """A note with the case that shows it: the smallest of its group that the process met so far."""
+
+    note: Note
+    case: Case
+    family: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of the case to replay."""
+        return self.case.id
+
+
 class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     """A case that was run. raised: both sides raised the same error. seconds: wall time by part.
 
@@ -98,7 +153,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
     but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if
     it diverged in a way that no known list explains. platform: what the backend ran on, where it
-    chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX.
+    chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX. notes: at most one of each group.
     """
 
     id: str
@@ -116,6 +171,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     uncompiled: bool = False
     groups: tuple[str, ...] = ()
     platform: str = ""
+    notes: tuple[Note, ...] = ()
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
@@ -221,4 +277,4 @@ class EndRecord(msgspec.Struct, frozen=True, tag="end"):
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
 
 
-Record: TypeAlias = CaseRecord | DivergenceRecord | IncidentRecord | EndRecord
+Record: TypeAlias = CaseRecord | DivergenceRecord | NoteRecord | IncidentRecord | EndRecord

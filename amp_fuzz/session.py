@@ -22,7 +22,7 @@ from amp_fuzz.baseline import Baseline, Entry, read
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.config import OPTIONS, Options
 from amp_fuzz.known import Known, KnownError, load_known, shipped
-from amp_fuzz.records import BackendRecord, BaselineRecord, RunRecord
+from amp_fuzz.records import BackendRecord, BaselineRecord, NoteKind, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,6 +90,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         command=command,
         baseline=str(baseline.path) if baseline.entries else "",
         entries=tuple(_baseline_record(entry, today) for entry in held),
+        fail_on=options.fail_on,
     )
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),
@@ -107,6 +108,8 @@ def prepare(options: Options, *, command: str = "") -> Session:
         minimize=options.minimize,
         max_statements=options.max_statements,
         fail_fast=options.fail_fast,
+        notes=cast("tuple[NoteKind, ...]", options.notes),
+        fail_on=options.fail_on,
         baseline=tuple(entry for entry in held if not entry.expired(today)),
         overdue=tuple(entry for entry in held if entry.expired(today)),
     )

@@ -17,7 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from amp_fuzz.case import Case, CaseError, load, loads
-from amp_fuzz.records import RECORDS_FORMAT, DivergenceRecord, Record, RunRecord
+from amp_fuzz.records import RECORDS_FORMAT, DivergenceRecord, NoteRecord, Record, RunRecord
 
 __all__ = ["Store", "StoreError", "Writer"]
 
@@ -179,6 +179,19 @@ class Store:
             raise StoreError(f"{self.root}: {what} {identity!r} (kept: {known})")
         return load_finding(self.root / "findings" / f"{hits[0]}.json")
 
+    def noted(self, identity: str) -> NoteRecord | None:
+        """Return the note of the newest run whose case has this id, or a start of it."""
+        for run in reversed(self.runs()):
+            for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+                with path.open("rb") as lines:
+                    for line in lines:
+                        if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
+                            continue
+                        record = _decoder.decode(line)
+                        if isinstance(record, NoteRecord) and record.id.startswith(identity):
+                            return record
+        return None
+
 
 def load_finding(path: Path) -> DivergenceRecord:
     """Read a finding's file. Raises `StoreError`, naming the place."""
@@ -206,7 +219,8 @@ def load_finding(path: Path) -> DivergenceRecord:
 def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:
     """Return the case that an id or a path names, and its finding if it has one.
 
-    A path may be a case file or a finding's file. Raises `StoreError` or `CaseError`.
+    An id may be that of a note of some run, which has no finding. A path may be a case file or a
+    finding's file. Raises `StoreError` or `CaseError`.
     """
     path = Path(what)
     if path.suffix == ".json" or path.exists():
@@ -217,7 +231,13 @@ def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:
                 raise
         finding = load_finding(path)
         return finding.minimised or finding.case, finding
-    finding = store.finding(what)
+    try:
+        finding = store.finding(what)
+    except StoreError:
+        noted = store.noted(what) if what else None
+        if noted is None:
+            raise
+        return noted.case, None
     return finding.minimised or finding.case, finding
 
 

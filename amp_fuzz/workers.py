@@ -60,6 +60,7 @@ from amp_fuzz.records import (
     DivergenceRecord,
     EndRecord,
     IncidentRecord,
+    NoteRecord,
     unanswered,
 )
 from amp_fuzz.store import Store, StoreError, Writer
@@ -596,6 +597,7 @@ def _task(
 ) -> Iterator[Event]:
     start = time.monotonic()
     cases = 0
+    noted: list[NoteRecord] = []
     events = explore(
         task, settings, began=note.began, seen=note.seen, groups=groups, covered=covered.note
     )
@@ -606,7 +608,15 @@ def _task(
             cases += 1
             reached = frozenset(k.overload for k in event.kernels)
             anew = event.groups if event.outcome == "diverged" else ()
-            yield Progress(task.backend, task.family, event.outcome, anew, reached)
+            yield Progress(
+                *(task.backend, task.family, event.outcome, anew, reached),
+                notes=event.notes,
+                noted=tuple(noted),
+            )
+            noted.clear()
+        elif isinstance(event, NoteRecord):
+            writer.write(event)
+            noted.append(event)
         elif isinstance(event, Finding):
             writer.write(event.record)
             yield event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from amp_fuzz.checking import telling
 from amp_fuzz.checking.customops import declare_custom_ops
 from amp_fuzz.checking.judging import Judged, judged, others
 from amp_fuzz.checking.locate import Place, locate
+from amp_fuzz.checking.noted import notes_of
 from amp_fuzz.checking.result import CheckResult, Diverged, Ran
 from amp_fuzz.checking.subject import CheckError, Subject
 from amp_fuzz.checking.ways import Checked, refusal
@@ -188,6 +190,8 @@ def _run(
         Plan(), contexts=contexts, backward="outside" if backward else "none"
     )
     found = judged(checked, plan, known)
+    if found.verdict.divergence is None:
+        ran = partial(ran, notes=notes_of(checked, found))
     verdict, raised = found.verdict, found.expected.raised
     if raised is not None and found.observed.raised is not None and verdict.divergence is None:
         said = f"{raised.kind}: {telling.first_line(raised.message)}"

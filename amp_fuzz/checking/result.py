@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from amp_fuzz.case import Case
 from amp_fuzz.oracle import Kind
+from amp_fuzz.records import Note
 
 __all__ = ["CheckFailed", "CheckResult", "Diverged", "Ran"]
 
@@ -97,6 +98,7 @@ class Ran:
     callable raises, on both sides alike; ``leaked``: it leaves torch's
     state changed, on both sides; ``nothing``: there was nothing to compare; ``skipped``:
     the backend cannot call it. values, gradients: how many were compared. detail: one line more.
+    notes: facts beside the status, which do not change it.
     """
 
     backend: str
@@ -106,6 +108,7 @@ class Ran:
     values: int = 0
     gradients: int = 0
     divergence: Diverged | None = None
+    notes: tuple[Note, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.backend}, {self.autocast}: {_WORDS[self.status]}" + (
@@ -159,6 +162,11 @@ class CheckResult:
         )
 
     @property
+    def notes(self) -> tuple[Note, ...]:
+        """Facts beside agreement and divergence; `ok` does not depend on them."""
+        return tuple(note for run in self.runs for note in run.notes)
+
+    @property
     def skipped(self) -> tuple[Ran, ...]:
         """The backends that cannot call it, with the reason in `detail`."""
         return tuple(run for run in self.runs if run.status == "skipped")
@@ -185,6 +193,15 @@ class CheckResult:
         for run in self.runs:
             if run.divergence is not None:
                 lines += ["", str(run.divergence)]
+        for run in self.runs:
+            for note in run.notes:
+                lines += ["", f"{run.backend}, {run.autocast}: note, {note.kind}"]
+                for name, text in (
+                    ("where", note.where),
+                    ("what", note.message),
+                    ("next", note.advice),
+                ):
+                    lines += _row(name, text, whole=False)
         return "\n".join(lines)
 
     def _verdict(self) -> str:

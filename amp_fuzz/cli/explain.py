@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_fuzz.cli.common import Exit, Stopped, command_line, options, resolve_options, say, waiting
-from amp_fuzz.cli.replay import Job, job_of, known_entries
+from amp_fuzz.cli.replay import Job, job_of, known_entries, note_lines
 from amp_fuzz.known import Known
 from amp_fuzz.program import statements
 from amp_fuzz.store import Store
@@ -69,6 +69,7 @@ def _head(found: Explained, known: Sequence[Known]) -> Iterator[str]:
     if not found.kind:
         both = ": both raise the same error" if found.outcome == "raised" else ""
         yield f"{name}: agrees with the reference{both}"
+        yield from note_lines(found.notes)
         return
     at = f" at {found.where}" if found.where else ""
     yield f"{name}: {'known' if found.known else 'DIVERGES'}: {found.kind}{at}"
@@ -77,6 +78,7 @@ def _head(found: Explained, known: Sequence[Known]) -> Iterator[str]:
     for entry in known:
         if entry.id in found.known.split("+"):
             yield from _wrapped(f"known as {entry.id}: {entry.what}", "  ")
+    yield from note_lines(found.notes)
 
 
 def _body(found: Explained) -> Iterator[str]:

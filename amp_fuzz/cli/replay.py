@@ -24,7 +24,7 @@ from amp_fuzz.cli.common import (
 )
 from amp_fuzz.config import Options
 from amp_fuzz.known import Known
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records import DivergenceRecord, Note
 from amp_fuzz.store import Store, find_case
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "check_ops",
     "job_of",
     "known_entries",
+    "note_lines",
     "raise_unless_judged",
     "replay",
 ]
@@ -70,6 +71,7 @@ class _Answer:
     incident: str = ""
     code: int = Exit.USAGE
     traceback: str = ""
+    notes: tuple[Note, ...] = ()
 
 
 @click.command(short_help="Judge cases again, by id or file.")
@@ -172,14 +174,17 @@ def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known,
 def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
     from amp_fuzz.explicit import explicit_form
     from amp_fuzz.judge import Judge, quiet
+    from amp_fuzz.notes import notes_of
     from amp_fuzz.session import choose_backends
 
     (backend,) = choose_backends([job.backend])
     with quiet():
-        verdict = Judge(backend, known, relations="all").judge(job.case)
+        judge = Judge(backend, known, relations="all")
+        verdict = judge.judge(job.case)
+        notes = notes_of(judge, verdict)
         explicit = explicit_form(job.case, backend.reference())
     if verdict.divergence is None:
-        return _Answer(verdict.outcome, explicit=explicit)
+        return _Answer(verdict.outcome, explicit=explicit, notes=notes)
     found = verdict.divergence
     return _Answer(
         verdict.outcome,
@@ -189,6 +194,7 @@ def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
         found.observed,
         verdict.known,
         explicit,
+        notes=notes,
     )
 
 
@@ -203,6 +209,7 @@ def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
     lines += _verdict(job, answer, known)
     if answer.incident:
         lines.append(f"  incident: {answer.incident}; it gave an answer when it ran again")
+    lines += note_lines(answer.notes)
     if job.finding and (answer.kind, job.backend) != (job.finding.kind, job.finding.backend):
         then = job.finding.kind + (f" at {job.finding.where}" if job.finding.where else "")
         lines.append(f"found on {job.finding.backend} as {then}")
@@ -232,6 +239,15 @@ def _verdict(job: Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
             lines.append(f"  known as {entry.id}: {entry.what}")
             lines += [f"    {entry.link}"] if entry.link else []
     return lines
+
+
+def note_lines(notes: Sequence[Note]) -> list[str]:
+    """Return each note as lines: its kind and message, the statement, and what to do."""
+    return [
+        line
+        for note in notes
+        for line in (f"note, {note.kind}: {note.message}", f"  {note.where}", f"  {note.advice}")
+    ]
 
 
 def _indented(text: str) -> list[str]:

@@ -58,6 +58,8 @@ _AGAIN = (
     "baseline",
     "corpus",
     "isolate",
+    "notes",
+    "fail-on",
 )
 
 
@@ -79,6 +81,8 @@ _AGAIN = (
     "baseline",
     "corpus",
     "fail-fast",
+    "notes",
+    "fail-on",
     "require",
     "timeout",
     "memory",

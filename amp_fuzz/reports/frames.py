@@ -18,12 +18,15 @@ from amp_fuzz.records import (
     EndRecord,
     IncidentRecord,
     KernelRecord,
+    Note,
+    NoteRecord,
     Record,
     RunRecord,
 )
 from amp_fuzz.store import Store
 
 __all__ = [
+    "Noted",
     "RunData",
     "coverage",
     "findings",
@@ -49,6 +52,18 @@ _GROUP = ["backend", "kind", "op", "policy", "dtypes", "known"]
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """The notes of one group. record: with the smallest case, None if none is left to replay.
+
+    backends: with the numbers of cases.
+    """
+
+    note: Note
+    record: NoteRecord | None
+    backends: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class RunData:
     """The records of a run.
 
@@ -61,8 +76,9 @@ class RunData:
     divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
     damage: one line for each record that could not be read. unjudged: by backend, how many values
     differ in a bit and could not be judged, and of how many cases. uncompiled: by backend, how many
-    cases agreed of which its compiler had made no graph. incidents: workers that died without a
-    finding. state: ``killed`` if nothing runs and the end of the run was never recorded.
+    cases agreed of which its compiler had made no graph. notes: by group. incidents: workers that
+    died without a finding. state: ``killed`` if nothing runs and the end of the run was never
+    recorded.
     """
 
     run: RunRecord
@@ -79,6 +95,7 @@ class RunData:
     uncompiled: Mapping[str, int] = field(default_factory=dict)
     incidents: tuple[IncidentRecord, ...] = ()
     state: Literal["ended", "running", "killed"] = "ended"
+    notes: tuple[Noted, ...] = ()
 
     @property
     def backends(self) -> list[str]:
@@ -137,6 +154,8 @@ class _Tally:
     incidents: list[IncidentRecord] = field(default_factory=list)
     unjudged: dict[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Counter[str] = field(default_factory=Counter)
+    notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
+    noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         match record:
@@ -144,12 +163,23 @@ class _Tally:
                 self._case(record)
             case DivergenceRecord():
                 self.records.append(record)
+            case NoteRecord():
+                self._note(record)
             case EndRecord():
                 self.ends.append(record)
             case IncidentRecord():
                 self.incidents.append(record)
 
+    def _note(self, record: NoteRecord) -> None:
+        """Keep the smallest case of each group."""
+        other = self.noted.get(record.note.group)
+        if other is None or _size(record) < _size(other):
+            self.noted[record.note.group] = record
+
     def _case(self, record: CaseRecord) -> None:
+        for note in record.notes:
+            _, counts = self.notes.setdefault(note.group, (note, Counter()))
+            counts[record.backend] += 1
         if record.unjudged:
             values, cases = self.unjudged.get(record.backend, (0, 0))
             self.unjudged[record.backend] = values + record.unjudged, cases + 1
@@ -216,7 +246,15 @@ class _Tally:
             unjudged=self.unjudged,
             uncompiled=self.uncompiled,
             incidents=tuple(self.incidents),
+            notes=tuple(
+                Noted(note, self.noted.get(group), dict(counts))
+                for group, (note, counts) in self.notes.items()
+            ),
         )
+
+
+def _size(record: NoteRecord) -> tuple[int, str]:
+    return len(record.case.json()), record.id
 
 
 def _guilty(record: CaseRecord, found: DivergenceRecord | None) -> KernelRecord:

@@ -50,6 +50,7 @@ def render(view: View) -> str:
         styles=styles,
         bars={b.name: _times(b, styles) for b in ran if b.seconds},
         share=share,
+        most_notes=MOST_FINDINGS,
     )
 
 

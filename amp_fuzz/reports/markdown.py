@@ -31,7 +31,7 @@ _SIGNS = {
 def render(view: View) -> str:
     """Return the Markdown. Text of programs and errors stands in code and so stays as it is."""
     parts = [_head(view), _backends(view), _missing(view), _new(view)]
-    parts += [_baseline(view), _known(view), _summary(view)]
+    parts += [_noted(view), _baseline(view), _known(view), _summary(view)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
@@ -131,6 +131,35 @@ def _finding(finding: FindingView) -> Iterator[str]:
         yield ""
         yield from _block(finding.explicit, "python")
     yield from _close()
+
+
+def _noted(view: View) -> Iterator[str]:
+    if not view.noted:
+        return
+    yield f"### Notes ({plural(len(view.noted), 'group')})"
+    yield ""
+    yield "Beside agreement and divergence. They fail a run if `--fail-on` names their kind."
+    header = ("op", "statement", "what happens", "what to do", "cases", "on", "replay")
+    for title, notes in view.noted_by_kind:
+        yield ""
+        yield from _open(f"{text(title)} ({plural(len(notes), 'group')})")
+        rows = [
+            (
+                code(n.note.op),
+                code(n.note.where),
+                text(n.note.message),
+                text(n.note.advice),
+                f"{n.cases:,}",
+                text(n.on),
+                code(n.replay),
+            )
+            for n in notes[:MOST_ROWS]
+        ]
+        yield from _table(header, rows, right=(4,))
+        if len(notes) > MOST_ROWS:
+            yield ""
+            yield f"And {len(notes) - MOST_ROWS} more, all of them in the HTML report."
+        yield from _close()
 
 
 def _baseline(view: View) -> Iterator[str]:

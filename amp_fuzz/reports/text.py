@@ -11,6 +11,7 @@ from amp_fuzz.reports.view import (
     BackendView,
     FindingView,
     KnownView,
+    NoteView,
     View,
     clean,
     plural,
@@ -21,7 +22,7 @@ from amp_fuzz.reports.view import (
 
 __all__ = ["render"]
 
-MOST_FINDINGS = 20
+MOST_FINDINGS, MOST_NOTES = 20, 3
 _MIN_WIDTH, _MAX_WIDTH = 40, 120
 _LABEL = 10
 
@@ -35,7 +36,8 @@ def render(view: View, *, width: int | None = None, rows: int = 10) -> str:
     width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
     parts = [_head(view, width), _backends(view.backends, width)]
     parts += [_missing(view.backends, width), _summary(view, width, rows)]
-    parts += [_known(view, width), _baseline(view, width), _new(view, width), _end(view, width)]
+    parts += [_known(view, width), _baseline(view, width), _noted(view, width)]
+    parts += [_new(view, width), _end(view, width)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
@@ -115,6 +117,30 @@ def _baseline(view: View, width: int) -> Iterator[str]:
     for entry in view.baseline:
         if entry.sentence:
             yield from _wrap(entry.sentence, width, indent="  ")
+
+
+def _noted(view: View, width: int) -> Iterator[str]:
+    if not view.noted:
+        return
+    yield "notes, beside agreement and divergence (--fail-on=KIND,... fails a run on them)"
+    for title, notes in view.noted_by_kind:
+        cases = sum(note.cases for note in notes)
+        fails = ", FAILS" if notes[0].fails else ""
+        count = f"{plural(len(notes), 'group')}, seen {plural(cases, 'time')}{fails}"
+        yield from _wrap(f"{title}: {count}", width, indent="  ")
+        for note in notes[:MOST_NOTES]:
+            yield from _note(note, width)
+        if len(notes) > MOST_NOTES:
+            yield f"    and {len(notes) - MOST_NOTES} more, all of them in the report"
+
+
+def _note(view: NoteView, width: int) -> Iterator[str]:
+    note = view.note
+    yield from _wrap(f"{note.op} ({view.on}): {note.message}", width, indent="    ")
+    yield f"      | {_cut(clean(note.where), width - 8)}"
+    yield from _wrap(note.advice, width, indent="      ")
+    if view.replay:
+        yield f"      {view.replay}"
 
 
 def _new(view: View, width: int) -> Iterator[str]:

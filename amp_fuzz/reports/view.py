@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas as pd
 from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import title
 from amp_fuzz.known import Known
-from amp_fuzz.records import BaselineRecord, DivergenceRecord, incident_line
+from amp_fuzz.records import BaselineRecord, DivergenceRecord, Note, NoteKind, incident_line
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 
@@ -24,6 +25,7 @@ __all__ = [
     "BaselineView",
     "FindingView",
     "KnownView",
+    "NoteView",
     "SummaryRow",
     "Verdict",
     "View",
@@ -184,6 +186,32 @@ class FindingView:
         return r.op + (f" ({'; '.join(parts)})" if parts else "")
 
 
+@dataclass(frozen=True, slots=True)
+class NoteView:
+    """A group of notes: what is said in its smallest case, and how many cases show it.
+
+    fails: whether the run was told to fail on its kind. replay: "" if no case of it is left.
+    """
+
+    note: Note
+    cases: int
+    backends: tuple[tuple[str, int], ...]
+    replay: str
+    fails: bool
+
+    @property
+    def on(self) -> str:
+        """The backends with their numbers of cases: ``eager-cpu 3, fake-cuda 1``."""
+        return ", ".join(f"{name} {n:,}" for name, n in self.backends)
+
+
+NOTE_TITLES: Mapping[NoteKind, str] = {
+    "precision": "precision: a compiler left out a rounding",
+    "autocast-raises": "autocast raises: the program runs without autocast and raises under it",
+    "portability": "portability: another device's policies raise, or give another dtype",
+}
+
+
 CALM = ("agreed", "raised", "elsewhere")
 
 
@@ -255,6 +283,19 @@ class View:
     notes: tuple[str, ...]
     summary: tuple[SummaryRow, ...]
     baseline: tuple[BaselineView, ...] = ()
+    noted: tuple[NoteView, ...] = ()
+
+    @property
+    def failing(self) -> bool:
+        """Whether a note fails the run, as it was told by --fail-on."""
+        return any(note.fails for note in self.noted)
+
+    @property
+    def noted_by_kind(self) -> tuple[tuple[str, tuple[NoteView, ...]], ...]:
+        """The notes under the title of each kind that there is, those that fail first."""
+        by_kind = {k: tuple(n for n in self.noted if n.note.kind == k) for k in NOTE_TITLES}
+        order = sorted(by_kind, key=lambda k: not any(n.fails for n in by_kind[k]))
+        return tuple((NOTE_TITLES[kind], by_kind[kind]) for kind in order if by_kind[kind])
 
     @property
     def tone(self) -> Literal["good", "warn", "bad"]:
@@ -279,6 +320,7 @@ def view(data: RunData, known: Sequence[Known]) -> View:
     backends = _backends(data, totals)
     listed = _known(data, found[found["known"] != ""], known)
     baseline = tuple(_baseline(data))
+    noted = _noted(data)
     diverged = int(totals["diverged"].sum())
     lost = _lost(data, found, new)
     cases = int(totals["cases"].sum())
@@ -301,11 +343,25 @@ def view(data: RunData, known: Sequence[Known]) -> View:
         new=new,
         new_cases=diverged,
         lost=lost,
-        verdict=_verdict(data, backends, listed, new, baseline),
+        verdict=_verdict(data, backends, listed, new, baseline, noted),
         notes=tuple(_notes(data, backends, lost)),
         summary=tuple(sorted(_summary(data), key=_first)),
         baseline=baseline,
+        noted=noted,
     )
+
+
+def _noted(data: RunData) -> tuple[NoteView, ...]:
+    """Return the groups of notes, those that most cases show first."""
+    views = []
+    for group in data.notes:
+        note = group.record.note if group.record else group.note
+        backends = sorted(group.backends.items(), key=lambda pair: (-pair[1], pair[0]))
+        case = group.record.id if group.record else ""
+        replay = _command(data, "replay", case, f"--backend={note.backend}") if case else ""
+        fails = note.kind in data.run.fail_on
+        views.append(NoteView(note, sum(group.backends.values()), tuple(backends), replay, fails))
+    return tuple(sorted(views, key=lambda v: (-v.cases, v.note.group)))
 
 
 def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
@@ -442,7 +498,7 @@ def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
     return kind, -finding.cases, r.backend, r.op, r.id
 
 
-def _command(data: RunData, name: str, what: str) -> str:
+def _command(data: RunData, name: str, *what: str) -> str:
     """Return a command line of ours; the store is named if it is not where it is looked for.
 
     So is the device of the user's that the run was about, to commands that judge cases again:
@@ -451,7 +507,7 @@ def _command(data: RunData, name: str, what: str) -> str:
     usual = data.store.resolve() == DEFAULT_STORE.resolve()
     store = "" if usual else f" --store={shlex.quote(str(data.store))}"
     more = [] if name in ("report", "run") else _device(data.run.command)
-    return shlex.join(["amp-fuzz", name, what, *more]) + store
+    return shlex.join(["amp-fuzz", name, *what, *more]) + store
 
 
 def _device(command: str) -> list[str]:
@@ -470,6 +526,7 @@ def _verdict(
     known: Sequence[KnownView],
     new: Sequence[FindingView],
     baseline: Sequence[BaselineView] = (),
+    noted: Sequence[NoteView] = (),
 ) -> Verdict:
     cases, ran = sum(b.cases for b in backends), sum(1 for b in backends if b.cases)
     over = f"{plural(cases, 'case')} on {plural(ran, 'backend')}"
@@ -481,6 +538,7 @@ def _verdict(
     expired = f"EXPIRED: {plural(late, 'entry')} of the baseline" if late else ""
     if data.state != "ended" and not diverged:
         return _unended(data, over, explained)
+    failing = _failing(noted)
     if not cases:
         sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
         return Verdict("nothing", sentence, "amp-fuzz doctor")
@@ -488,20 +546,33 @@ def _verdict(
         what = plural(len(new), "new finding") if new else "New divergences"
         sentence = f"{what}: of {over}, {diverged:,} diverged in a way that is not known.{but}"
         sentence += f" {expired}." if expired else ""
+        sentence += failing
         if not new:
             return Verdict("new", sentence, report)
         issue = _command(data, "repro", new[0].record.id) + " --format=issue -o issue.md"
         return Verdict("new", sentence, issue)
     if expired:
-        sentence = f"{expired}. Nothing new: of {over}, {explained:,} diverged as is known.{but}"
+        sentence = (
+            f"{expired}. Nothing new: of {over}, {explained:,} diverged as is known.{but}{failing}"
+        )
         return Verdict("new", sentence, "amp-fuzz baseline check")
+    kind: Literal["new", "known", "clean"] = "known" if explained else "clean"
     if explained:
         sentence = (
             f"Nothing new: of {over}, {explained:,} diverged, each as one of "
-            f"{plural(len(known), 'known finding')} explains.{but}"
+            f"{plural(len(known), 'known finding')} explains.{but}{failing}"
         )
-        return Verdict("known", sentence, report)
-    return Verdict("clean", f"Nothing diverged: {over} agreed with the reference.{but}", report)
+    else:
+        sentence = f"Nothing diverged: {over} agreed with the reference.{but}{failing}"
+    return Verdict("new" if failing else kind, sentence, report)
+
+
+def _failing(noted: Iterable[NoteView]) -> str:
+    """Return a sentence on the notes that fail the run, or ""."""
+    kinds = Counter(view.note.kind for view in noted if view.fails)
+    if not kinds:
+        return ""
+    return f" FAILS: {plural(kinds.total(), 'note')}, as --fail-on={','.join(sorted(kinds))} says."
 
 
 def _unended(data: RunData, over: str, explained: int) -> Verdict:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz.config import OPTIONS, ConfigError, Options, find_config, resolve
+from amp_fuzz.config import NOTE_KINDS, OPTIONS, ConfigError, Options, find_config, resolve
 from amp_fuzz.profiles import PROFILES
 
 
@@ -268,3 +268,9 @@ def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
 )
 def test_what_a_variable_may_not_say(tmp_path: Path, variable: str, text: str, said: str) -> None:
     assert refused(tmp_path, **{variable: text}).startswith(f"{variable}: {said}")
+
+
+def test_the_kinds_of_notes_are_those_of_the_records() -> None:
+    from amp_fuzz import records
+
+    assert NOTE_KINDS == records.NOTE_KINDS

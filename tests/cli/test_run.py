@@ -15,7 +15,7 @@ from amp_fuzz.cli.run import _recorded
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
 from amp_fuzz.store import Store, read_records
 from tests.cli.conftest import run_in
-from tests.helpers import call, case, x
+from tests.helpers import BF16, call, case, x
 
 Command = Callable[..., Any]
 NEG = case([x("x0", 2)], call("neg", "x0"))
@@ -302,3 +302,49 @@ def test_a_report_that_cannot_be_written(amp_fuzz: Command) -> None:
     assert done.error.startswith("amp-fuzz: /proc/nowhere: cannot make the report's folder")
     assert done.code == 2
     assert "Nothing diverged" in done.out
+
+
+# -- notes ----------------------------------------------------------------------------------------
+
+EXP = case(
+    [x("x0", 2, dtype="bfloat16")], call("exp", "x0"), contexts=(BF16,), backward="none"
+)  # rounds on cpu, not on cuda
+PLAIN = ("run", "--backends=eager-cpu", "--ops=abs", "--cases=1", "--seed=1", "--corpus=corpus")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> None:
+    """Make a corpus whose one case has a note on portability."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "exp.json").write_bytes(EXP.json())
+
+
+@pytest.mark.usefixtures("corpus")
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ((), 0),
+        (("--notes=portability",), 0),
+        (("--fail-on=portability",), 1),
+        (("--notes=portability", "--fail-on=precision,autocast-raises"), 0),
+    ],
+)
+def test_a_note_fails_a_run_only_if_it_was_told_to(
+    amp_fuzz: Command, options: tuple[str, ...], code: int
+) -> None:
+    done = amp_fuzz(*PLAIN, *options)
+    assert (done.code, done.err) == (code, "")
+    told = any("portability" in word for word in options)
+    assert ("16 bits on cpu; float32 on cuda, maia, mps, mtia, xpu" in done.out) == told
+    assert ("FAILS: 1 note, as --fail-on=portability says." in done.out) == (code == 1)
+    if told:
+        replayed = amp_fuzz("replay", EXP.id, "--backend=eager-cpu")
+        assert replayed.code == 0
+        assert "note, portability: 16 bits on cpu" in replayed.out
+        assert "note, portability: 16 bits on cpu" in amp_fuzz("explain", EXP.id).out
+
+
+def test_an_unknown_kind_of_note_names_the_nearest(amp_fuzz: Command) -> None:
+    done = amp_fuzz("run", "--fail-on=portabilty")
+    assert done.code == 2
+    assert "'portabilty' is none of its values: did you mean 'portability'?" in done.err

@@ -18,6 +18,7 @@ from amp_fuzz.fingerprints import title
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, IncidentRecord, Record
 from amp_fuzz.store import Store
 from tests.forks import forked
+from tests.helpers import BF16, call, case, x
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forking")
@@ -338,3 +339,26 @@ def test_a_baseline_is_judged_first_and_an_expired_entry_fails(
     broken = project.runpytest_subprocess(*args)
     assert broken.ret == pytest.ExitCode.USAGE_ERROR
     broken.stderr.fnmatch_lines(["ERROR: amp-fuzz: *amp-fuzz-baseline.toml: *missing required*"])
+
+
+NOTED = ("--amp-fuzz-cases=2", "--amp-fuzz-seed=1", "--amp-fuzz-corpus=corpus")
+
+
+def test_a_note_fails_its_item_if_the_session_was_told_to(project: pytest.Pytester) -> None:
+    exp = case([x("x0", 2, dtype="bfloat16")], call("exp", "x0"), contexts=(BF16,), backward="none")
+    Path("corpus").mkdir()
+    Path("corpus/exp.json").write_bytes(exp.json())
+    options = ("--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "--amp-fuzz-ops=abs", *NOTED)
+    plain = project.runpytest_subprocess(*options, "--amp-fuzz-notes=portability")
+    assert plain.ret == 0, said(plain)
+    assert "16 bits on cpu; float32 on cuda" in said(plain)
+    for more in ((), ("-n", "2")):
+        told = project.runpytest_subprocess(*options, "--amp-fuzz-fail-on=portability", *more)
+        assert told.ret == 1, said(told)
+        told.stdout.fnmatch_lines(
+            [
+                "*1 note of the kinds of --amp-fuzz-fail-on",
+                "*portability: exp: 16 bits on cpu; float32 on cuda, maia, mps, mtia, xpu (1 case)",
+                f"*amp-fuzz replay {exp.id} --backend=eager-cpu",
+            ]
+        )

@@ -20,6 +20,8 @@ from amp_fuzz.records import (
     DivergenceRecord,
     EndRecord,
     KernelRecord,
+    Note,
+    NoteRecord,
     Outcome,
     Record,
     RunRecord,
@@ -107,6 +109,7 @@ def store_of(
     *,
     backends: tuple[BackendRecord, ...] | None = None,
     command: str = "",
+    fail_on: tuple[str, ...] = (),
 ) -> Store:
     if backends is None:
         backends = (
@@ -125,6 +128,7 @@ def store_of(
             versions={"amp-fuzz": "0.1.0", "torch": "2.13.0"},
             started="2026-01-02T03:04:05Z",
             command=command,
+            fail_on=fail_on,
         )
     )
     writer = store.writer("r1", "0")
@@ -308,6 +312,113 @@ def test_a_known_finding_that_left_the_list_is_shown_by_its_id(tmp_path: Path) -
     (gone,) = view_of(store_of(tmp_path, [found(BIG, known="gone")])).known
     assert gone.id == "gone"
     assert gone.what == "no entry of this name stands in the known list now"
+
+
+# -- notes ----------------------------------------------------------------------------------------
+
+
+def note(kind: str = "portability", op: str = CAT, **more: str) -> Note:
+    about = {
+        "backend": "eager-cpu",
+        "where": "v0 = torch.cat([x0, x1])",
+        "message": "float32 on cpu, bfloat16 on cuda",
+        "advice": "Write x0.float() where the dtype matters.",
+        "device": "cuda",
+    }
+    return Note(kind, op=op, **{**about, **more})  # type: ignore[arg-type]
+
+
+LACKS = note(
+    "autocast-raises",
+    "linalg.svd",
+    where="v0 = torch.linalg.svd(v1)",
+    message="RuntimeError: not implemented for 'Half' \x1b[31m<b>",
+    advice="Call it outside of autocast.",
+)
+
+
+def noted_run() -> list[Record]:
+    """Return a run of two cases with notes: two of one group, one of another."""
+    one, other = ran(), ran(case=case(COS), backend="fake-cuda")
+    return [
+        NoteRecord(note(), BIG),
+        replace(one, notes=(note(), LACKS)),
+        NoteRecord(replace(note(), backend="fake-cuda"), SMALL),
+        NoteRecord(LACKS, DEAD),
+        replace(other, notes=(replace(note(), backend="fake-cuda"),)),
+        EndRecord("", "", 2, 1.0),
+    ]
+
+
+def test_notes_are_grouped_counted_and_replayed_by_their_smallest_case(tmp_path: Path) -> None:
+    seen = view_of(store_of(tmp_path, noted_run()))
+    assert [(n.note.op, n.cases, n.on) for n in seen.noted] == [
+        (CAT, 2, "eager-cpu 1, fake-cuda 1"),
+        ("linalg.svd", 1, "eager-cpu 1"),
+    ]
+    replay = f"amp-fuzz replay {SMALL.id} --backend=fake-cuda"
+    assert seen.noted[0].replay.startswith(replay)
+
+
+def test_a_note_whose_case_is_lost_is_still_counted(tmp_path: Path) -> None:
+    (seen,) = view_of(store_of(tmp_path, [replace(ran(), notes=(note(),))])).noted
+    assert (seen.cases, seen.replay) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ((), ""),
+        (("precision",), ""),
+        (("portability",), " FAILS: 1 note, as --fail-on=portability says."),
+        (
+            ("autocast-raises", "portability"),
+            " FAILS: 2 notes, as --fail-on=autocast-raises,portability says.",
+        ),
+    ],
+)
+def test_notes_fail_no_run_that_was_not_told_so(
+    tmp_path: Path, kinds: tuple[str, ...], said: str
+) -> None:
+    seen = view_of(store_of(tmp_path, noted_run(), fail_on=kinds))
+    assert seen.failing == bool(said)
+    assert (seen.verdict.kind, seen.tone == "bad") == (("new", True) if said else ("clean", False))
+    assert seen.verdict.sentence.endswith(said)
+    assert ("FAILS" in seen.verdict.sentence) == bool(said)
+
+
+def test_a_terminal_shows_each_note_with_statement_and_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store_of(tmp_path, noted_run(), fail_on=("autocast-raises",))
+    shown = text.render(view(frames.load(Store(), "r1"), ()), width=100)
+    start, end = shown.index("notes, beside"), shown.index("Nothing diverged")
+    assert (
+        shown[start:end].strip()
+        == f"""\
+notes, beside agreement and divergence (--fail-on=KIND,... fails a run on them)
+  autocast raises: the program runs without autocast and raises under it: 1 group, seen 1 time,
+    FAILS
+    linalg.svd (eager-cpu 1): RuntimeError: not implemented for 'Half' <b>
+      | v0 = torch.linalg.svd(v1)
+      Call it outside of autocast.
+      amp-fuzz replay {DEAD.id} --backend=eager-cpu
+  portability: another device's policies raise, or give another dtype: 1 group, seen 2 times
+    cat (eager-cpu 1, fake-cuda 1): float32 on cpu, bfloat16 on cuda
+      | v0 = torch.cat([x0, x1])
+      Write x0.float() where the dtype matters.
+      amp-fuzz replay {SMALL.id} --backend=fake-cuda"""
+    )
+
+
+def test_written_reports_show_notes_as_text(tmp_path: Path) -> None:
+    seen = view_of(store_of(tmp_path, noted_run()))
+    for said in (html.render(seen), markdown.render(seen)):
+        assert "Call it outside of autocast." in said
+        assert "&lt;b&gt;" in said
+        assert "\x1b" not in said
+        assert f"replay {SMALL.id}" in said
 
 
 # -- damage ---------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from amp_fuzz.records import (
     DivergenceRecord,
     EndRecord,
     KernelRecord,
+    Note,
+    NoteRecord,
     Record,
     RunRecord,
 )
@@ -43,6 +45,15 @@ FINDING = DivergenceRecord(
     case=CASE,
     minimised=case([x("x0", 1, 1)], call("mm", "x0", "x0")),
 )
+NOTED = case([x("x0", 2, 3)], call("relu", "x0"))
+NOTE = Note(
+    "autocast-raises",
+    "eager-cpu",
+    "relu",
+    "v0 = torch.relu(x0)",
+    "no kernel for [2, 3]",
+    "Cast x0.",
+)
 RECORDS: list[Record] = [
     CaseRecord(
         id=CASE.id,
@@ -57,6 +68,7 @@ RECORDS: list[Record] = [
         at=0,
     ),
     FINDING,
+    NoteRecord(NOTE, NOTED, "matmul"),
     EndRecord("eager-cpu", "matmul", 1, 0.5),
 ]
 
@@ -128,7 +140,7 @@ def test_a_last_line_cut_short_is_left_out(store: Store) -> None:
     last = whole.rstrip(b"\n").rindex(b"\n") + 1
     for end in range(last, len(whole) - 1, 7):
         path.write_bytes(whole[:end])
-        assert list(store.records("r1")) == RECORDS[:2]
+        assert list(store.records("r1")) == RECORDS[:-1]
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\x00\x00", b"\xff\xfe", b'{"type":"new"}', b"5", b"[]"])
@@ -228,6 +240,26 @@ def test_an_ambiguous_start_names_what_is_kept(store: Store) -> None:
 def test_an_unknown_id_says_what_is_kept(store: Store) -> None:
     with pytest.raises(StoreError, match=r"no finding has the id 'zz' .kept: none yet."):
         store.finding("zz")
+
+
+def test_the_case_of_a_note_is_found_by_the_start_of_its_id(store: Store) -> None:
+    written(store, *RECORDS)
+    assert find_case(store, NOTED.id[:8]) == (NOTED, None)
+    with pytest.raises(StoreError, match="no finding has the id"):
+        find_case(store, CASE.id)
+
+
+def test_notes_of_one_cause_are_one_group() -> None:
+    other = msgspec.structs.replace(NOTE, message="no kernel for [4, 1]", where="v3 = v1.relu()")
+    assert NOTE.group == other.group
+    assert NOTE.group != msgspec.structs.replace(NOTE, message="no kernel for bfloat16").group
+
+
+def test_dtypes_tell_groups_apart() -> None:
+    cpp = (msgspec.structs.replace(NOTE, message=f"got {d}") for d in ("c10::Half", "float"))
+    assert len({note.group for note in cpp}) == 1
+    half, wide = (msgspec.structs.replace(NOTE, message=f"float{n} here") for n in (16, 32))
+    assert half.group != wide.group
 
 
 def test_a_case_file_and_a_findings_file_are_both_taken(store: Store, tmp_path: Path) -> None:

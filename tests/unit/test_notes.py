@@ -1,0 +1,227 @@
+"""Notes: what runs without autocast alone, and what another device's policies treat otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+
+from amp_fuzz import notes
+from amp_fuzz.backends import backends
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.engine import Settings, Task, explore
+from amp_fuzz.findings import Groups
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.notes import Memory, notes_of
+from amp_fuzz.records import NOTE_KINDS, CaseRecord, Note, NoteRecord
+from amp_fuzz.reference import Policy, PolicyTable, load_table
+from tests.helpers import BF16, F16, call, case, x
+
+FORWARD = Plan((BF16,), backward="none")
+ENTROPY = case(
+    [x("x0", 2, domain="unit"), x("x1", 2, domain="unit")], call("binary_cross_entropy", "x0", "x1")
+)
+SQUARE = [x("x0", 2, 2), x("x1", 2, 2)]
+
+
+def noted(case: Case, backend: str = "eager-cpu", **more: Any) -> tuple[Note, ...]:
+    judge = Judge(backends()[backend], relations="none")
+    with quiet():
+        return notes_of(judge, judge.judge(case), **more)
+
+
+def under(case: Case, plan: Plan = FORWARD) -> Case:
+    """Return a case under a plan."""
+    return msgspec.structs.replace(case, plan=plan)
+
+
+# A product in bfloat16 meets a float32 tensor in an op that has no policy on CPUs.
+NO_POLICY = under(
+    case(SQUARE, call("mm", "x0", "x1"), call("tensordot", "v0", "x1", dims=1, to="v1"))
+)
+
+
+# -- raises under autocast alone ------------------------------------------------------------------
+
+
+def test_a_program_that_raises_under_autocast_alone_is_noted_with_devices_that_run_it() -> None:
+    assert noted(NO_POLICY) == (
+        Note(
+            "autocast-raises",
+            "eager-cpu",
+            "tensordot",
+            "v1 = torch.tensordot(v0, x1, dims=1)",
+            "RuntimeError: both inputs should have same dtype",
+            "Call it under autocast(enabled=False) on inputs cast to float32; with the policies of "
+            "cuda, maia, mps, mtia, xpu it runs as it is.",
+            "cuda,maia,mps,mtia,xpu",
+        ),
+    )
+
+
+def test_what_follows_the_statement_that_raised_does_not_hide_the_note() -> None:
+    """Without autocast the program gets further, to a statement that raises anyway."""
+    body = [*NO_POLICY.program.body, call("mm", "v1", "x2", to="v2")]
+    wrong = msgspec.structs.replace(
+        NO_POLICY.program, inputs=(*SQUARE, x("x2", 3, 3)), body=tuple(body)
+    )
+    (note,) = noted(msgspec.structs.replace(NO_POLICY, program=wrong))
+    assert note.op == "tensordot"
+
+
+@pytest.mark.parametrize(
+    "honest",
+    [
+        pytest.param(
+            under(case([x("x0", 2, 3), x("x1", 2, 3)], call("mm", "x0", "x1"))), id="shapes"
+        ),
+        pytest.param(
+            under(case([x("x0", 2, 2), x("x1", 2, 2, dtype="float64")], call("mm", "x0", "x1"))),
+            id="dtypes",
+        ),
+        pytest.param(
+            under(case(SQUARE, call("mm", "x0", "x1"), call("bmm", "v0", "x1", to="v1"))),
+            id="after a cast",
+        ),
+        pytest.param(under(NO_POLICY, Plan((), backward="none")), id="no autocast"),
+    ],
+)
+def test_what_raises_without_autocast_too_is_not_noted(honest: Case) -> None:
+    assert not [n for n in noted(honest) if n.kind == "autocast-raises"]
+
+
+def test_a_ban_is_not_noted_since_it_says_what_to_do() -> None:
+    assert noted(under(ENTROPY), "fake-cuda") == ()
+
+
+def test_another_autocast_dtype_is_advised_if_it_runs_with_it() -> None:
+    half = [*SQUARE, x("x2", 2, 2, dtype="bfloat16")]
+    small = case(half, call("mm", "x0", "x1"), call("tensordot", "v0", "x2", dims=1, to="v1"))
+    runtime = backends()["eager-cpu"].reference()
+    small = under(small, msgspec.structs.replace(FORWARD, contexts=(F16,)))
+    advice = notes._remedy(small, (), "cpu", runtime)
+    assert advice == "Use bfloat16 as autocast's dtype, with which it runs."
+
+
+# -- another device differs -----------------------------------------------------------------------
+
+EXP = under(case([x("x0", 2, dtype="bfloat16")], call("exp", "x0")))
+OTHERS = "cuda,maia,mps,mtia,xpu"
+
+
+def test_a_statement_that_others_promote_is_noted_with_both_dtypes() -> None:
+    assert noted(EXP) == (
+        Note(
+            "portability",
+            "eager-cpu",
+            "exp",
+            "v0 = torch.exp(x0)",
+            "16 bits on cpu; float32 on cuda, maia, mps, mtia, xpu",
+            "Cast v0 to the dtype that what follows depends on.",
+            OTHERS,
+        ),
+    )
+
+
+def test_a_statement_that_others_refuse_is_noted_with_their_error() -> None:
+    (note,) = noted(under(ENTROPY))
+    assert note.message.startswith("float32 on cpu; ")
+    assert "raises RuntimeError on cuda, maia, mtia, xpu" in note.message
+    assert "since there it raises RuntimeError: torch.nn.functional.binary_cross" in note.advice
+
+
+def test_fake_devices_and_the_cpu_differ_the_other_way_round() -> None:
+    (note,) = noted(EXP, "fake-cuda")
+    assert (note.device, note.message) == ("cpu", "float32 on cuda; 16 bits on cpu")
+
+
+@pytest.mark.parametrize(
+    "honest",
+    [
+        pytest.param(under(case(SQUARE, call("mm", "x0", "x1"))), id="one policy everywhere"),
+        pytest.param(under(case([x("x0", 2)], call("relu", "x0"))), id="no policy anywhere"),
+        pytest.param(under(case([x("x0", 2)], call("exp", "x0"))), id="one dtype everywhere"),
+        pytest.param(under(EXP, Plan((), backward="none")), id="no autocast"),
+        pytest.param(
+            under(EXP, Plan((msgspec.structs.replace(BF16, enabled=False),), backward="none")),
+            id="off",
+        ),
+        pytest.param(
+            under(EXP, msgspec.structs.replace(FORWARD, thread="inside")), id="in another thread"
+        ),
+    ],
+)
+def test_what_is_the_same_everywhere_is_not_noted(honest: Case) -> None:
+    assert noted(honest) == ()
+
+
+def test_a_kernel_that_only_the_cpu_lacks_is_not_said_to_raise_elsewhere() -> None:
+    """CUDA's policies leave bfloat16 to svdvals, which no kernel of the CPU takes."""
+    (note,) = noted(under(case([x("x0", 2, 2, dtype="bfloat16")], call("linalg.svdvals", "x0"))))
+    assert note.message == "float32 on cpu; 16 bits on cuda, maia, mps, mtia, xpu"
+
+
+def test_notes_come_from_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeded: CUDA's table gives mm another policy, and none has one for exp."""
+
+    def lying(device: str) -> PolicyTable:
+        table = load_table(device)
+        rules = {name: rule for name, rule in table.rules.items() if name != "exp"}
+        if device == "cuda":
+            rules["mm"] = replace(rules["mm"], policy=Policy.FP32)
+        return replace(table, rules=MappingProxyType(rules))
+
+    product = under(case(SQUARE, call("mm", "x0", "x1")))
+    assert noted(product) == ()
+    monkeypatch.setattr(notes, "load_table", lying)
+    assert noted(EXP) == ()
+    (note,) = noted(product)
+    assert (note.op, note.message, note.device) == ("mm", "16 bits on cpu; float32 on cuda", "cuda")
+
+
+def test_a_signature_that_was_met_runs_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: Memory = {}
+    first = noted(EXP, memory=memory)
+    assert memory
+    monkeypatch.setattr(notes, "_elsewhere", None)
+    again = msgspec.structs.replace(EXP, seed=5)
+    assert noted(again, memory=memory) == first
+
+
+@pytest.mark.parametrize("kind", NOTE_KINDS)
+def test_only_kinds_that_are_asked_for_are_looked_for(kind: str) -> None:
+    for one, own in ((NO_POLICY, "autocast-raises"), (EXP, "portability")):
+        assert {n.kind for n in noted(one, kinds=(kind,))} == {own} & {kind}
+
+
+# -- in a run -------------------------------------------------------------------------------------
+
+
+def explored(*cases: Case, groups: Groups | None = None, **settings: Any) -> list[Any]:
+    task = Task("eager-cpu", "all", (), len(cases), 0, cases)
+    return list(explore(task, Settings(("eager-cpu",), **settings), groups=groups))
+
+
+def test_a_run_notes_what_it_was_told_to_and_fails_on() -> None:
+    def kinds(**settings: Any) -> set[str]:
+        found = [e for e in explored(NO_POLICY, EXP, **settings) if isinstance(e, CaseRecord)]
+        return {note.kind for record in found for note in record.notes}
+
+    assert kinds() == {"autocast-raises"}
+    assert kinds(notes=("portability",)) == {"portability"}
+    assert kinds(notes=(), fail_on=("portability",)) == {"portability"}
+
+
+def test_the_smallest_case_of_a_group_is_kept_for_replay() -> None:
+    large = under(
+        case([x("x0", 64, dtype="bfloat16")], call("neg", "x0"), call("exp", "v0", to="v1"))
+    )
+    groups = Groups()
+    events = explored(large, EXP, large, EXP, groups=groups, notes=("portability",))
+    kept = [e for e in events if isinstance(e, NoteRecord)]
+    assert [record.case for record in kept] == [large, EXP]
+    counted = [e for e in events if isinstance(e, CaseRecord)]
+    assert all(len(record.notes) == 1 for record in counted)
