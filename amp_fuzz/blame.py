@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amp_fuzz.case import Case
+from amp_fuzz.catalogue.casting import CASTS
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import downstream, statements, uses
 
@@ -28,10 +29,28 @@ def guilty_op(case: Case, divergence: Divergence) -> str:
     *prefix, label = where.rpartition(": ")[2].split(".")
     if label == "grad" and prefix:
         label = f"{prefix[-1]}.grad"
+    if divergence.kind == "precision" and (cast := _cast(case, label)):
+        return cast
     if label in made:
         return made[label]
     ops = {s.op for s in statements(case.program.body)}
     return ops.pop() if len(ops) == 1 else ""
+
+
+def _cast(case: Case, label: str) -> str:
+    """Return the op of the last cast that a value is computed from, or ""."""
+    body = list(statements(case.program.body))
+    after = downstream(case.program, label.removesuffix(".grad")) if "." in label else set()
+    wanted = {label} | {name for s in body if after & {*s.outputs} for name in s.outputs}
+    for statement in reversed(body):
+        if wanted & {*statement.outputs}:
+            if statement.op in _ROUNDING:
+                return statement.op
+            wanted |= {*uses(statement)}
+    return ""
+
+
+_ROUNDING = CASTS - {"float"}
 
 
 def named(label: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 
 import msgspec
@@ -27,7 +28,7 @@ from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.program import returning_all
 from amp_fuzz.records import Note
 from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
-from amp_fuzz.reference.shadows import Band, Reach, distance
+from amp_fuzz.reference.shadows import Band, Promise, Reach, distance
 from amp_fuzz.session import MissingBackend, choose_backends
 from amp_fuzz.supervise import Dead, talk
 from amp_fuzz.supervised import prepared
@@ -130,7 +131,10 @@ def explain(
     expected = backend.reference().run(looked)
     observed = backend.run([looked])[0]
     alive()
-    values = tuple(_values(looked, backend, expected, observed))
+    promise: Promise = "none"
+    if found is not None and found.kind == "precision":
+        promise = backend.reference().promise
+    values = tuple(_values(looked, backend, expected, observed, promise))
     first = next((v.label for v in values if v.differs), "")
     removes: list[str] = []
     tried = of = 0
@@ -161,12 +165,12 @@ def _told(found: Divergence) -> tuple[str, str, str, str]:
 
 
 def _values(
-    case: Case, backend: Backend, expected: Observation, observed: Observation
+    case: Case, backend: Backend, expected: Observation, observed: Observation, promise: Promise
 ) -> Iterator[Value]:
     bands: dict[str, Band] = {}
     runtime = backend.reference()
     if backend.values and not backend.exact and runtime.follows():
-        _, bands = runtime.shadowed(case, CONFIRM, CONFIRM)
+        _, bands = runtime.shadowed(case, CONFIRM, CONFIRM, promise=promise)
     for label, want in expected.values.items():
         if label not in observed.values:
             break
@@ -243,10 +247,10 @@ def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> 
     runtime = backend.reference()
 
     def shadowed(
-        samples: int, seed: int, reach: Reach = "nominal"
+        samples: int, seed: int, reach: Reach = "nominal", promise: Promise = "none"
     ) -> tuple[Observation, dict[str, Band]]:
         with deciding(flip):
-            return runtime.shadowed(case, samples, seed, reach)
+            return runtime.shadowed(case, samples, seed, reach, promise=promise)
 
     unjudged: set[str] = set()
     with deciding(flip):
@@ -254,6 +258,8 @@ def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> 
     rounding = None
     if not backend.exact:
         rounding = Rounding(shadowed, unjudged) if runtime.follows() else differ
+        if isinstance(rounding, Rounding) and runtime.casts(case):
+            rounding.promised = partial(shadowed, promise="written")
     found = compare(expected, observed, values=backend.values, rounding=rounding)
     return found is None and not unjudged
 

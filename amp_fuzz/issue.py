@@ -134,6 +134,7 @@ def _wrong(backend: Backend, record: DivergenceRecord) -> str:
         "bitwise": f"{subject} has other values than {other}",
         "value": f"{subject} has other values than {other}{_more(record)}",
         "nonfinite": f"{subject} has NaN or infinities at other places than {other}",
+        "precision": f"{subject} is off from {other} as if a rounding to 16 bits were left out",
         "range": f"{subject} differs from {other} where a value leaves its dtype's range",
         "raise": _raised(record, other),
         "state": "autocast's state is not what it was before",
@@ -149,6 +150,11 @@ def _more(record: DivergenceRecord) -> str:
     return ", by more than rounding explains" if _measured(record) else ""
 
 
+_PROMISED = (
+    "Of what a kernel keeps in float32 between its steps nothing is asked here. A cast that the "
+    "program writes asks for a rounding; with `emulate_precision_casts` Inductor says that each "
+    "16-bit result is rounded, as in eager."
+)
 _BAND = re.compile(r"(\S+) \+- (\S+) at (\[.*?\]), (\w+)(.*)")
 _OFF = re.compile(r"(.*): excess (\S+), bias (\S+)")
 
@@ -302,6 +308,8 @@ def _agreement(backend: Backend, found: Examined) -> str:
     elif found.eager == "diverges":
         text += " Eager itself does not do here what its documentation says."
     record = found.record
+    if record.kind == "precision":
+        text += f" {_PROMISED}"
     if (off := _measured(record)) is not None:
         text += (
             " Kernels may round otherwise; how much that explains was measured on this very "

@@ -42,7 +42,9 @@ from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Note, O
 from amp_fuzz.reference import KernelCall, Policy, quirks, supposing, torchax
 from amp_fuzz.reference.autocast import active_quirks, asking, supposed
 from amp_fuzz.reference.gauge import DECOMPOSITIONS, Pair, observing
+from amp_fuzz.reference.written import SIXTEEN
 from amp_fuzz.reference.xla import noting
+from amp_fuzz.source import statement_source
 from amp_fuzz.without import WITHOUT
 
 __all__ = ["Judge", "Verdict", "refuses", "unsupported"]
@@ -147,6 +149,7 @@ _ROUNDINGS = {
     "torchax-backward-dtypes": "of what is given to the backward pass of",
     "torchax-checkpoint": "in the recomputation of a",
 }
+_WIDE = "xla-excess-precision"  # of Inductor too: every rounding is left out
 _NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
 
@@ -214,6 +217,9 @@ class Judge:
         found = self._compare(case, expected, observed, unjudged)
         found = found or self._within(case, observed)
         left_out, wider = (None, ()) if found else self._elided(case, expected, observed)
+        unrounded = None if found or left_out else self._unrounded(case, expected, observed)
+        if unrounded and self.backend.reference().promise == "all":
+            left_out, wider = unrounded[0], (_WIDE,)
         found = found or left_out
         clock.lap("oracle")
         # The relations of an inexact backend would cost a compilation each, and differ by rounding.
@@ -233,6 +239,8 @@ class Judge:
         if found is None:
             verdict.outcome = "raised" if observed.raised else "agreed"
             verdict.uncompiled = observed.graphs == 0 and verdict.outcome == "agreed"
+            if unrounded is not None:
+                verdict.notes = (self._note(case, *unrounded),)
             return verdict
         if left_out is not None:  # the imitation agreed; without it too, as far as rounding goes
             verdict.divergence, verdict.known = found, self._named(wider)
@@ -291,6 +299,41 @@ class Judge:
             )
             return found, chosen
         return None, ()
+
+    def _unrounded(
+        self, case: Case, expected: Observation, observed: Observation
+    ) -> tuple[Divergence, str] | None:
+        """Return where a 16-bit result was not rounded, though no cast asks for it, and after what.
+
+        There is one if a value is not what it is after all roundings, and the reference that leaves
+        out all agrees. Where some are made and others not, or more, nothing is said.
+        """
+        reference = self.backend.reference()
+        if reference.promise == "none" or not _has_16_bits(expected):
+            return None
+        promised = partial(reference.shadowed, case, promise="all")
+        rounding = replace(self._rounding(case, reference), promised=promised, _strict={})
+        off = compare(expected, observed, rounding=rounding)
+        if off is None or off.kind != "precision":
+            return None
+        with quirks((_WIDE,)), noting() as names:
+            wide = reference.run(case)
+            if not names or self._compare(case, wide, observed) is not None:
+                return None
+        return off, ", ".join(sorted(names))
+
+    def _note(self, case: Case, off: Divergence, names: str) -> Note:
+        """Return a note of roundings that were left out, and that nobody promises."""
+        at = named(off.where)
+        made = [s for s in statements(case.program.body) if at in s.outputs]
+        return Note(
+            "precision",
+            self.backend.name,
+            guilty_op(case, off),
+            statement_source(made[0]) if made else off.where,
+            f"the rounding to 16 bits after {names} is left out",
+            "Set torch._inductor.config.emulate_precision_casts if eager's rounding matters.",
+        )
 
     def _named(self, chosen: Iterable[str]) -> str:
         """Return the ids of the entries that know of quirks of the backend, or "" if one has none.
@@ -389,7 +432,10 @@ class Judge:
 
     def _rounding(self, case: Case, reference: ReferenceRuntime) -> Rounding:
         """Return what judges the values of a case under what the reference imitates now."""
-        made = Rounding(partial(reference.shadowed, case))
+        run = partial(reference.shadowed, case)
+        made = Rounding(run)
+        if reference.casts(case):
+            made.promised = partial(run, promise="written")
         if not self._frames:
             return made
         key = id(case), active_quirks(), frozenset(supposed().items())
@@ -819,6 +865,12 @@ class Judge:
         else:
             broken = check_relation(relation, case, run, values=self.backend.values)
         return broken is not None and broken.where == found.where
+
+
+def _has_16_bits(seen: Observation) -> bool:
+    """Return whether any tensor that a kernel took or a program returned has a 16-bit dtype."""
+    dtypes = {value.dtype for value in seen.values.values() if value is not None}
+    return not SIXTEEN.isdisjoint(dtypes.union(*(kernel.dtypes for kernel in seen.kernels)))
 
 
 def refuses(seen: Observation) -> bool:

@@ -31,7 +31,7 @@ from amp_fuzz.harness import Raised
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.reference import quirks
-from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, leans, unit
+from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Promise, leans, unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
 from amp_fuzz.source import driver_source, imports_of
 
@@ -254,8 +254,10 @@ def _rounding(script: Script) -> list[str]:
     label = script.finding.where
     reference = script.backend.reference()
     left_out = script.finding.observed.endswith("(excess precision)")
+    promised = script.finding.kind == "precision"
+    promise: Promise = reference.promise if promised else "none"
     with quirks(reference.wider if left_out else ()):
-        _, bands = reference.shadowed(script.case, CONFIRM, CONFIRM)
+        _, bands = reference.shadowed(script.case, CONFIRM, CONFIRM, promise=promise)
     if label not in bands:
         raise ReproError(f"case {script.case.id}: the reference observes nothing at {label!r}")
     band = bands[label]
@@ -271,10 +273,19 @@ def _rounding(script: Script) -> list[str]:
     main = _CALL.format(target="observed", call=script.call())
     plain, signed = leans(band)
     main += _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
+    if promised:
+        constants = constants.replace("# What float64 makes of it", f"# {_ROUNDED[promise]}")
     if left_out:
         constants = constants.replace("# What", "# Without that rounding: what")
         main = main.replace("sys.exit(bool(", "sys.exit(not bool(")
     return [script.inputs(), constants, *script.source(label), main]
+
+
+_ROUNDED: Mapping[Promise, str] = {
+    "none": "What float64 makes of it",
+    "written": "What float64 makes of it where each cast of the program rounds",
+    "all": "What float64 makes of it where each 16-bit result is rounded",
+}
 
 
 def _range(script: Script) -> list[str]:
@@ -353,7 +364,7 @@ def _death(script: Script) -> list[str]:
 _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
     **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
     **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
-    **dict.fromkeys(("value", "grad-value"), _rounding),
+    **dict.fromkeys(("value", "grad-value", "precision"), _rounding),
     "range": _range,
     **dict.fromkeys(("crash", "timeout"), _death),
     "raise": _raise,

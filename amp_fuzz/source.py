@@ -8,10 +8,12 @@ ever executed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue.casting import CASTS
 from amp_fuzz.program import (
     Arg,
     Autocast,
@@ -35,6 +37,7 @@ __all__ = [
     "argument",
     "autocast_call",
     "case_source",
+    "cast_lines",
     "driver_source",
     "imports_of",
     "program_source",
@@ -102,6 +105,18 @@ def program_source(program: Program, *, marks: bool = False) -> str:
     lines += _Body(marks).lines(program.body, 1)
     lines.append(f"{_INDENT}return {_tuple(program.outputs)}")
     return "\n".join(lines) + "\n"
+
+
+def cast_lines(program: Program) -> dict[int, bool]:
+    """Return the lines of a program's source that are casts: their numbers, from 1.
+
+    Of each, whether its result is used once only, and not returned.
+    """
+    body = list(statements(program.body))
+    used = Counter([*program.outputs, *program.outputs, *(n for s in body for n in uses(s))])
+    casts = {statement_source(s): used[s.outputs[0]] == 1 for s in body if s.op in CASTS}
+    lines = enumerate(program_source(program).splitlines(), 1) if casts else ()
+    return {number: casts[line.strip()] for number, line in lines if line.strip() in casts}
 
 
 def _tuple(names: tuple[str, ...] | list[str]) -> str:

@@ -45,6 +45,7 @@ from amp_fuzz.program import (
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.lowered import lowered
+from amp_fuzz.reference.shadows import Promise
 
 __all__ = ["LADDER", "CompileBackend", "backends", "graphs"]
 
@@ -256,15 +257,21 @@ class CompileBackend(TorchBackend):
         rungs = LADDER[: LADDER.index(self.rung) + bool(self.label)]
         return [CompileBackend(rung) for rung in rungs]
 
+    @property
+    def promise(self) -> Promise:
+        """Which roundings it makes: Inductor those of written casts, or all if it is asked to."""
+        emulates = ("emulate_precision_casts", True) in self.options
+        return "all" if emulates else "written"
+
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device, which can imitate what AOTAutograd does."""
         runtime = TorchBackend.reference(self).runtime
         if self.rung == "eager":
-            return _TracedReference(runtime)
+            return _TracedReference(runtime, promise=self.promise)
         runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
         kind = _TracedReference if self.told else _UntoldReference
         # Inductor adds in loops of its own, and gives torch's convolutions channels last.
-        return kind(runtime, reorders=self.rung == "inductor")
+        return kind(runtime, reorders=self.rung == "inductor", promise=self.promise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from amp_fuzz import harness, prelude, reference
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.reference.autocast import active_quirks, asking, reset, state
-from amp_fuzz.reference.shadows import Band, Reach, Shadow
+from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
+from amp_fuzz.reference.written import casting
+from amp_fuzz.source import cast_lines
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 
@@ -23,12 +25,14 @@ class ReferenceRuntime:
     """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
 
     reorders: what it is compared with may add in another order; see `Shadow`. wider: the quirks
-    under which it leaves out roundings, of what an `Observation` has as elided.
+    under which it leaves out roundings, of what an `Observation` has as elided. promise: which
+    roundings it may not leave out; see `Shadow`.
     """
 
     runtime: Runtime
     reorders: bool = field(default=False, kw_only=True)
     wider: tuple[str, ...] = field(default=("xla-excess-precision",), kw_only=True)
+    promise: Promise = field(default="none", kw_only=True)
 
     def follows(self) -> bool:
         """Return whether shadows can follow a run."""
@@ -46,10 +50,14 @@ class ReferenceRuntime:
         """Return whether imitating a bug may change anything of a case; it costs less than that."""
         return True
 
+    def casts(self, case: Case) -> bool:
+        """Return whether a case writes a cast whose rounding may not be left out."""
+        return self.promise != "none" and bool(cast_lines(self.meant(case).program))
+
     def run(self, case: Case) -> Observation:
         """Run one case."""
         meant, runtime = self.meant(case), self.of(case)  # that may run it, too
-        with reference.log_kernels() as kernels:
+        with reference.log_kernels() as kernels, _casting(meant):
             seen = harness.run(meant, runtime)
         seen.kernels = kernels
         return seen
@@ -64,12 +72,24 @@ class ReferenceRuntime:
         return names
 
     def shadowed(
-        self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
+        self,
+        case: Case,
+        samples: int,
+        seed: int,
+        reach: Reach = "nominal",
+        *,
+        promise: Promise = "none",
     ) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, and return a band for each value that is observed."""
         flushes, in_turn = (name in active_quirks() for name in ("xla-subnormals", "xla-sums"))
         mode = Shadow(
-            samples, seed, reach, flushes=flushes, reorders=self.reorders, in_turn=in_turn
+            samples,
+            seed,
+            reach,
+            flushes=flushes,
+            reorders=self.reorders,
+            in_turn=in_turn,
+            promise=promise,
         )
         bands: dict[str, Band] = {}
 
@@ -84,7 +104,14 @@ class ReferenceRuntime:
                 yield
 
         runtime = replace(base, scope=scope, noted=note, thread=threading(scope))
-        return harness.run(self.meant(case), runtime), bands
+        meant = self.meant(case)
+        with _casting(meant):
+            return harness.run(meant, runtime), bands
+
+
+def _casting(case: Case) -> AbstractContextManager[None]:
+    """Return a context in which it is known which lines of a case are casts."""
+    return casting({harness.PROGRAM: cast_lines(case.program)})
 
 
 def threading(scope: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:

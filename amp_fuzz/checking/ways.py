@@ -37,7 +37,7 @@ from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
-from amp_fuzz.reference.shadows import Band, Reach, Shadow
+from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]
 
@@ -172,9 +172,18 @@ class CheckedReference(ReferenceRuntime):
         return seen
 
     def shadowed(
-        self, case: Case, samples: int, seed: int, reach: Reach = "nominal"
+        self,
+        case: Case,
+        samples: int,
+        seed: int,
+        reach: Reach = "nominal",
+        *,
+        promise: Promise = "none",
     ) -> tuple[Observation, dict[str, Band]]:
-        """Call the subject with shadows; return a band for each value on which the sides differ."""
+        """Call the subject with shadows; return a band for each value on which the sides differ.
+
+        Nothing is promised: which casts a module writes by itself is not followed.
+        """
         wanted = _differing(self.checked.seen)
         key = (case.plan, samples, seed, reach, active_quirks(), frozenset(wanted))
         if key not in self.checked.bands:

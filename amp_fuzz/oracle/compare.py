@@ -25,6 +25,7 @@ Kind: TypeAlias = Literal[
     "grad-nonfinite",
     "value",
     "grad-value",
+    "precision",
     "range",
     "state",
     "nondeterminism",

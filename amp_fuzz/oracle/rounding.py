@@ -15,11 +15,10 @@ import torch
 
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs, real, same
-from amp_fuzz.reference.shadows import Band, Distance, Reach, distance
+from amp_fuzz.reference.shadows import THRESHOLD, Band, Distance, Reach, distance
 
 __all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
 
-THRESHOLD = 4.0
 SCREEN, CONFIRM = 8, 64  # samples
 
 Shadowed = Callable[..., tuple[Observation, Mapping[str, Band]]]
@@ -32,12 +31,15 @@ class Rounding:
     """Judges the values of one case. The shadows are run when the first value differs.
 
     run: runs the case with shadows. unjudged: labels of values of which nothing could be said.
+    promised: runs it with the roundings that may not be left out; None: there are none.
     """
 
     run: Shadowed
     unjudged: set[str] = field(default_factory=set)
+    promised: Shadowed | None = None
     _bands: dict[int, Mapping[str, Band]] = field(default_factory=dict)
     _ends: dict[int, Sequence[Mapping[str, Band]]] = field(default_factory=dict)
+    _strict: dict[int, Mapping[str, Band]] = field(default_factory=dict)
 
     def __call__(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
         """Return a divergence of two tensors of one dtype and shape that differ in a bit."""
@@ -58,7 +60,7 @@ class Rounding:
         if found is not None:
             return Divergence("grad-value" if grad else "value", label, *_said(found, want, band))
         if sure is None:
-            return None
+            return self._left_out(label, want, got)
         if nonfinite_differs(want, got):
             return Divergence("range", label, *_unlike(want, got, band))
         found = self._far(label, band, got, None)
@@ -77,6 +79,29 @@ class Rounding:
             sure = self._sure(label, confirmed, CONFIRM)
         found = distance(confirmed, got, sure)
         return found if _over(found) else None
+
+    def _left_out(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
+        """Return a divergence of a value that no rounding explains which the program leaves free.
+
+        Where the reference's own value is too far, the shadows do not follow it.
+        """
+        if self.promised is None or self._off(label, want, got, SCREEN) is None:
+            return None
+        band = self._off(label, want, got, CONFIRM)
+        if band is None:
+            return None
+        return Divergence("precision", label, *_said(distance(band, got), want, band))
+
+    def _off(self, label: str, want: torch.Tensor, got: torch.Tensor, samples: int) -> Band | None:
+        """Return the band of what is promised, if a value is outside it; else None."""
+        if samples not in self._strict:
+            assert self.promised is not None
+            _, self._strict[samples] = self.promised(samples, samples)
+        band = self._strict[samples].get(label)
+        if band is None or not band.known or band.left or not same(band.nominal, want):
+            return None
+        over = _over(distance(band, got)) and not _over(distance(band, band.nominal))
+        return band if over else None
 
     def _sure(self, label: str, band: Band, samples: int) -> torch.Tensor | None:
         """Return which elements depend on nothing that left the range of its dtype; None: all.

@@ -259,6 +259,7 @@ QUIRKS = (
     "compile-views",
     "compile-weight-cache",
     "compile-weight-norm",
+    "compile-written-casts",
     "compile-zero-dim-loss",
     "custom-fwd-setup-context",
     "custom-op-body-off",
@@ -371,6 +372,9 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
     compile-views: a view of a leaf that is made under ``no_grad`` in a program and returned from it
         has a ``grad_fn``.
     compile-weight-cache: a compiled program neither sees nor leaves a cast in the weight cache.
+    compile-written-casts: what is computed from a float32 that the program casts to 16 bits takes
+        it as it was before, but for ops that are kernels by themselves
+        (`amp_fuzz.reference.written`).
     custom-fwd-setup-context: ``custom_fwd`` leaves the state on the first argument of the forward,
         which is no ``ctx`` where the function has a ``setup_context``: its backward raises.
     custom-op-body-off: the body of a custom op runs with autocast off, as a fake kernel does, and

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_fuzz.reference import dispatch, interpolation, xla
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import either, forget
+from amp_fuzz.reference.written import Elided
 
 __all__ = ["QUIRKS", "lowered", "opaque"]
 
@@ -34,6 +35,8 @@ def lowered() -> AbstractContextManager[Any]:
     active = {op: how for op, how in every if how.quirk in active_quirks()}
     if "xla-excess-precision" in active_quirks():
         return _both(_Lowered(active), xla.Excess())
+    if "compile-written-casts" in active_quirks():
+        return _both(_Lowered(active), Elided())
     return _Lowered(active) if active else nullcontext()
 
 
@@ -709,5 +712,5 @@ _OTHERS: Mapping[Any, _Lowering] = {
     ),
 }
 _ALL = (*_LOWERINGS.values(), *_OTHERS.values())
-QUIRKS = frozenset(how.quirk for how in _ALL) | {"xla-excess-precision"}
+QUIRKS = frozenset(how.quirk for how in _ALL) | {"compile-written-casts", "xla-excess-precision"}
 """The quirks that are imitated here."""

@@ -32,11 +32,14 @@ from torch.utils._pytree import tree_leaves
 from amp_fuzz.reference.exact import EXACT
 from amp_fuzz.reference.schemas import bound, draws
 from amp_fuzz.reference.sums import lost
+from amp_fuzz.reference.written import CASTING, SIXTEEN, written
 
 __all__ = [
+    "THRESHOLD",
     "UNIT_ROUNDOFF",
     "Band",
     "Distance",
+    "Promise",
     "Reach",
     "Shadow",
     "Shadowed",
@@ -73,6 +76,11 @@ _REAL: dict[torch.dtype, torch.dtype] = {
 
 
 Reach: TypeAlias = Literal["nominal", "unbounded", "bounded"]
+Promise: TypeAlias = Literal["none", "written", "all"]
+"""Which roundings to 16 bits an implementation may not leave out: see `Shadow`."""
+
+THRESHOLD = 4.0
+"""How many units a value may be off: see `amp_fuzz.oracle.rounding`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,9 @@ class Shadow(TorchDispatchMode):
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
             another precision in between comes to what is between the last two. What is unbounded
             and beyond float64 itself is some number, in sums and products of numbers.
+        promise: which roundings to 16 bits are made: of the casts that the program writes, or
+            ``all`` of them. Each copy is rounded there, where it would else be off by up to half a
+            unit: of a number that is known exactly nothing but its rounding is explained.
 
     Of more than 16 copies, each fourth has 0 where the others have both signs, as after a sum whose
     digits all cancel.
@@ -155,9 +166,10 @@ class Shadow(TorchDispatchMode):
         flushes: bool = False,
         reorders: bool = False,
         in_turn: bool = False,
+        promise: Promise = "none",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.samples, self.reach = samples, reach
+        self.samples, self.reach, self.promise = samples, reach, promise
         self.flushes, self.reorders, self.in_turn = flushes, reorders, in_turn
         self._seed, self._calls = seed, 0  # `_begin` seeds both generators, for each op
         self._generator = torch.Generator()
@@ -271,9 +283,10 @@ class Shadow(TorchDispatchMode):
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and _equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
-        narrow = call.narrow
+        rounds = self._promised(call)
+        narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in _CONVERTING))
         inputs = [
-            self._flushed(copies if quiet else self._perturbed(copies, t, narrow), t)
+            self._flushed(copies if still else self._perturbed(copies, t, narrow), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         if call.integral(results):
@@ -316,12 +329,20 @@ class Shadow(TorchDispatchMode):
         gain = call.gain(results) if self.flushes else 1
         for t, copies, end in zip(written, made or none, beyond or none, strict=True):
             terms = call.terms(t) * gain
+            if rounds and copies is not None and t.dtype in SIXTEEN:
+                copies, quiet = _rounded(copies, t.dtype), True
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
             elif self._store(t, copies, known=known, left=left, quiet=quiet, terms=terms, ends=end):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
+
+    def _promised(self, call: _Call) -> bool:
+        """Return whether an implementation may not leave out the rounding of an op's results."""
+        if self.promise == "all":
+            return True
+        return self.promise == "written" and call.func in _CONVERTING and written()
 
     def _run(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Run an op on every copy; ``[K + 1, *shape]`` for each tensor that it writes.
@@ -934,6 +955,9 @@ _COPIES = frozenset(
     )
 )
 
+# Ops that casts are made of.
+_CONVERTING = frozenset((_aten._to_copy.default, _aten.copy_.default, *CASTING))
+
 # Ops that promise nothing of the order of equal elements, unless they are asked to be stable.
 _SORTING = frozenset((_aten.sort.default, _aten.sort.stable))
 
@@ -1110,6 +1134,20 @@ def _ended(copies: torch.Tensor, end: float) -> torch.Tensor:
     if copies.is_complex():
         return torch.view_as_complex(_ended(torch.view_as_real(copies), end))
     return torch.where(copies.abs() > end, torch.inf * copies.sign(), copies)
+
+
+def _rounded(copies: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return copies that are rounded to a dtype, all that it has numbers for.
+
+    Where they differ, every second one is rounded from as far out as the oracle lets a value be,
+    but no further than to the next number: what may be there before a rounding may be there after.
+    """
+    off = copies - copies[:1]
+    far = torch.minimum(off.abs() * THRESHOLD, copies.abs() * UNIT_ROUNDOFF[dtype])
+    out = copies.clone(memory_format=torch.contiguous_format)
+    out[1::2] += (torch.maximum(far, off.abs()) * off.sign() - off)[1::2]
+    made = out.to(dtype).to(copies.dtype)
+    return torch.where(torch.isfinite(made), made, copies)
 
 
 def _held(copies: torch.Tensor | None, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:

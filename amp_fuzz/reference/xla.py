@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from amp_fuzz.reference import dispatch
 
-__all__ = ["DEPTHWISE", "FUNCTIONS", "TANH", "Excess", "note", "noting"]
+__all__ = ["DEPTHWISE", "FUNCTIONS", "TANH", "Excess", "flat", "note", "noting", "place"]
 
 # Lanczos, A Precision Approximation of the Gamma Function, SIAM Series B, 1964, with g = 7 and 9
 # terms: what XLA lowers lgamma and digamma to in every precision.
@@ -311,7 +311,7 @@ class Excess(TorchDispatchMode):
         kwargs = kwargs or {}
         schema = func._schema
         if schema.is_mutable:
-            for tensor in _flat((args, kwargs)):
+            for tensor in flat((args, kwargs)):
                 self._forget(tensor)
             return self._plain(func, args, kwargs)
         views = any(r.alias_info is not None for r in schema.returns)
@@ -325,7 +325,7 @@ class Excess(TorchDispatchMode):
             with dispatch.exclude():
                 return inputs[0][0].clone()
         out = self._plain(func, args, kwargs)
-        made = [t for t in _flat(out) if t.is_floating_point()]
+        made = [t for t in flat(out) if t.is_floating_point()]
         narrow = [t for t in made if t.dtype in _16_BIT]
         if not made or (views and not seen) or not (seen or narrow) or kwargs.get("dtype"):
             return out
@@ -335,11 +335,11 @@ class Excess(TorchDispatchMode):
         except RuntimeError:  # no kernel that takes these
             return out
         note([] if views else seen)
-        pairs = list(zip(_flat(out), _flat(wide), strict=True))
+        pairs = list(zip(flat(out), flat(wide), strict=True))
         name = seen[0] if views else func.overloadpacket.__name__
         for own, other in pairs:
             if own.dtype in _16_BIT and other.dtype is torch.float32:
-                self._wide[_key(own)] = (own, other, name)
+                self._wide[place(own)] = (own, other, name)
         return out if narrow else wide
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -349,7 +349,7 @@ class Excess(TorchDispatchMode):
     def _widened(self, value: Any, seen: list[str], *, views: bool) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in _16_BIT:
             return value
-        if (found := self._wide.get(_key(value))) is not None:
+        if (found := self._wide.get(place(value))) is not None:
             seen.append(found[2])
             return found[1]
         with dispatch.exclude():
@@ -360,12 +360,14 @@ class Excess(TorchDispatchMode):
         self._wide = {key: kept for key, kept in self._wide.items() if key[0] != memory}
 
 
-def _key(tensor: torch.Tensor) -> Any:
-    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return (tensor.untyped_storage()._cdata, tensor.dtype, *place)
+def place(tensor: torch.Tensor) -> Any:
+    """Return what tells a tensor from any other: its memory, its dtype and its geometry."""
+    where = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return (tensor.untyped_storage()._cdata, tensor.dtype, *where)
 
 
-def _flat(tree: Any) -> list[torch.Tensor]:
+def flat(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a tree, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 

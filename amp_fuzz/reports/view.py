@@ -45,7 +45,8 @@ DEFAULT_STORE = Path(".amp-fuzz")
 # The order in which new findings are shown: what stops a run first, then what is exact.
 _KINDS = (
     "crash", "timeout", "state", "raise", "dtype", "shape", "grad-missing", "grad-dtype",
-    "bitwise", "value", "nonfinite", "grad-value", "range", "relation", "nondeterminism",
+    "bitwise", "value", "nonfinite", "grad-value", "precision", "range", "relation",
+    "nondeterminism",
 )  # fmt: skip
 
 

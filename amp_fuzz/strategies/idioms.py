@@ -97,6 +97,17 @@ IDIOMS: tuple[Idiom, ...] = (
         ),
         domains=(("normal",), ("overflow",), ("normal", "overflow"), ("overflow", "normal")),
     ),
+    # Numbers in two parts: what a cast rounds off, and what asks whether it rounded anything.
+    Idiom(
+        (
+            ("half", "bfloat16", "to.dtype", "type_as"),
+            ("float", "type_as", "to.other", "to.dtype"),
+            ("sub", "eq", "ne", "lt", "ge", "div", "maximum"),
+            ("half", "bfloat16", "sum.dim", "where", "argmax", "amax", "mean.dim", "add", "mul"),
+        ),
+        floats=(("float32",), ("float32", "float16"), ("float32", "bfloat16")),
+        domains=(("normal",), ("uniform",), ("normal", "ties"), ("cancelling", "normal")),
+    ),
 )
 
 

@@ -307,6 +307,17 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-written-casts": Example(
+        INDUCTOR,
+        case(
+            [x("x0", 4)],
+            NEG,
+            call("half", "x0", form="method", to="v0"),
+            call("float", "v0", form="method", to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+    ),
     "compile-traced-backward": Example(
         "compile[aot_eager]",
         case(
