@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -300,6 +301,28 @@ def test_the_text_of_a_divergence() -> None:
         "  next      amp-fuzz repro ID > repro.py",
     ]
     assert repr(result).endswith("FAILED: 1 agreed, 1 diverged>")
+
+
+def _refuse(op: Any, x: Tensor) -> Tensor:
+    raise RuntimeError("no kernel today")
+
+
+def test_an_op_that_raises_is_named_with_a_case() -> None:
+    wrong = Broken(patches=kernels({"aten.tanh.default": _refuse}))
+    (found,) = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[wrong]).divergences
+    assert (found.kind, found.module, found.op) == ("raise", "inner.1", "tanh")
+    assert found.case is not None
+
+
+def test_an_op_that_raises_in_the_reference_alone_is_named_with_a_case() -> None:
+    """The reference cannot return what the op makes, and the case has to hold the call."""
+    norm = nn.LayerNorm(8).bfloat16()
+    backend = "compile[aot_eager_decomp_partition]"
+    with mock.patch("amp_fuzz.checking.api.known_of", return_value=()):
+        result = amp_fuzz.check(norm, torch.ones(1, 8), backends=[backend])
+    (found,) = result.divergences
+    assert (found.kind, found.op) == ("raise", "layer_norm")
+    assert found.case is not None
 
 
 def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:
