@@ -20,7 +20,14 @@ from amp_fuzz.program import Autocast
 from amp_fuzz.reference import dispatch, log_kernels, snapshot
 from amp_fuzz.reference.autocast import enabled_devices
 
-__all__ = ["FunctionCall", "ModuleCall", "function_calls", "module_calls", "names_called"]
+__all__ = [
+    "FunctionCall",
+    "ModuleCall",
+    "followed",
+    "function_calls",
+    "module_calls",
+    "names_called",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +88,13 @@ def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> l
             around, grad = _around(device), torch.is_grad_enabled()
             found.append(ModuleCall(path, module, given, named, around, grad))
 
-    with _followed(subject, enter) as stack:
+    with followed(subject, enter) as stack:
         _call(subject, reference, plan)
     return found
 
 
 @contextmanager
-def _followed(
+def followed(
     subject: Subject, enter: Callable[[str, torch.nn.Module, Any, Any], None]
 ) -> Iterator[list[str]]:
     """Keep the paths of the submodules that are being called, outermost first, in a list.
@@ -169,7 +176,7 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
         with Recording():
             return subject.function(*args, **kwargs)
 
-    with _followed(subject, lambda *call: None) as stack:
+    with followed(subject, lambda *call: None) as stack:
         _call(subject, reference, plan, invoke)
     return found
 

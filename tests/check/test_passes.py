@@ -129,7 +129,8 @@ def test_a_callable_that_leaves_state_changed_does_not_pass(
     # Around it, torch.autocast itself sets its own switch back.
     expected = {"agreed", "leaked"} if function is _switches and autocast else {"leaked"}
     assert statuses <= expected, str(result)
-    assert "LEAVES STATE CHANGED" in str(result).splitlines()[0]
+    assert result.verdict == "unjudged"
+    assert "leaves state changed" in str(result)
     assert not torch.is_autocast_enabled("cpu")
     assert torch.is_grad_enabled()
     assert [getattr(torch, name) for name in ASKED] == torchs, "the reference still answers"
