@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--backends", default=BACKENDS)
     asked = parser.parse_args()
     data = json.loads(FILE.read_text()) if FILE.exists() else {"honest": {}, "faults": {}}
+    for backend in asked.backends.split(","):
+        data.get("about", {}).pop(backend, None)  # measured here, then
     data["torch"], data["machine"] = torch.__version__, platform.platform()
     for name in asked.models.split(","):
         for dtype in (torch.bfloat16, torch.float16):
