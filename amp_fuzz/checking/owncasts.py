@@ -6,6 +6,7 @@ right or wrong: whoever wrote it may have meant it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -200,7 +201,7 @@ def _line() -> str:
     A context's own methods, and contextlib's, stand between.
     """
     frame: Any = sys._getframe()
-    files = (_OURS, str(Path(torch.amp.autocast_mode.__file__)), "<")
+    files = (_OURS, torch.amp.autocast_mode.__file__, contextlib.__file__, "<")
     while frame is not None and frame.f_code.co_filename.startswith(files):
         if frame.f_code is call.__code__:  # the contexts of the plan
             return ""
