@@ -6,11 +6,26 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["reset_state", "restoring", "torch_state"]
+from amp_fuzz import prelude
+
+__all__ = ["chosen_dtypes", "reset_state", "restoring", "torch_state"]
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
-# The defaults of a fresh process, read before any case has run.
-_INITIAL = {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.amp.is_autocast_available(d)}
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    """Return autocast's dtype of each device, for this thread."""
+    found = [d for d in _DEVICES if torch.amp.is_autocast_available(d)]
+    return {device: torch.get_autocast_dtype(device) for device in found}
+
+
+# The defaults: this thread's may have been set, a new thread's have not.
+_INITIAL: dict[str, torch.dtype] = prelude.in_thread(_dtypes)
+
+
+def chosen_dtypes() -> dict[str, torch.dtype]:
+    """Return autocast's dtypes that `torch.set_autocast_dtype` chose for this thread, by device."""
+    return {device: dtype for device, dtype in _dtypes().items() if dtype != _INITIAL[device]}
 
 
 def torch_state(device: str) -> dict[str, object]:

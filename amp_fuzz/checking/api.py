@@ -20,7 +20,8 @@ from amp_fuzz.checking.customops import declare_custom_ops
 from amp_fuzz.checking.judging import Judged, judged, others
 from amp_fuzz.checking.locate import Place, locate
 from amp_fuzz.checking.noted import notes_of
-from amp_fuzz.checking.result import CheckResult, Diverged, Ran
+from amp_fuzz.checking.owncasts import merged, own_casts
+from amp_fuzz.checking.result import CheckResult, Diverged, OwnCast, Ran
 from amp_fuzz.checking.subject import CheckError, Subject
 from amp_fuzz.checking.ways import Checked, refusal
 from amp_fuzz.config import Options
@@ -98,10 +99,29 @@ def check(
             for backend in chosen
             for context in contexts
         ]
+        notes = _notes(subject, chosen, contexts)
     finally:
         torch.set_num_threads(threads)
         kept.restore()  # the cases that were cut out seed torch too
-    return CheckResult(subject.name, tuple(runs), seed)
+    return CheckResult(subject.name, tuple(runs), seed, merged(notes))
+
+
+def _notes(
+    subject: Subject, chosen: Sequence[Backend], contexts: Sequence[tuple[Autocast, ...]]
+) -> list[OwnCast]:
+    """Return what the callable does by itself, under the tables of all devices in question."""
+    devices = {b.device: b for b in reversed(chosen) if not refusal(b, subject)}
+    return [
+        note
+        for backend in reversed(devices.values())
+        for context in contexts
+        if not _unsupported(backend, context)
+        for note in own_casts(
+            subject,
+            Checked(subject, backend).reference(),
+            msgspec.structs.replace(Plan(), contexts=context),
+        )
+    ]
 
 
 def _check_arguments(*, kwargs: Any, backward: Any, seed: Any) -> None:
@@ -195,12 +215,14 @@ def _run(
     verdict, raised = found.verdict, found.expected.raised
     if raised is not None and found.observed.raised is not None and verdict.divergence is None:
         said = f"{raised.kind}: {telling.first_line(raised.message)}"
-        if not backend.values and _raises_bare(checked, plan):
+        bare = _raises_bare(checked, plan)
+        if not backend.values and bare:
             return ran("skipped", telling.without_values(subject, said))
         at = f" ({raised.text})" if raised.text else ""
-        return ran("raised", f"{said}{at}, under the reference too")
+        where, advice = telling.raises(bare=bare, contexts=bool(contexts))
+        return ran("raised", f"{said}{at}, {where}", advice=advice)
     if found.expected.leaked is not None and verdict.divergence is None:
-        return ran("leaked", telling.left(found))
+        return ran("leaked", telling.left(found), advice=telling.LEAVE)
     # A gradient that neither side has was not compared.
     labels = [label for label, value in found.expected.values.items() if value is not None]
     gradients = sum(label.endswith(".grad") for label in labels)
@@ -214,12 +236,14 @@ def _run(
         told = [found.expected.values[label] for label in labels if label[0] in "vw"]
         void = sum(map(telling.void, told)) if backend.values else 0
         if values + gradients + written - verdict.unjudged - void <= 0:
-            return ran("nothing", telling.nothing(found, void), **counts)
+            return ran("nothing", telling.nothing(found, void), advice=telling.RETURN, **counts)
         text = telling.agreement(checked, found, values, gradients, written)
         text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
         return ran("agreed", text, **counts)
     if verdict.known:
-        return ran("known", verdict.known, divergence=_diverged(checked, found, shown), **counts)
+        divergence = _diverged(checked, found, shown)
+        entries = tuple(telling.listed(k) for k in known if k.id in verdict.known.split("+"))
+        return ran("known", verdict.known, divergence=replace(divergence, told=entries), **counts)
     divergence = _diverged(checked, found, shown)
     if isinstance(backend, ExportBackend) and (said := _unexportable(checked, found, known)):
         return ran("skipped", f"torch.export raises without autocast, too: {said}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Plan
@@ -16,10 +17,17 @@ from amp_fuzz.checking.running import Names, call
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import leaves_of, mapped
 from amp_fuzz.program import Autocast
-from amp_fuzz.reference import log_kernels, snapshot
+from amp_fuzz.reference import dispatch, log_kernels, snapshot
 from amp_fuzz.reference.autocast import enabled_devices
 
-__all__ = ["FunctionCall", "ModuleCall", "function_calls", "module_calls"]
+__all__ = [
+    "FunctionCall",
+    "ModuleCall",
+    "followed",
+    "function_calls",
+    "module_calls",
+    "names_called",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +49,10 @@ class ModuleCall:
 class FunctionCall:
     """One call of a function of torch.
 
-    given, made: the tensors that went in and came out, which tell values from one another by
+    given, result: the tensors that went in and came out, which tell values from one another by
     identity. args, kwargs: copies of what it was called with. kernels: the overloads that autocast
-    saw in it. path: of the submodule that called it.
+    saw in it. path: of the submodule that called it. raised: whether it raised; then it has no
+    result.
     """
 
     function: Callable[..., Any]
@@ -55,6 +64,7 @@ class FunctionCall:
     grad: bool
     kernels: tuple[str, ...] = ()
     path: str = ""
+    raised: bool = False
 
     @property
     def name(self) -> str:
@@ -78,13 +88,13 @@ def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> l
             around, grad = _around(device), torch.is_grad_enabled()
             found.append(ModuleCall(path, module, given, named, around, grad))
 
-    with _followed(subject, enter) as stack:
+    with followed(subject, enter) as stack:
         _call(subject, reference, plan)
     return found
 
 
 @contextmanager
-def _followed(
+def followed(
     subject: Subject, enter: Callable[[str, torch.nn.Module, Any, Any], None]
 ) -> Iterator[list[str]]:
     """Keep the paths of the submodules that are being called, outermost first, in a list.
@@ -138,24 +148,73 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
                 return func(*args, **kwargs)
             copies, named = _copied((args, kwargs))
             around, grad = _around(device), torch.is_grad_enabled()
+            path, result, raised = stack[-1] if stack else "", None, True
             with log_kernels() as log:
-                result = func(*args, **kwargs)
-            if _tensors(result):
-                kernels = tuple(dict.fromkeys(k.overload for k in log))
-                path = stack[-1] if stack else ""
-                found.append(
-                    FunctionCall(
-                        func, copies, named, tuple(given), result, around, grad, kernels, path
-                    )
-                )
+                try:
+                    result = func(*args, **kwargs)
+                    raised = False
+                finally:
+                    if raised or _tensors(result):
+                        kernels = tuple(dict.fromkeys(k.overload for k in log))
+                        found.append(
+                            FunctionCall(
+                                func,
+                                copies,
+                                named,
+                                tuple(given),
+                                result,
+                                around,
+                                grad,
+                                kernels,
+                                path,
+                                raised,
+                            )
+                        )
             return result
 
     def invoke(*args: Any, **kwargs: Any) -> Any:
         with Recording():
             return subject.function(*args, **kwargs)
 
-    with _followed(subject, lambda *call: None) as stack:
+    with followed(subject, lambda *call: None) as stack:
         _call(subject, reference, plan, invoke)
+    return found
+
+
+def names_called(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> set[str]:
+    """Call a subject under the reference; return the names of the functions and ops it calls.
+
+    Functions of torch as Python calls them (``layer_norm``), the ops that they are made of as they
+    reach the dispatcher below autograd (``native_layer_norm``), those of the backward pass too.
+    """
+    found: set[str] = set()
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            found.add(str(getattr(func, "__name__", "")))
+            return func(*args, **(kwargs or {}))
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            found.add(func.__name__.partition(".")[0])
+            with dispatch.kept():
+                return func(*args, **(kwargs or {}))
+
+    def invoke(*args: Any, **kwargs: Any) -> Any:
+        with Functions():
+            return subject.function(*args, **kwargs)
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with reference.runtime.scope(), Ops():  # type: ignore[no-untyped-call]
+            yield
+
+    runtime = replace(reference.runtime, scope=scope)
+    call(subject, runtime, plan, Names(), invoke=invoke, redirect=True)
     return found
 
 
@@ -189,8 +248,6 @@ def _copied(tree: Any) -> Any:
 
 def _off() -> Any:
     """Return a context in which autocast casts nothing: copies are no part of what is recorded."""
-    from amp_fuzz.reference import dispatch
-
     return dispatch.exclude()
 
 

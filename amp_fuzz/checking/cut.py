@@ -193,6 +193,9 @@ class _Writer:
         return name
 
     def outputs(self, call: FunctionCall) -> tuple[str, ...]:
+        if call.raised:
+            self.count += 1
+            return (f"v{self.count - 1}",)
         result = call.result
         made = list(result) if isinstance(result, (tuple, list)) else [result]
         if not all(isinstance(t, torch.Tensor) for t in made):

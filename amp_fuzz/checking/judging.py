@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from amp_fuzz.case import Case, Plan
+from amp_fuzz.checking.calls import names_called
 from amp_fuzz.checking.ways import Checked, case_of
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
@@ -40,7 +41,8 @@ def judged(
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
         # What the case must say of the call is known when it has been made.
         expected = checked.reference().run(plain)
-        case = case_of(plain.plan, expected, checked.subject.seed)
+        called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
+        case = case_of(plain.plan, expected, checked.subject.seed, called)
         verdict = Judge(checked, known, "none", confirm).judge(case)
     return Judged(verdict, case, expected, checked.seen["observed"])
 

@@ -11,11 +11,12 @@ from amp_fuzz.case import Case
 from amp_fuzz.oracle import Kind
 from amp_fuzz.records import Note
 
-__all__ = ["CheckFailed", "CheckResult", "Diverged", "Ran"]
+__all__ = ["CheckFailed", "CheckResult", "Diverged", "OwnCast", "Ran"]
 
+Outcome: TypeAlias = Literal["agrees", "diverges", "unjudged"]
 Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "leaked", "nothing", "skipped"]
 
-_WIDTH = 100
+_WIDTH = 88
 
 
 class CheckFailed(AssertionError):
@@ -33,7 +34,8 @@ class Diverged:
     kind: as in `amp-fuzz run`. where: the output, parameter or input (``output['loss']``,
     ``encoder.layers.3.attn.qkv.weight.grad``), or the line that raised. expected, observed: both
     sides, short. also: the names of what differs beside it. known: the ids of the known findings
-    that explain it, joined by ``+``, or "".
+    that explain it, joined by ``+``, or ""; told: for each of them its id, what it is, and the link
+    to its discussion, if there is one.
     module: path of the guilty submodule, "" where it is the whole; module_type: its class. op: the
     guilty op of the catalogue or function of torch, "" if none diverges alone; dtypes: of its
     tensors. policy: what autocast does with it. stage: of a compiler, the first rung that diverges.
@@ -49,6 +51,7 @@ class Diverged:
     observed: str
     also: tuple[str, ...] = ()
     known: str = ""
+    told: tuple[str, ...] = ()
     module: str = ""
     module_type: str = ""
     op: str = ""
@@ -67,7 +70,7 @@ class Diverged:
             more = f" and {len(self.also) - 4} more" if len(self.also) > 4 else ""
             rows.append(("also", ", ".join(self.also[:4]) + more))
         if self.known:
-            rows.append(("known as", self.known))
+            rows += [("known as", line) for line in self.told or (self.known,)]
         if self.module or self.module_type:
             kind = f" ({self.module_type})" if self.module_type else ""
             rows.append(("module", f"{self.module or 'the whole'}{kind}"))
@@ -99,6 +102,7 @@ class Ran:
     state changed, on both sides; ``nothing``: there was nothing to compare; ``skipped``:
     the backend cannot call it. values, gradients: how many were compared. detail: one line more.
     notes: facts beside the status, which do not change it.
+    advice: where there is no divergence to show and nothing agreed, one sentence of what to do.
     """
 
     backend: str
@@ -109,6 +113,7 @@ class Ran:
     gradients: int = 0
     divergence: Diverged | None = None
     notes: tuple[Note, ...] = ()
+    advice: str = ""
 
     def __str__(self) -> str:
         return f"{self.backend}, {self.autocast}: {_WORDS[self.status]}" + (
@@ -116,15 +121,46 @@ class Ran:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCast:
+    """Something that the callable does by itself against autocast's policy. No part of the verdict.
+
+    kind: ``cast``: to a 16-bit dtype that is not autocast's; ``lowered``: of a result that autocast
+    keeps in float32; ``region``: a context of another 16-bit dtype within one; ``function``: a
+    `torch.autograd.Function` whose forward meets autocast without `torch.amp.custom_fwd`, or
+    without `custom_bwd`.
+    line: ``model.py:12``, where the user's code does it. module: path of the submodule, "" for the
+    whole. op: the function that casts, the context, or the Function's name. given, made: dtypes
+    before and after; of a Function, "". text: one sentence of this. advice: what to do.
+    devices: the device types under whose autocast it happens.
+    """
+
+    kind: Literal["cast", "lowered", "region", "function"]
+    line: str
+    module: str
+    op: str
+    given: str
+    made: str
+    text: str
+    advice: str
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        at = " in ".join(filter(None, (self.line, self.module)))
+        lines = _row("note", f"{at}: {self.text} ({', '.join(self.devices)})", whole=False)
+        return "\n".join([*lines, *_row("", self.advice, whole=False)])
+
+
 _WORDS = {
     "agreed": "agrees",
     "known": "known",
     "diverged": "DIVERGES",
-    "raised": "RAISES",
-    "leaked": "LEAVES STATE CHANGED",
-    "nothing": "COMPARED NOTHING",
+    "raised": "raises",
+    "leaked": "leaves state changed",
+    "nothing": "compared nothing",
     "skipped": "skipped",
 }
+_HEADS = {"agrees": "agrees", "diverges": "DIVERGES", "unjudged": "CANNOT BE JUDGED"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +168,46 @@ class CheckResult:
     """What `amp_fuzz.check` found.
 
     True if `ok`. Its text says what ran, what agreed, and of each divergence where it comes from.
+    own_casts: what the callable does by itself against autocast's policy; off the verdict.
     """
 
     name: str
     runs: tuple[Ran, ...]
     seed: int = 0
+    own_casts: tuple[OwnCast, ...] = ()
+
+    @property
+    def verdict(self) -> Outcome:
+        """``agrees``, ``diverges`` or ``unjudged``.
+
+        ``diverges``: some backend does what the reference does not, and no known finding explains
+        it. ``unjudged``: nothing does, but some run of the callable raised, left state changed or
+        compared nothing, or no backend could call it. ``agrees``: all that was called agreed, or
+        is known.
+        """
+        called = [run.status for run in self.runs if run.status != "skipped"]
+        if "diverged" in called:
+            return "diverges"
+        return "agrees" if called and {*called} <= {"agreed", "known"} else "unjudged"
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared, and nothing diverged in a new way or only raised."""
-        good = [run for run in self.runs if run.status in ("agreed", "known")]
-        return bool(good) and all(run.status == "skipped" or run in good for run in self.runs)
+        """Whether the verdict is ``agrees``."""
+        return self.verdict == "agrees"
+
+    @property
+    def advice(self) -> str:
+        """One sentence of what to do now."""
+        if self.ok:
+            return "Nothing to do."
+        if self.divergences:
+            kinds = {found.kind for found in self.divergences}
+            if kinds == {"nondeterminism"}:
+                return _REPEAT
+            if any(found.commands for found in self.divergences):
+                return _REPORT
+            return _COMPARE
+        return next((run.advice for run in self.runs if run.advice), _CHOOSE)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -179,17 +244,17 @@ class CheckResult:
     def __repr__(self) -> str:
         counts = {status: sum(r.status == status for r in self.runs) for status in _WORDS}
         said = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
-        verdict = "ok" if self.ok else "FAILED"
-        return f"<amp_fuzz.check of {self.name}: {verdict}: {said or 'nothing ran'}>"
+        return f"<amp_fuzz.check of {self.name}: {self.verdict}: {said or 'nothing ran'}>"
 
     def __str__(self) -> str:
-        head = f"amp_fuzz.check of {self.name}, seed {self.seed}: {self._verdict()}"
+        head = f"amp_fuzz.check of {self.name}, seed {self.seed}: {_HEADS[self.verdict]}"
         names = [f"{run.backend}, {run.autocast}" for run in self.runs]
         width = max(map(len, names), default=0)
         lines = [head]
         for name, run in zip(names, self.runs, strict=True):
             detail = f": {run.detail}" if run.detail else ""
             lines.append(f"  {name:<{width}}  {_WORDS[run.status]}{detail}")
+        lines += [] if self.ok else _row("to do", self.advice, whole=False)
         for run in self.runs:
             if run.divergence is not None:
                 lines += ["", str(run.divergence)]
@@ -202,15 +267,17 @@ class CheckResult:
                     ("next", note.advice),
                 ):
                     lines += _row(name, text, whole=False)
+        if self.own_casts:
+            lines += ["", "The callable's own casts, which are no part of the verdict:"]
+            lines += map(str, self.own_casts)
         return "\n".join(lines)
 
-    def _verdict(self) -> str:
-        if self.ok:
-            return "ok"
-        if self.divergences:
-            return "DIVERGES"
-        if any(run.status == "raised" for run in self.runs):
-            return "RAISES"
-        if any(run.status == "leaked" for run in self.runs):
-            return "LEAVES STATE CHANGED"
-        return "NOTHING WAS COMPARED"
+
+_REPEAT = "Make the callable do the same at every call (no counters, seeded generators)."
+_REPORT = "Run the commands after `next`: they shrink the case and write a script for a bug report."
+_COMPARE = (
+    "Call what is named below by hand with and without that backend, and report the difference."
+)
+_CHOOSE = (
+    "Choose a backend that can call it, such as eager-cpu: each line above says why one cannot."
+)

@@ -16,14 +16,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import amp_fuzz
 from amp_fuzz import prelude
-from amp_fuzz.backends.torchstate import restoring, torch_state
+from amp_fuzz.backends.torchstate import chosen_dtypes, restoring, torch_state
 from amp_fuzz.case import Plan
 from amp_fuzz.checking.redirect import contexts_of
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import leaves_of
 from amp_fuzz.harness import Observation, Raised, Runtime, changes
+from amp_fuzz.reference.autocast import default_dtypes
 
-__all__ = ["AFTER", "Names", "call", "entered", "outputs_of"]
+__all__ = ["AFTER", "Names", "call", "entered", "in_thread", "outputs_of"]
 
 Invoke = Callable[..., Any]
 AFTER = " after the call"
@@ -86,6 +87,31 @@ def call(
     invoke: calls it, in place of the callable itself. redirect: ``torch.autocast`` in its own code
     is the runtime's, too. The subject's state is as before when this returns.
     """
+    with default_dtypes(chosen_dtypes()):
+        return _called(subject, runtime, plan, names, invoke, numbers, redirect)
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a new thread, in which autocast's dtypes are those of this one."""
+    dtypes = chosen_dtypes()
+
+    def run() -> Any:
+        for device, dtype in dtypes.items():
+            torch.set_autocast_dtype(device, dtype)
+        return function(*args)
+
+    return prelude.in_thread(run)
+
+
+def _called(
+    subject: Subject,
+    runtime: Runtime,
+    plan: Plan,
+    names: Names,
+    invoke: Invoke | None,
+    numbers: bool,
+    redirect: bool,
+) -> Observation:
     kept = subject.kept()
     seen = Observation()
     # Under the reference, too, code may reach for torch's own switches.

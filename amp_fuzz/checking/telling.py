@@ -8,9 +8,22 @@ from amp_fuzz.checking.judging import Judged
 from amp_fuzz.checking.running import AFTER
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import Checked
+from amp_fuzz.known import Known
 from amp_fuzz.oracle.compare import same
 
-__all__ = ["agreement", "first_line", "left", "nothing", "void", "without_values", "written"]
+__all__ = [
+    "LEAVE",
+    "RETURN",
+    "agreement",
+    "first_line",
+    "left",
+    "listed",
+    "nothing",
+    "raises",
+    "void",
+    "without_values",
+    "written",
+]
 
 
 def left(found: Judged) -> str:
@@ -19,6 +32,35 @@ def left(found: Judged) -> str:
     ours = ("", "dispatch keys", "autocast of the reference", "nesting")
     plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
     return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
+
+
+LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
+RETURN = "Return the tensors to compare, and give inputs for which they are finite."
+
+
+_TURN_OFF = (
+    "Turn autocast off around the line that raises and give it float32, or check on a device "
+    "and a dtype that can run it."
+)
+
+
+def raises(*, bare: bool, contexts: bool) -> tuple[str, str]:
+    """Return where a callable raises beside the backend, and what to do.
+
+    bare: whether it raises without autocast, too. contexts: whether there is one around it.
+    """
+    if bare:
+        about = "under the reference and without autocast too"
+        return (
+            about if contexts else "under the reference too",
+            "Mend the callable or its inputs first: it raises without autocast too.",
+        )
+    return "under the reference too, and not without autocast", _TURN_OFF
+
+
+def listed(entry: Known) -> str:
+    """Return what a known finding is, with the link to its discussion."""
+    return f"{entry.id}: {entry.what}" + (f" ({entry.link})" if entry.link else "")
 
 
 def without_values(subject: Subject, said: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from amp_fuzz import prelude, reference
+from amp_fuzz import reference
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.compiled import CompileBackend, graphs
 from amp_fuzz.backends.eager import EagerBackend
@@ -29,7 +29,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, inferring
 from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.checking.running import Names, call, outputs_of
+from amp_fuzz.checking.running import Names, call, in_thread, outputs_of
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import mapped
 from amp_fuzz.harness import Observation, Runtime
@@ -120,7 +120,10 @@ class Checked:
     def fit(self, case: Case) -> Case:
         """Return the case; without a backward pass where there is none."""
         infers = isinstance(self.inner, CompileBackend) and self.inner.freezing
-        infers |= isinstance(self.inner, ExportBackend) and self.inner.decomposed
+        if isinstance(self.inner, ExportBackend):
+            # What a function holds, that is no module, is a constant of its export.
+            whole = isinstance(self.subject.function, torch.nn.Module)
+            infers |= self.inner.decomposed or not whole
         return inferring(case) if infers or not self.trains else case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -262,7 +265,7 @@ def _plain(backend: TorchBackend, checked: Checked, plan: Plan) -> Observation:
 
 def _compiled(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
     """Compile it and call it, in a thread of its own as `CompileBackend.run` does."""
-    return prelude.in_thread(_compile, backend, checked, plan)  # type: ignore[no-any-return]
+    return in_thread(_compile, backend, checked, plan)  # type: ignore[no-any-return]
 
 
 def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
@@ -322,7 +325,7 @@ def _exported(backend: ExportBackend, checked: Checked, plan: Plan) -> Observati
         finally:
             logging.disable(disabled)
 
-    return prelude.in_thread(run)  # type: ignore[no-any-return]
+    return in_thread(run)  # type: ignore[no-any-return]
 
 
 class _Function(torch.nn.Module):
@@ -345,21 +348,23 @@ def _way(backend: Backend) -> Callable[..., Observation]:
 # -- the case that stands for a call --------------------------------------------------------------
 
 
-def case_of(plan: Plan, expected: Observation, seed: int) -> Case:
+def case_of(plan: Plan, expected: Observation, seed: int, called: Collection[str] = ()) -> Case:
     """Return a case that stands for a call in the eyes of the judge, which asks it two things.
 
     What is computed from what: all outputs from all inputs, in one statement of no op of the
-    catalogue. And which ops there are, for entries that blame a library: those whose autocast
-    kernels were reached.
+    catalogue. And which ops there are, for the entries of the known list that name some: those
+    whose autocast kernels were reached, and those of the names of what was called.
     """
     numbers = {label.partition(".")[0][1:] for label in expected.values if label[0] == "w"}
     weights = [TensorSpec(f"w{n}", (), "float32", role="weight") for n in sorted(numbers)]
     made = tuple(label for label in expected.values if label[0] in "vb")
     reached = {k.overload for k in expected.kernels}
+    names = {name.rstrip("_") for name in called}
     ops = (
         name
         for name, op in CATALOGUE.items()
         if reached.intersection(o.removeprefix("aten::") for o in op.overloads)
+        or not names.isdisjoint((name.partition(".")[0], name.replace(".", "_")))
     )
     body = (
         Statement("?", "function", tuple(Ref(spec.name) for spec in weights), (), made),

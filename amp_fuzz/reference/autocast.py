@@ -1258,6 +1258,22 @@ def log_kernels() -> Iterator[list[KernelCall]]:
         _here().log = before
 
 
+@contextmanager
+def default_dtypes(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Let contexts without a dtype take these, by device, for a block outside of any context.
+
+    `torch.set_autocast_dtype` does so for torch's own.
+    """
+    s = _here()
+    before = dict(s.dtypes)
+    s.dtypes.update(dtypes)
+    try:
+        yield
+    finally:
+        s.dtypes.clear()
+        s.dtypes.update(before)
+
+
 def state() -> tuple[object, ...]:
     """Return the whole state of this thread, comparable: for the check that it is restored."""
     s = _here()

@@ -760,7 +760,7 @@ class _Facts:
 @cache
 def _facts(func: Any) -> _Facts:
     aliases = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
-    writes = any(alias.is_write for alias in aliases)
+    writes = any(alias.is_write for alias in aliases) or func in _UPDATING
     name, moves = func.__name__, func in _COPIES
     pointwise = torch.Tag.pointwise in func.tags
     return _Facts(
@@ -885,6 +885,8 @@ class _Call:
         names = [parameter.name for parameter in schema.arguments]
         writes = {p.name for p in schema.arguments if p.alias_info and p.alias_info.is_write}
         given = [*zip(names, self.args, strict=False), *self.kwargs.items()]
+        if self.func in _UPDATING and dict(given).get("training"):
+            writes |= {"running_mean", "running_var"}
         found: list[int] = []
         number = 0
         for name, argument in given:
@@ -1017,6 +1019,15 @@ _NORMS = frozenset(
         _aten._native_batch_norm_legit_functional.default,
         _aten._batch_norm_with_update.default,
         _aten._batch_norm_with_update_functional.default,
+    )
+)
+
+# These write running statistics in training, which their schemas do not say.
+_UPDATING = frozenset(
+    (
+        _aten.native_batch_norm.default,
+        _aten.cudnn_batch_norm.default,
+        _aten.miopen_batch_norm.default,
     )
 )
 

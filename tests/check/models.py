@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "training_step"]
 
 
 class CausalAttention(nn.Module):
@@ -185,6 +187,162 @@ class ViT(nn.Module):
         return self.head(self.norm(self.encoder(tokens))[:, 0])
 
 
+class CNN(nn.Module):
+    """LeCun et al. 1998, with batch normalisation (Ioffe and Szegedy 2015)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+class GRUTagger(nn.Module):
+    """Cho et al. 2014: a GRU over embeddings, a label for each word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 12)
+        self.gru = nn.GRU(12, 16, batch_first=True)
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, words: Tensor, tags: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.out(self.gru(self.embed(words))[0])
+        return scores, F.cross_entropy(scores.transpose(1, 2), tags)
+
+
+class EncoderDecoder(nn.Module):
+    """Vaswani et al. 2017, with torch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.transformer = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        length = target.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
+        made = self.transformer(
+            self.embed(source), self.embed(target), tgt_mask=future, tgt_is_causal=True
+        )
+        return self.head(made)
+
+
+class MoE(nn.Module):
+    """Zhou et al. 2022, "Expert choice routing": each expert takes its best tokens."""
+
+    def __init__(self, width: int = 16, experts: int = 3, capacity: int = 4) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.router = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(experts)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):  # Fedus et al. 2021, section 2.4
+            scores = self.router(x.float()).softmax(-1)
+        weights, tokens = scores.t().topk(self.capacity)
+        out = torch.zeros_like(x)
+        for expert, weight, index in zip(self.experts, weights, tokens, strict=True):
+            made = expert(x[index]) * weight[:, None]
+            out = out.index_add(0, index, made)
+        return out
+
+
+class GatedConvolution(nn.Module):
+    """Van den Oord et al. 2016, WaveNet, with weight norm (Salimans and Kingma 2016)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = parametrizations.weight_norm(nn.Conv1d(4, 16, 3, padding=1))
+        self.out = parametrizations.weight_norm(nn.Conv1d(8, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.conv(x).chunk(2, 1)
+        return x + self.out(torch.tanh(value) * torch.sigmoid(gate))
+
+
+class Checkpointed(nn.Module):
+    """Chen et al. 2016: residual blocks that are computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class _SquaredReLU(torch.autograd.Function):
+    """So et al. 2021, Primer, keeping its input alone."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return torch.mm(x, w).relu().square()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        inner = grad * 2 * torch.mm(x, w).relu()
+        return torch.mm(inner, w.t()), torch.mm(x.t(), inner)
+
+
+class CustomFunction(nn.Module):
+    """A layer with a backward pass of its own, as PyTorch's notes on autocast ask for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 16)
+        self.weight = nn.Parameter(torch.randn(16, 16) / 4)
+        self.leave = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(_SquaredReLU.apply(self.enter(x), self.weight))
+
+
+def training_step(dtype: torch.dtype) -> tuple[Callable[..., Any], list[Any]]:
+    """Return two steps of training with a gradient scaler (Micikevicius et al. 2018)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(6, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> list[Tensor]:
+        scaler, losses = torch.amp.GradScaler(x.device.type, init_scale=2.0**8), []
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast(x.device.type, dtype=dtype):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.detach())
+        return losses
+
+    return step, [x]
+
+
 def _made(
     model: Callable[[], nn.Module], *inputs: Callable[[], Any]
 ) -> Callable[[], tuple[nn.Module, list[Any]]]:
@@ -197,11 +355,20 @@ def _made(
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, list[Any]]]] = {
+    "checkpoint": _made(Checkpointed, lambda: torch.randn(4, 16)),
+    "cnn": _made(CNN, lambda: torch.randn(2, 3, 8, 8)),
+    "custom-function": _made(CustomFunction, lambda: torch.randn(5, 8)),
+    "encoder-decoder": _made(EncoderDecoder, *[lambda: torch.randint(0, 20, (2, 6))] * 2),
     "gpt": _made(GPT, *[lambda: torch.randint(0, 40, (2, 12))] * 2),
+    "gru-tagger": _made(
+        GRUTagger, lambda: torch.randint(0, 30, (3, 9)), lambda: torch.randint(0, 5, (3, 9))
+    ),
+    "moe": _made(MoE, lambda: torch.randn(12, 16)),
     "resnet": _made(ResNet, lambda: torch.randn(3, 3, 12, 12)),
     "tagger": _made(
         Tagger, lambda: torch.randint(0, 30, (3, 9)), lambda: torch.randint(-1, 5, (3, 9))
     ),
     "unet": _made(UNet, lambda: torch.randn(2, 3, 12, 12, requires_grad=True)),
     "vit": _made(ViT, lambda: torch.randn(3, 3, 8, 8)),
+    "weight-norm": _made(GatedConvolution, lambda: torch.randn(2, 4, 10)),
 }

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import amp_fuzz
 from amp_fuzz import checking
 from amp_fuzz.backends import BackendError
 from amp_fuzz.session import MissingBackend
-from tests.check.test_models import Broken, kernels
+from tests.check.faults import Broken, kernels
 from tests.helpers import one_line
 
 EAGER = ["eager-cpu"]
@@ -168,7 +169,8 @@ def test_custom_ops_are_cast_as_they_asked() -> None:
 def test_a_callable_that_compares_nothing_does_not_pass() -> None:
     result = amp_fuzz.check(lambda: None, backends=EAGER)
     assert not result
-    assert "NOTHING WAS COMPARED" in str(result)
+    assert result.verdict == "unjudged"
+    assert "compared nothing: it returned no tensor" in str(result)
     with pytest.raises(amp_fuzz.CheckFailed, match="returned no tensor"):
         result.raise_if_failed()
 
@@ -181,7 +183,8 @@ def test_a_callable_that_raises_does_not_pass() -> None:
     assert not result
     assert [run.status for run in result.runs] == ["agreed", "raised"]  # cuda alone bans it
     assert "is unsafe to autocast" in result.runs[1].detail
-    with pytest.raises(amp_fuzz.CheckFailed, match="RAISES"):
+    assert result.verdict == "unjudged"
+    with pytest.raises(amp_fuzz.CheckFailed, match="CANNOT BE JUDGED"):
         result.raise_if_failed()
 
 
@@ -288,6 +291,8 @@ def test_the_text_of_a_divergence() -> None:
         "amp_fuzz.check of NAME, seed 0: DIVERGES",
         "  fake-cuda, bfloat16  agrees: 1 value, dtypes and shapes",
         "  eager-cpu, bfloat16  DIVERGES: bitwise",
+        "  to do     Run the commands after `next`: they shrink the case and write a script for a",
+        "            bug report.",
         "",
         "eager-cpu, bfloat16: bitwise at output.logits",
         "  expected  EXPECTED",
@@ -299,7 +304,29 @@ def test_the_text_of_a_divergence() -> None:
         "  next      amp-fuzz minimize ID",
         "  next      amp-fuzz repro ID > repro.py",
     ]
-    assert repr(result).endswith("FAILED: 1 agreed, 1 diverged>")
+    assert repr(result).endswith("diverges: 1 agreed, 1 diverged>")
+
+
+def _refuse(op: Any, x: Tensor) -> Tensor:
+    raise RuntimeError("no kernel today")
+
+
+def test_an_op_that_raises_is_named_with_a_case() -> None:
+    wrong = Broken(patches=kernels({"aten.tanh.default": _refuse}))
+    (found,) = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[wrong]).divergences
+    assert (found.kind, found.module, found.op) == ("raise", "inner.1", "tanh")
+    assert found.case is not None
+
+
+def test_an_op_that_raises_in_the_reference_alone_is_named_with_a_case() -> None:
+    """The reference cannot return what the op makes, and the case has to hold the call."""
+    norm = nn.LayerNorm(8).bfloat16()
+    backend = "compile[aot_eager_decomp_partition]"
+    with mock.patch("amp_fuzz.checking.api.known_of", return_value=()):
+        result = amp_fuzz.check(norm, torch.ones(1, 8), backends=[backend])
+    (found,) = result.divergences
+    assert (found.kind, found.op) == ("raise", "layer_norm")
+    assert found.case is not None
 
 
 def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:

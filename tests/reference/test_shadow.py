@@ -964,3 +964,23 @@ def test_a_sum_in_turn_may_lose_what_equal_terms_lose() -> None:
             if x is equal:
                 assert (off(band, in_turn) < THRESHOLD) == turn
             assert off(band, found + x.abs().sum() * 2e-5) > THRESHOLD
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_are_followed_though_no_schema_says_that_they_are_written(
+    training: bool,
+) -> None:
+    mean, variance = torch.zeros(4), torch.ones(4)
+
+    def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made = layer(x, w)[:, :4]  # rounded to bfloat16
+        return functional.batch_norm(made, mean, variance, training=training)
+
+    found = shadow(norm, X, W)
+    band = found.band(mean)
+    assert torch.equal(band.nominal, mean)
+    assert bool(mean.any()) is training
+    spread = (band.samples - band.clean).abs().amax()
+    assert (float(spread) > 1e-5) is training
+    assert off(band, mean) < THRESHOLD
+    assert (off(band, mean * 1.1) > THRESHOLD) is training
