@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amp_fuzz.devices import device_words
+from amp_fuzz.outputs import StoreError, write_whole
 from amp_fuzz.program import FLOAT_DTYPES
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import StoreError, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,9 @@ import msgspec
 from amp_fuzz.cli.common import Exit, Stopped, command_line, options, resolve_options, say, waiting
 from amp_fuzz.cli.replay import Job, answers, job_of, known_entries, raise_unless_judged
 from amp_fuzz.config import Options
+from amp_fuzz.outputs import write_whole
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import Store, write_whole
+from amp_fuzz.store import Store
 
 if TYPE_CHECKING:
     from amp_fuzz.backends import Backend
@@ -51,8 +52,9 @@ def repro(case: str, backend: str | None, form: Form, output: str | None, **give
         text = _issue(job, chosen) if form == "issue" else _code(job, chosen, form)
     if output is None:
         sys.stdout.write(text)
-    else:
-        write_whole(Path(output), text.encode())
+        return Exit.OK
+    write_whole(Path(output), text.encode())
+    if Path(output).is_file():
         say(f"wrote {output}; {_next(form, output)}")
     return Exit.OK
 

@@ -74,7 +74,7 @@ RULES = (
             "amp_fuzz.records",
             "amp_fuzz.known",
             "amp_fuzz.store",
-            "amp_fuzz.known",
+            "amp_fuzz.outputs",
             "amp_fuzz.case",
             "amp_fuzz.program",
             "amp_fuzz.fingerprints",
