@@ -25,7 +25,7 @@ import pytest
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.devices import device_words
+from amp_fuzz.devices import judging_options
 from amp_fuzz.engine import (
     Crashed,
     Event,
@@ -358,7 +358,7 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
 
 def store_option(folder: str) -> str:
     """Return what a command needs besides an id: the store, if named by an option, and a device."""
-    words = [*device_words(), *([f"--store={folder}"] if folder else [])]
+    words = [*judging_options(), *([f"--store={folder}"] if folder else [])]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 

@@ -66,7 +66,11 @@ class BaselineRecord(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The head of a run. `started` is UTC in ISO 8601. baseline: the file, where there is one."""
+    """The head of a run.
+
+    started: UTC in ISO 8601. baseline: the file, where there is one. options: those without which
+    its cases would be judged otherwise, as commands take them (``--plugins=mine``).
+    """
 
     id: str
     seed: int
@@ -78,6 +82,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     format: int = RECORDS_FORMAT
     baseline: str = ""
     entries: tuple[BaselineRecord, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
-from amp_fuzz.devices import device_words, with_device
+from amp_fuzz.devices import judging_options, with_device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,10 +222,10 @@ def plural(count: int, noun: str) -> str:
 def command_line(*words: str, store: Path | None = None) -> str:
     """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual.
 
-    So is a device of the user's, to commands that judge cases again.
+    So are a device of the user's and plugins, to commands that judge cases again.
     """
     more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
     judges = "explain", "minimize", "replay", "repro"
     if words[0] in judges or words[:2] in (("baseline", "check"), ("baseline", "prune")):
-        more = [*device_words(), *more]
+        more = [*judging_options(), *more]
     return shlex.join(["amp-fuzz", *words, *more])

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -445,23 +444,12 @@ def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
 def _command(data: RunData, name: str, what: str) -> str:
     """Return a command line of ours; the store is named if it is not where it is looked for.
 
-    So is the device of the user's that the run was about, to commands that judge cases again:
-    without it its backends are unknown.
+    To commands that judge cases again, so is what the run was told of devices and plugins.
     """
     usual = data.store.resolve() == DEFAULT_STORE.resolve()
-    store = "" if usual else f" --store={shlex.quote(str(data.store))}"
-    more = [] if name in ("report", "run") else _device(data.run.command)
-    return shlex.join(["amp-fuzz", name, what, *more]) + store
-
-
-def _device(command: str) -> list[str]:
-    """Return the options that name the user's device again, as a command line has them."""
-    found: dict[str, str] = {}
-    for word, following in pairwise([*shlex.split(command), ""]):
-        option, given, value = word.replace("--amp-fuzz-", "--", 1).partition("=")
-        if option in ("--device", "--policies", "--plugins"):
-            found[option] = value if given else following
-    return [f"{o}={v}" for o, v in found.items()] if "--device" in found else []
+    store = [] if usual else [f"--store={data.store}"]
+    more = () if name in ("report", "run") else data.run.options
+    return shlex.join(["amp-fuzz", name, what, *more, *store])
 
 
 def _verdict(

@@ -1,6 +1,7 @@
 """Reports say what the records say, to the number, and show what others wrote as it is: as text."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -495,20 +496,16 @@ def test_each_new_finding_has_two_lines_to_copy_and_they_work(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("amp-fuzz run --device=npu --policies=a.toml", " --device=npu --policies=a.toml"),
-        ("pytest --amp-fuzz --amp-fuzz-device npu -n 2", " --device=npu"),
-        ("amp-fuzz run --plugins=mine", ""),
-    ],
+    "options", [("--device=npu", "--policies=a.toml"), ("--plugins=mine",), ("--plugins=a b",), ()]
 )
-def test_commands_name_the_device_of_a_run_where_they_take_one(
-    tmp_path: Path, command: str, words: str
+def test_commands_carry_what_cases_are_judged_with_where_they_take_it(
+    tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """To say it to `report`, which judges nothing, would be an error."""
-    clean = text.render(view_of(store_of(tmp_path / "clean", [ran()], command=command)))
+    clean = text.render(view_of(store_of(tmp_path / "clean", [ran()], options=options)))
+    words = "".join(f" {shlex.quote(option)}" for option in options)
     assert re.search(r"^next: amp-fuzz report r1 --store=\S+$", clean, re.MULTILINE)
-    said = text.render(view_of(store_of(tmp_path, small_run(), command=command)))
+    said = text.render(view_of(store_of(tmp_path, small_run(), options=options)))
     for name in ("replay", "repro"):
         assert re.search(rf"amp-fuzz {name} \w+{words} --store=", said)
 
