@@ -42,6 +42,7 @@ from amp_fuzz.engine import (
     seed_of,
 )
 from amp_fuzz.fingerprints import title
+from amp_fuzz.printable import clean_lines
 from amp_fuzz.pytest_run import Run
 from amp_fuzz.records import DivergenceRecord, EndRecord, IncidentRecord
 from amp_fuzz.store import StoreError
@@ -344,7 +345,7 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
     if len(case) > _LONGEST:
         more = f"... and {_count(len(case) - _LONGEST, 'more line')}: amp-fuzz replay shows them"
         case = [*case[:_LONGEST], more]
-    return [
+    lines = [
         f"{record.backend}: {title(record)}{f' ({kernel})' if kernel else ''}",
         f"  kind      {record.kind}{place}",
         f"  expected  {_clip(record.expected)}",
@@ -354,6 +355,7 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
         f"amp-fuzz replay {record.id}{store_option}",
         f"amp-fuzz repro {record.id}{store_option} > repro.py",
     ]
+    return list(map(clean_lines, lines))
 
 
 def store_option(folder: str) -> str:

@@ -29,6 +29,7 @@ from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.config import did_you_mean
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.plugins import loaded
@@ -48,6 +49,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
     if isinstance(backend, JaxBackend):
+        _kind(finding)
         return on_jax(Script(case, backend, finding))
     parts = pieces(case, backend, finding)
     setup = [*parts.setup, parts.configuration]
@@ -96,7 +98,7 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
         raise ReproError(
             f"a program on {backend.name} is lowered by amp-fuzz itself: use --format=script"
         )
-    body = _KINDS[finding.kind](script)
+    body = _KINDS[_kind(finding)](script)
     if not backend.values:
         body = [part.replace(_VALUES, "") for part in body]
     whole = joined(body)
@@ -109,6 +111,14 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
         tuple(body),
         "".join(f"\nimport {module}" for module in _modules(case)),
     )
+
+
+def _kind(finding: Found) -> str:
+    """Return the kind of a finding. Raises `ReproError` if a file says one that there is not."""
+    if finding.kind in _KINDS:
+        return finding.kind
+    hint = did_you_mean(finding.kind, _KINDS) or f": use {', '.join(_KINDS)}"
+    raise ReproError(f"$.kind={finding.kind!r} is no kind of divergence{hint}")
 
 
 def _modules(case: Case) -> tuple[str, ...]:
@@ -362,6 +372,8 @@ def _relation(script: Script) -> list[str]:
     name, _, where = script.finding.where.partition(": ")
     if name not in RELATIONS:
         first = where.replace("call1.", "call0.").replace("again.", "")
+        if not (_labels(script, first) and _labels(script, where)) or first == where:
+            raise ReproError(f"$.where={script.finding.where!r} names no relation of the case")
         main = _CALL.format(target="expected, observed", call=script.call()) + _COMPARED
         return [_DIFFERS, script.inputs(), *script.source(first, where), main]
     pair = RELATIONS[name].pair(script.case)

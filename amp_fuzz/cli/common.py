@@ -17,6 +17,7 @@ import click
 
 from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
 from amp_fuzz.devices import judging_options, with_device
+from amp_fuzz.printable import clean_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,13 +174,13 @@ def console() -> Console:
 
 def say(text: str = "") -> None:
     """Print lines to stdout, whatever their length: commands and paths in them are copied."""
-    console().print(text, soft_wrap=True)
+    console().print(clean_lines(text), soft_wrap=True)
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show in a terminal what the block is waited for."""
-    if not console().is_terminal:
+    if not sys.stdout.isatty():  # without importing rich
         yield
         return
     with console().status(f"{what} ..."):
@@ -195,7 +196,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         grid.add_column(column, no_wrap=True, overflow="ignore")
     grid.add_column(columns[-1], overflow="fold")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(clean_lines, row))
     with console().capture() as capture:
         console().print(grid)
     # rich fills each line up with spaces.

@@ -14,6 +14,7 @@ import pandas as pd
 from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import title
 from amp_fuzz.known import Known
+from amp_fuzz.printable import clean, clean_lines
 from amp_fuzz.records import BaselineRecord, DivergenceRecord, incident_line
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
@@ -581,24 +582,6 @@ def rate(value: float) -> str:
     if value <= 0:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-def clean(text: str) -> str:
-    """Return text of other programs as one line without control characters.
-
-    Error messages hold line breaks, colours and worse, which must not reach a terminal.
-    """
-    text = _ESCAPE.sub("", text)
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def clean_lines(text: str) -> str:
-    """Return a listing without control characters, its lines and their indentation kept."""
-    lines = _ESCAPE.sub("", text).split("\n")
-    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
-
-
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def time_of(seconds: float) -> str:

@@ -75,6 +75,7 @@ RULES = (
             "amp_fuzz.known",
             "amp_fuzz.store",
             "amp_fuzz.outputs",
+            "amp_fuzz.printable",
             "amp_fuzz.case",
             "amp_fuzz.program",
             "amp_fuzz.fingerprints",
