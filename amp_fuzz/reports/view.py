@@ -516,8 +516,8 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
     early = ends[ends["reason"] != "done"]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
-        what = "the run was" if whole else plural(len(rows), "task", verb=("was", "were"))
-        yield f"{what} {reason} before the end: the numbers are of the part that ran"
+        what = "the run" if whole else plural(len(rows), "task")
+        yield f"{what} {_ENDED[str(reason)]}: the numbers are of the part that ran"
     for line in list(map(incident_line, data.incidents))[:_INCIDENTS]:
         yield f"incident: {clean(line)}"
     if len(data.incidents) > _INCIDENTS:
@@ -547,6 +547,13 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             yield f"{name}: listed as unreachable, but reached: {', '.join(row['found'])}"
 
 
+_ENDED = {
+    "stopped": "stopped before the end",
+    "interrupted": "ended by an interrupt",
+    "crashed": "ended by an error",
+}
+
+
 def _summary(data: RunData) -> Iterable[SummaryRow]:
     table = frames.summary(data)[list(SummaryRow._fields)]
     for row in table.itertuples(index=False, name=None):
@@ -560,10 +567,10 @@ def _first(row: SummaryRow) -> tuple[bool, bool, int, SummaryRow]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def plural(n: int, what: str, *, verb: tuple[str, str] = ("", "")) -> str:
-    """Return a number with its noun, and its verb if given: ``1 case was``, ``3,220 cases``."""
+def plural(n: int, what: str) -> str:
+    """Return a number with its noun: ``1 case``, ``3,220 cases``."""
     words = what if n == 1 else f"{what[:-1]}ies" if what.endswith("try") else f"{what}s"
-    return f"{n:,} {words} {verb[n != 1]}".rstrip()
+    return f"{n:,} {words}"
 
 
 def share(part: float, whole: float) -> str:

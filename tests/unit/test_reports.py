@@ -108,6 +108,7 @@ def store_of(
     *,
     backends: tuple[BackendRecord, ...] | None = None,
     command: str = "",
+    options: tuple[str, ...] = (),
 ) -> Store:
     if backends is None:
         backends = (
@@ -126,6 +127,7 @@ def store_of(
             versions={"amp-fuzz": "0.1.0", "torch": "2.13.0"},
             started="2026-01-02T03:04:05Z",
             command=command,
+            options=options,
         )
     )
     writer = store.writer("r1", "0")
@@ -397,8 +399,8 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
         EndRecord("eager-cpu", "x", 1, 1.0, "stopped"),
     ]
     assert view_of(store_of(tmp_path, [ran(), *ends])).notes[1:] == (
-        "the run was interrupted before the end: the numbers are of the part that ran",
-        "1 task was stopped before the end: the numbers are of the part that ran",
+        "the run ended by an interrupt: the numbers are of the part that ran",
+        "1 task stopped before the end: the numbers are of the part that ran",
     )
 
 
