@@ -261,7 +261,7 @@ class Options:
         "path", Path(".amp-fuzz"), "FOLDER", "Where records and findings are kept."
     )
     report: Path = _option(  # noqa: RUF009
-        "path", Path("amp-fuzz-report"), "FOLDER", "Where the HTML and Markdown report goes."
+        "path", Path("amp-fuzz-report"), "FOLDER", "Where the report goes, over the last one."
     )
     known: tuple[Path, ...] = _option(
         "paths", (), "FILE", "A list of explained divergences, beside the one that comes along."

@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from amp_fuzz.devices import device_words
+from amp_fuzz.devices import judging_options
+from amp_fuzz.outputs import StoreError, write_whole
 from amp_fuzz.program import FLOAT_DTYPES
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import StoreError, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +174,9 @@ def summary(cells: Sequence[Cell], tables: Path | None = None) -> str:
     differing = [c for c in cells if c.status == "differs"]
     for cell in differing[:_SHOWN]:
         lines.append(f"differs: {describe(cell)}")
-        lines.append(f"         {shlex.join(['amp-fuzz', 'repro', cell.case_id, *device_words()])}")
+        lines.append(
+            f"         {shlex.join(['amp-fuzz', 'repro', cell.case_id, *judging_options()])}"
+        )
     if len(differing) > _SHOWN:
         lines.append(f"and {len(differing) - _SHOWN:,} more, all in the tables")
     if tables is None:

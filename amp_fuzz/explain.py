@@ -179,7 +179,8 @@ def _values(
         yield Value(label, describe(want), describe(got), said, differs)
     for side, seen in (("the reference", expected), (backend.name, observed)):
         if seen.raised is not None:
-            text = f"{seen.raised.kind}: {seen.raised.message.splitlines()[:1]}"
+            first = seen.raised.message.strip().partition("\n")[0]
+            text = f"{seen.raised.kind}: {first}"
             both = expected.raised is not None and observed.raised is not None
             where = seen.raised.text
             yield Value(where, "", "", f"{side} raises {text}", not both)

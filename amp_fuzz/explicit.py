@@ -7,13 +7,14 @@ should happen, not what a backend did.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from amp_fuzz import harness, reference
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.program import Items, Ref, Statement, show_context, statements
+from amp_fuzz.program import Autocast, Items, Node, Ref, Statement, show_context
 from amp_fuzz.reference import KernelCall, Policy
 from amp_fuzz.source import argument
 
@@ -24,13 +25,35 @@ def explicit_form(case: Case, runtime: ReferenceRuntime) -> str:
     """Return the case's statements with their casts written out, one a line.
 
     Runs the case once under the reference. A statement that was not reached is shown as it stands.
+    A comment names the contexts of the statements below it, down to the next such comment.
     """
     calls = _calls(case, runtime)
-    contexts = " > ".join(show_context(c) for c in case.plan.contexts) or "no autocast"
-    lines = [f"# under {contexts}"]
-    for i, statement in enumerate(statements(case.program.body)):
+    lines: list[str] = []
+    above = None
+    for i, (statement, contexts) in enumerate(_placed(case)):
+        if contexts != above:
+            lines.append(f"# under {contexts}")
+            above = contexts
         lines += _statement(statement, *calls.get(i, ({}, [])))
     return "\n".join(lines)
+
+
+def _placed(case: Case) -> Iterator[tuple[Statement, str]]:
+    """Yield each statement with the autocast contexts that it runs under, outermost first."""
+    # Autocast's state is the thread's: another one starts without.
+    around = () if case.plan.thread == "inside" else case.plan.contexts
+    return _under(case.program.body, around)
+
+
+def _under(
+    body: tuple[Node, ...], contexts: tuple[Autocast, ...]
+) -> Iterator[tuple[Statement, str]]:
+    for node in body:
+        if isinstance(node, Statement):
+            yield node, " > ".join(map(show_context, contexts)) or "no autocast"
+        else:
+            more = (node.context,) if isinstance(node.context, Autocast) else ()
+            yield from _under(node.body, (*contexts, *more))
 
 
 def _calls(

@@ -5,8 +5,10 @@ Nothing here runs the case: `amp_fuzz.examine` has.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -43,9 +45,21 @@ _MEANING: Mapping[str, str] = {
 
 
 _REPRODUCE = (
-    "**To reproduce.** The script imports only torch, ends with exit code 1 where the bug is, "
+    "**To reproduce.** The script imports only {modules}, ends with exit code 1 where the bug is, "
     "with 0 where it is not, and with 125 where it cannot tell (for `git bisect run`)."
 )
+
+
+def _reproduce(script: str) -> str:
+    """Say what a script imports, the standard library aside, and how it ends."""
+    found = {"torch"}
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    others = sorted(found - sys.stdlib_module_names - {"torch"})
+    return _REPRODUCE.format(modules=" and ".join(["torch", *others]))
 
 
 def issue(
@@ -74,7 +88,7 @@ def issue(
         "**What the documentation says.** " + _documented(case, backend, found),
         *_explicit(case, record),
         "**Where.** " + _where(case, backend, record),
-        _REPRODUCE,
+        _reproduce(script),
         _fenced(script.strip(), "python"),
         "### Versions",
         _versions(),

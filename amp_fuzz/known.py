@@ -18,6 +18,8 @@ from typing import Literal
 
 import msgspec
 
+from amp_fuzz.config import did_you_mean
+
 __all__ = ["Known", "KnownError", "load_known", "shipped"]
 
 
@@ -154,8 +156,13 @@ def load_known(path: Path) -> tuple[Known, ...]:
 def _parse(text: str, where: str) -> tuple[Known, ...]:
     try:
         known = msgspec.convert(tomllib.loads(text), _File).known
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise KnownError(f"{where}: {error}") from error
+    except msgspec.ValidationError as error:
+        unknown = re.search("unknown field `(.*?)`", str(error))
+        fields = [*Known.__struct_fields__, "known"]
+        hint = did_you_mean(unknown[1], fields) if unknown else ""
+        raise KnownError(f"{where}: {error}{hint}") from error
     for entry in known:
         if not entry.quirk and not (entry.kinds and entry.ops):
             raise KnownError(f"{where}: {entry.id}: give a quirk, or kinds and ops")

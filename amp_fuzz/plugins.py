@@ -13,7 +13,7 @@ from pathlib import Path
 
 from amp_fuzz.config import OPTIONS, ConfigError
 
-__all__ = ["inherited", "load_plugins"]
+__all__ = ["inherited", "load_plugins", "loaded"]
 
 
 def load_plugins(
@@ -39,8 +39,12 @@ def load_plugins(
     os.environ[OPTIONS["plugins"].variable] = ",".join(modules)
 
 
+def loaded() -> tuple[str, ...]:
+    """Return the names of the modules that were imported."""
+    return tuple(filter(None, os.environ.get(OPTIONS["plugins"].variable, "").split(",")))
+
+
 def inherited() -> None:
     """Import what the process that started this one had imported."""
-    text = os.environ.get(OPTIONS["plugins"].variable, "")
-    for module in filter(None, text.split(",")):
+    for module in loaded():
         importlib.import_module(module)

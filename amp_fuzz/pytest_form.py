@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
 
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compiled import CompileBackend
@@ -53,17 +52,14 @@ def test_name(case: Case, finding: Found) -> str:
 
 _HELPERS = ("def contents(", "def line_of(")
 _ENTER = "FakeTensorMode().__enter__()\n"
-_TRIED = re.compile(
-    r"try:\n    (.*)\nexcept Exception as error:\n    print\(.cannot tell.*\n    sys\.exit\(125\)\n"
-)
 _EXIT = re.compile(r"sys\.exit\((?:bool)?(.*)\)$", re.MULTILINE)
 
 
 def _asserting(text: str) -> str:
-    """Return what compares, failing where a script ends with 1; other errors are not caught."""
-    text = _TRIED.sub(r"\1\n", text).replace('print("torch:   ", torch.__version__)\n', "")
-    text = text.replace('print("torch:", torch.__version__)\n', "")
+    """Return what compares, failing where a script ends with 1, or with 125."""
+    text = re.sub(r'print\("torch: *", torch\.__version__\)\n', "", text)
     text = text.replace("sys.exit(observed != expected)", "assert observed == expected")
+    text = re.sub(r"wrong = .*\nsys\.exit\(.*\)", "assert right", text)
     return _EXIT.sub(r"assert not \1", text)
 
 
@@ -91,16 +87,9 @@ def _fixture(backend: Backend, patches: list[str]) -> str:
 
 
 def _imports(code: str, ahead: list[str]) -> str:
-    return "\n".join(_ordered(imports(code), ahead))
-
-
-def _ordered(text: str, ahead: list[str]) -> Iterator[str]:
-    for line in text.lstrip("\n").splitlines():
-        if line == "import torch":
-            yield "import pytest"
-        yield line
-        if line == "import torch":
-            yield from ahead
+    standard, ours = imports(code)
+    first, *more = ours.splitlines()
+    return "\n".join([standard, "", "import pytest", first, *ahead, *more]).lstrip("\n")
 
 
 # -- what kills its process -----------------------------------------------------------------------
@@ -119,6 +108,7 @@ def _watched(case: Case, backend: Backend, finding: Found, name: str, prefix: st
     parts = pieces(case, backend, finding)
     *body, _ = parts.body  # without what starts the child
     code = joined([*parts.setup, parts.configuration, prefix, *parts.helpers, *body])
-    script = f"{imports(code)}{parts.modules}\n\n{code}\n".lstrip("\n")
+    standard, ours = imports(code)
+    script = f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")
     test = _WATCHED.format(name=name, timeout=TIMEOUT)
     return f"{parts.head}\nimport subprocess\nimport sys\n\nSCRIPT = r'''\n{script}'''\n\n\n{test}"

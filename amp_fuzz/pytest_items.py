@@ -25,7 +25,7 @@ import pytest
 from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.devices import device_words
+from amp_fuzz.devices import judging_options
 from amp_fuzz.engine import (
     Crashed,
     Event,
@@ -42,6 +42,7 @@ from amp_fuzz.engine import (
     seed_of,
 )
 from amp_fuzz.fingerprints import title
+from amp_fuzz.printable import clean_lines
 from amp_fuzz.pytest_run import Run
 from amp_fuzz.records import DivergenceRecord, EndRecord, IncidentRecord, Note, NoteRecord
 from amp_fuzz.store import StoreError
@@ -370,7 +371,7 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
     if len(case) > _LONGEST:
         more = f"... and {_count(len(case) - _LONGEST, 'more line')}: amp-fuzz replay shows them"
         case = [*case[:_LONGEST], more]
-    return [
+    lines = [
         f"{record.backend}: {title(record)}{f' ({kernel})' if kernel else ''}",
         f"  kind      {record.kind}{place}",
         f"  expected  {_clip(record.expected)}",
@@ -380,11 +381,12 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
         f"amp-fuzz replay {record.id}{store_option}",
         f"amp-fuzz repro {record.id}{store_option} > repro.py",
     ]
+    return list(map(clean_lines, lines))
 
 
 def store_option(folder: str) -> str:
     """Return what a command needs besides an id: the store, if named by an option, and a device."""
-    words = [*device_words(), *([f"--store={folder}"] if folder else [])]
+    words = [*judging_options(), *([f"--store={folder}"] if folder else [])]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 

@@ -73,9 +73,11 @@ class BaselineRecord(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The head of a run. `started` is UTC in ISO 8601. baseline: the file, where there is one.
+    """The head of a run.
 
-    fail_on: the kinds of notes that fail it.
+    started: UTC in ISO 8601. baseline: the file, where there is one. options: those without which
+    its cases would be judged otherwise, as commands take them (``--plugins=mine``). fail_on: the
+    kinds of notes that fail it.
     """
 
     id: str
@@ -89,6 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     baseline: str = ""
     entries: tuple[BaselineRecord, ...] = ()
     fail_on: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):

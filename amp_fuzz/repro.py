@@ -1,8 +1,9 @@
 """Write a finding as a script that imports only torch, for an upstream issue.
 
-The script exits 1 when the divergence is there, 0 when it is not, and 125 when something else
-stands in the way (``git bisect run`` skips a version on 125). It carries the case's own source, the
-helpers that this leans on, the inputs as literals, and what the reference expects as constants.
+The script exits 1 when the divergence is there, 0 when it is not, and 125 when it cannot tell:
+torch is missing, an op is, or another error comes (``git bisect run`` skips a version on 125). It
+carries the case's own source, the helpers that this leans on, the inputs as literals, and what the
+reference expects as constants.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Raised
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.config import did_you_mean
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.plugins import loaded
 from amp_fuzz.reference import quirks
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Promise, leans, unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
@@ -46,24 +49,28 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
     if isinstance(backend, JaxBackend):
+        _kind(finding)
         return on_jax(Script(case, backend, finding))
     parts = pieces(case, backend, finding)
     setup = [*parts.setup, parts.configuration]
     code = joined([*setup, prefix, *parts.helpers, *parts.body])
-    return f"{parts.head}\n{imports(code)}{parts.modules}\n\n{code}\n"
+    standard, ours = imports(code)
+    return f"{parts.head}\n{standard}\n\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
 
 
 def on_jax(script: Script) -> str:
     """Return a script for JAX: what lowers a program is amp-fuzz itself, so that it is imported."""
     return (
-        f"{script.head()}\n# needs: pip install 'amp-fuzz[jax]'\nimport sys\n\n"
+        f"{script.head()}\n# needs: pip install 'amp-fuzz[jax]'\nimport sys\n\n\n{_HOOK}\n"
         "from amp_fuzz.backends import backends\nfrom amp_fuzz.case import loads\n"
         "from amp_fuzz.judge import Judge, quiet\n\n"
         f"case = loads({script.case.json().decode()!r})\n"
         f"print(case)\nwith quiet():\n{PAD}verdict = Judge(backends()"
         f'["{script.backend.name}"]).judge(case)\n'
-        "print(verdict.divergence or verdict.outcome)\n"
-        "sys.exit(verdict.divergence is not None)\n"
+        "found = verdict.divergence\n"
+        "print(found or verdict.outcome)\n"
+        f'same = found is not None and found.kind == "{script.finding.kind}"\n'
+        "sys.exit(1 if same else 0 if found is None else 125)\n"
     )
 
 
@@ -91,7 +98,7 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
         raise ReproError(
             f"a program on {backend.name} is lowered by amp-fuzz itself: use --format=script"
         )
-    body = _KINDS[finding.kind](script)
+    body = _KINDS[_kind(finding)](script)
     if not backend.values:
         body = [part.replace(_VALUES, "") for part in body]
     whole = joined(body)
@@ -102,8 +109,30 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
         configuration,
         tuple(_helpers(whole)),
         tuple(body),
-        "".join(f"\nimport {module}" for module in imports_of(case.program)),
+        "".join(f"\nimport {module}" for module in _modules(case)),
     )
+
+
+def _kind(finding: Found) -> str:
+    """Return the kind of a finding. Raises `ReproError` if a file says one that there is not."""
+    if finding.kind in _KINDS:
+        return finding.kind
+    hint = did_you_mean(finding.kind, _KINDS) or f": use {', '.join(_KINDS)}"
+    raise ReproError(f"$.kind={finding.kind!r} is no kind of divergence{hint}")
+
+
+def _modules(case: Case) -> tuple[str, ...]:
+    """Return the modules that a case needs: those of its ops, and plugins that register none.
+
+    Such a plugin is there to change torch.
+    """
+    register = {op.build.__module__ for op in CATALOGUE.values()}
+    changing = [
+        name
+        for name in loaded()
+        if not any(module == name or module.startswith(f"{name}.") for module in register)
+    ]
+    return tuple(dict.fromkeys([*changing, *imports_of(case.program)]))
 
 
 def joined(parts: list[str]) -> str:
@@ -139,14 +168,14 @@ _TORCH_IMPORTS: Mapping[str, str] = {
 }
 
 
-def imports(code: str) -> str:
-    """Return the imports of what code reads, the standard library's first."""
+def imports(code: str) -> tuple[str, str]:
+    """Return the imports of what code reads: the standard library's, and torch's."""
     used = _names(code)
     named = (ast.ClassDef, ast.FunctionDef)
     defined = {node.name for node in ast.parse(code).body if isinstance(node, named)}
     standard = [line for name, line in _IMPORTS.items() if name in used]
     ours = [line for name, line in _TORCH_IMPORTS.items() if name in used - defined]
-    return "\n".join([*standard, "", "import torch", *ours])
+    return "\n".join(standard), "\n".join(["import torch", *ours])
 
 
 def _names(code: str) -> set[str]:
@@ -295,22 +324,58 @@ def _range(script: Script) -> list[str]:
 
 def _raise(script: Script) -> list[str]:
     """Compare which error comes, and at which line where both sides raise the same one."""
+    expected, (kind, _) = script.finding.expected, _error(script.finding.observed)
+    if not kind or _error(expected)[0] != kind:
+        return [script.inputs(), *script.source(), _raising(script, expected)]
     error = script.expected().raised
-    same = error is not None and script.finding.observed.startswith(f"{error.kind}: ")
-    observed = "type(error).__name__" + (' + " at " + line_of(error)' if same else "")
-    main = _RAISED.format(call=script.call(), observed=observed, expected=_error(error, same=same))
-    return ([_LINE_OF] if same else []) + [script.inputs(), *script.source(), main + _VERDICT]
+    if error is None:
+        raise ReproError(f"case {script.case.id}: the reference raises nothing: replay it")
+    return [_LINE_OF, script.inputs(), *script.source(), _raising(script, expected, error.text)]
 
 
-def _error(error: Raised | None, *, same: bool) -> str:
-    text = "no error" if error is None else error.kind
-    return json.dumps(f"{text} at {error.text}" if error is not None and same else text)
+def _raising(script: Script, expected: str, line: str | None = None) -> str:
+    """Return what tells the error of a finding from what is expected, and from all others."""
+    shown = expected if line is None else f"{expected} at {line}"
+    return (_RAISED if line is None else _RAISED_AT).format(
+        call=script.call(),
+        expected=json.dumps(shown),
+        line=json.dumps(line),
+        right=_is(expected),
+        wrong=_is(script.finding.observed),
+    )
+
+
+def _error(text: str) -> tuple[str, str]:
+    """Return the class of an error and words of its message that stay the same; "" if it is none.
+
+    Numbers, shapes and what stands in quotes change between versions and machines.
+    """
+    kind, colon, message = text.partition(": ")
+    if not colon or not kind.isidentifier():
+        return "", ""
+    parts = re.split(r"[\d.]+|\[.*?\]|'.*?'|\".*?\"", " ".join(message.split()))
+    longest = max((part.strip() for part in parts), key=len)
+    return kind, longest if len(longest) <= _WORDS else longest[:_WORDS].rpartition(" ")[0]
+
+
+_WORDS = 40
+
+
+def _is(text: str) -> str:
+    """Return a condition: whether what a script observed is that error, or none."""
+    kind, words = _error(text)
+    if not kind:
+        return 'observed == "no error"'
+    starts = f"observed.startswith({json.dumps(kind + ':')})"
+    return f"{starts} and {json.dumps(words)} in observed" if words else starts
 
 
 def _state(script: Script) -> list[str]:
     """Compare autocast's state before and after."""
-    main = _STATE.format(call=script.call())
-    return [script.inputs(), *script.source(), main + _VERDICT]
+    call, error = script.call(), script.expected().raised
+    if error is not None:
+        call = _TRIED.format(call=call, names=[error.kind])
+    return [script.inputs(), *script.source(), _STATE.format(call=call) + _VERDICT]
 
 
 def _relation(script: Script) -> list[str]:
@@ -318,16 +383,15 @@ def _relation(script: Script) -> list[str]:
     name, _, where = script.finding.where.partition(": ")
     if name not in RELATIONS:
         first = where.replace("call1.", "call0.").replace("again.", "")
+        if not (_labels(script, first) and _labels(script, where)) or first == where:
+            raise ReproError(f"$.where={script.finding.where!r} names no relation of the case")
         main = _CALL.format(target="expected, observed", call=script.call()) + _COMPARED
         return [_DIFFERS, script.inputs(), *script.source(first, where), main]
     pair = RELATIONS[name].pair(script.case)
     if pair is None:
         raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
     if RELATIONS[name].together:
-        main = _RAISED.format(
-            call=script.call(), observed="type(error).__name__", expected='"no error"'
-        )
-        return [script.inputs(), *script.source(), main + _VERDICT]
+        return [script.inputs(), *script.source(), _raising(script, "no error")]
     meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())
     parts = [f"# {name}: {meaning}"]
     for side, variant in zip(("expected", "observed"), pair, strict=True):
@@ -335,7 +399,7 @@ def _relation(script: Script) -> list[str]:
         if side == "expected" or pair[0].program != pair[1].program:
             parts.append(program)
         parts += [driver, f"{side} = outcome(drive)"]
-    return [_DIFFERS, _outcome(script), script.fresh_inputs(), *parts, _COMPARED]
+    return [_DIFFERS, _outcome(script, where), script.fresh_inputs(), *parts, _COMPARED]
 
 
 def _nondeterminism(script: Script) -> list[str]:
@@ -343,11 +407,16 @@ def _nondeterminism(script: Script) -> list[str]:
     where = script.finding.where.rpartition(": ")[2]
     main = _REPEATED.format(runs=RUNS)
     source = script.source(*_labels(script, where))
-    return [_DIFFERS, _outcome(script), script.fresh_inputs(), *source, main]
+    return [_DIFFERS, _outcome(script, where), script.fresh_inputs(), *source, main]
 
 
-def _outcome(script: Script) -> str:
-    return _OUTCOME.format(call=script.call("*inputs()"))
+def _outcome(script: Script, where: str) -> str:
+    """Return a function that runs the case; the errors of the finding count as outcomes."""
+    call, found = script.call("*inputs()"), script.finding
+    kinds = () if _labels(script, where) else map(_error, (found.expected, found.observed))
+    if names := sorted({kind for kind, _ in kinds if kind}):
+        return _OUTCOME_OR_ERROR.format(call=call, names=names)
+    return _OUTCOME.format(call=call)
 
 
 def _labels(script: Script, where: str) -> tuple[str, ...]:
@@ -358,7 +427,12 @@ def _labels(script: Script, where: str) -> tuple[str, ...]:
 def _death(script: Script) -> list[str]:
     """Run the case in a child process, and see whether it dies or hangs."""
     child = _CHILD.format(call=script.call())
-    return [script.inputs(), *script.source(), child, _PARENT.format(timeout=TIMEOUT) + _VERDICT]
+    main = _HUNG
+    if script.finding.kind == "crash":
+        # Whoever is short of memory kills with SIGKILL (9): unless that was found, it says nothing.
+        codes = {0: 0, 125: 125} | ({} if "SIGKILL" in script.finding.observed else {-9: 125})
+        main = _DIED.replace("{codes}", "{" + str(codes) + "}")
+    return [script.inputs(), *script.source(), child, main.format(timeout=TIMEOUT)]
 
 
 _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
@@ -378,6 +452,17 @@ TIMEOUT = 120
 
 # -- what scripts end in --------------------------------------------------------------------------
 
+# Stands before the first import that may fail. The exit code of an uncaught error would be 1.
+_HOOK = """\
+def cannot_tell(kind, error, trace):
+    \"""Exit with 125 at an error that is not the finding: `git bisect run` skips it.\"""
+    sys.__excepthook__(kind, error, trace)
+    sys.exit(125 if issubclass(kind, Exception) else 130)
+
+
+sys.excepthook = cannot_tell
+"""
+
 _VERDICT = """\
 print("torch:   ", torch.__version__)
 print("expected:", expected)
@@ -390,13 +475,7 @@ print("torch:", torch.__version__)
 sys.exit(differs(expected, observed))
 """
 
-_CALL = """\
-try:
-    {target} = {call}
-except Exception as error:
-    print("cannot tell, since it raises:", repr(error))
-    sys.exit(125)
-"""
+_CALL = "{target} = {call}\n"
 
 _AWAY = """\
 observed = torch.view_as_real(observed) if observed.is_complex() else observed
@@ -416,22 +495,47 @@ sys.exit(bool(away.abs().max() > {threshold} or bias > {threshold}))
 """
 
 _RAISED = """\
-expected, observed = {expected}, "no error"
+observed = "no error"
 try:
     {call}
 except Exception as error:
-    observed = {observed}
-    print("raised:  ", error)
+    observed = " ".join(f"{{type(error).__name__}}: {{error}}".split())
+print("torch:   ", torch.__version__)
+print("expected:", {expected})
+print("observed:", observed[:300])
+right = {right}
+wrong = {wrong}
+sys.exit(0 if right else 1 if wrong else 125)
+"""
+
+_RAISED_AT = """\
+observed, line = "no error", ""
+try:
+    {call}
+except Exception as error:
+    observed = " ".join(f"{{type(error).__name__}}: {{error}}".split())
+    line = line_of(error)
+print("torch:   ", torch.__version__)
+print("expected:", {expected})
+print("observed:", observed[:300], "at", line)
+right = {right} and line == {line}
+wrong = {wrong} and not right
+sys.exit(0 if right else 1 if wrong else 125)
 """
 
 _STATE = """\
 expected = torch_state(device)
+{call}
+observed = torch_state(device)
+"""
+
+_TRIED = """\
 try:
     {call}
 except Exception as error:
-    print("raised:  ", error)
-observed = torch_state(device)
-"""
+    if type(error).__name__ not in {names}:
+        raise
+    print("raised:  ", error)"""
 
 _REPEATED = """\
 results = [outcome(drive) for _ in range({runs})]
@@ -443,19 +547,28 @@ _CHILD = """\
 if sys.argv[1:] == ["child"]:
     try:
         {call}
-    except Exception as error:
+    except (RuntimeError, ValueError, IndexError) as error:  # an answer, too
         print("raised:  ", error)
     sys.exit(0)
 """
 
-_PARENT = """\
-expected = observed = "an answer"
+_DIED = """\
+child = subprocess.run([sys.executable, __file__, "child"], timeout={timeout})
+print("torch:   ", torch.__version__)
+print("expected: exit code 0")
+print("observed: exit code", child.returncode)  # negative: the signal that it died of
+sys.exit({codes}.get(child.returncode, 1))
+"""
+
+_HUNG = """\
+print("torch:   ", torch.__version__)
+print("expected: an answer")
 try:
-    code = subprocess.run([sys.executable, __file__, "child"], timeout={timeout}).returncode
-    if code != 0:
-        observed = f"exit code {{code}}"
+    child = subprocess.run([sys.executable, __file__, "child"], timeout={timeout})
 except subprocess.TimeoutExpired:
-    observed = "no answer for {timeout} s"
+    print("observed: no answer for {timeout} s")
+    sys.exit(1)
+sys.exit(0 if child.returncode == 0 else 125)  # 125: it died, or cannot be run
 """
 
 _LINE_OF = """\
@@ -467,10 +580,17 @@ def line_of(error):
 
 _OUTCOME = """\
 def outcome(drive):
-    \"""Return what is observed, or the name of the error.\"""
+    return {call}
+"""
+
+_OUTCOME_OR_ERROR = """\
+def outcome(drive):
+    \"""Return what is observed, or the name of an error that is looked for.\"""
     try:
         return {call}
     except Exception as error:
+        if type(error).__name__ not in {names}:
+            raise
         return type(error).__name__
 """
 

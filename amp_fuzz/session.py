@@ -21,6 +21,7 @@ from packaging.version import Version
 from amp_fuzz.baseline import Baseline, Entry, read
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.config import OPTIONS, Options
+from amp_fuzz.devices import judging_options
 from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.records import BackendRecord, BaselineRecord, NoteKind, RunRecord
 
@@ -91,6 +92,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         baseline=str(baseline.path) if baseline.entries else "",
         entries=tuple(_baseline_record(entry, today) for entry in held),
         fail_on=options.fail_on,
+        options=tuple(judging_options()),
     )
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),

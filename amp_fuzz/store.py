@@ -17,6 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from amp_fuzz.case import Case, CaseError, load, loads
+from amp_fuzz.outputs import StoreError, write_whole
 from amp_fuzz.records import RECORDS_FORMAT, DivergenceRecord, NoteRecord, Record, RunRecord
 
 __all__ = ["Store", "StoreError", "Writer"]
@@ -24,10 +25,6 @@ __all__ = ["Store", "StoreError", "Writer"]
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-class StoreError(RuntimeError):
-    """A store that cannot be read or written. The message names the file and what to do."""
 
 
 class Writer:
@@ -261,14 +258,3 @@ def read_records(path: Path) -> Iterator[Record]:
             if number == len(lines):  # no newline after it: the writer was killed
                 return
             raise StoreError(f"{path}:{number}: {error}") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees all of it or the old one. Raises `StoreError`."""
-    temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot write ({error.strerror})") from error

@@ -32,8 +32,13 @@ def run(path):
             return 1
         return int(error.code or 0)
     except BaseException as error:
-        print(repr(error), file=sys.stderr)
-        return 99
+        if sys.excepthook is sys.__excepthook__:
+            print(repr(error), file=sys.stderr)
+            return 99
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as ended:
+            return ended.code
     return 0
 """
 

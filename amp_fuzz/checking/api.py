@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from amp_fuzz.checking.result import CheckResult, Diverged, OwnCast, Ran
 from amp_fuzz.checking.subject import CheckError, Subject
 from amp_fuzz.checking.ways import Checked, refusal
 from amp_fuzz.config import Options
+from amp_fuzz.devices import judging_options
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import quiet
 from amp_fuzz.known import Known
@@ -326,11 +328,9 @@ def _placed(
         if store is not None:
             kept = Store(store)
             path = kept.save(record)
-            more = "" if kept.root == Path(".amp-fuzz") else f" --store={kept.root}"
-            commands = (
-                f"amp-fuzz minimize {record.id}{more}",
-                f"amp-fuzz repro {record.id}{more} > repro.py",
-            )
+            store_option = [] if kept.root == Path(".amp-fuzz") else [f"--store={kept.root}"]
+            more = shlex.join([record.id, *judging_options(), *store_option])
+            commands = (f"amp-fuzz minimize {more}", f"amp-fuzz repro {more} > repro.py")
     elif op and op not in CATALOGUE:
         notes.append(f"{op} is not in the catalogue (amp_fuzz.register_op adds ops of yours)")
     return replace(

@@ -24,6 +24,7 @@ from amp_fuzz.cli.replay import replay
 from amp_fuzz.cli.repro import repro
 from amp_fuzz.cli.run import run
 from amp_fuzz.config import did_you_mean
+from amp_fuzz.printable import clean_lines
 
 __all__ = ["main"]
 
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    click.echo(text.rstrip(), err=True)
+    click.echo(clean_lines(text.rstrip()), err=True)
 
 
 def _usage(error: click.ClickException) -> str:

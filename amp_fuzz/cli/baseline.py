@@ -24,8 +24,9 @@ from amp_fuzz.cli.common import (
 )
 from amp_fuzz.config import OPTIONS, Options
 from amp_fuzz.fingerprints import fingerprinted, title
+from amp_fuzz.outputs import write_whole
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import Store, write_whole
+from amp_fuzz.store import Store
 
 if TYPE_CHECKING:
     from amp_fuzz.recheck import Came

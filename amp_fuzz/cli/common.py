@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
-from amp_fuzz.devices import device_words, with_device
+from amp_fuzz.devices import judging_options, with_device
+from amp_fuzz.printable import clean_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,13 +174,13 @@ def console() -> Console:
 
 def say(text: str = "") -> None:
     """Print lines to stdout, whatever their length: commands and paths in them are copied."""
-    console().print(text, soft_wrap=True)
+    console().print(clean_lines(text), soft_wrap=True)
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show in a terminal what the block is waited for."""
-    if not console().is_terminal:
+    if not sys.stdout.isatty():  # without importing rich
         yield
         return
     with console().status(f"{what} ..."):
@@ -195,7 +196,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         grid.add_column(column, no_wrap=True, overflow="ignore")
     grid.add_column(columns[-1], overflow="fold")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(clean_lines, row))
     with console().capture() as capture:
         console().print(grid)
     # rich fills each line up with spaces.
@@ -222,10 +223,10 @@ def plural(count: int, noun: str) -> str:
 def command_line(*words: str, store: Path | None = None) -> str:
     """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual.
 
-    So is a device of the user's, to commands that judge cases again.
+    So are a device of the user's and plugins, to commands that judge cases again.
     """
     more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
     judges = "explain", "minimize", "replay", "repro"
     if words[0] in judges or words[:2] in (("baseline", "check"), ("baseline", "prune")):
-        more = [*device_words(), *more]
+        more = [*judging_options(), *more]
     return shlex.join(["amp-fuzz", *words, *more])

@@ -84,13 +84,16 @@ def _head(found: Explained, known: Sequence[Known]) -> Iterator[str]:
 def _body(found: Explained) -> Iterator[str]:
     if not found.explicit:
         return
-    head, *lines = found.explicit.splitlines()
     yield ""
-    yield head
     if not found.whole:
         yield "# only what the program returns: with all values returned it does not diverge so"
     left = list(found.values)
-    for statement, line in zip(statements(found.case.program.body), lines, strict=False):
+    lines = iter(found.explicit.splitlines())
+    for statement in statements(found.case.program.body):
+        line = next(lines)
+        if line.startswith("# under "):
+            yield line
+            line = next(lines)
         yield from _wrapped(line, "", more="    ")
         mine = [v for v in left if v.label.rpartition(".")[2] in statement.outputs]
         for value in mine:

@@ -12,8 +12,10 @@ import msgspec
 from amp_fuzz.cli.common import Exit, Stopped, command_line, options, resolve_options, say, waiting
 from amp_fuzz.cli.replay import Job, answers, job_of, known_entries, raise_unless_judged
 from amp_fuzz.config import Options
+from amp_fuzz.outputs import write_whole
+from amp_fuzz.printable import clean_lines
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import Store, write_whole
+from amp_fuzz.store import Store
 
 if TYPE_CHECKING:
     from amp_fuzz.backends import Backend
@@ -41,7 +43,8 @@ Form = Literal["script", "pytest", "issue"]
 def repro(case: str, backend: str | None, form: Form, output: str | None, **given: Any) -> int:
     """Print a finding in a form that needs no amp-fuzz.
 
-    script: imports only torch, and exits with 1 if it reproduces, with 0 if it does not.
+    script: imports only torch, and exits with 1 if it reproduces, with 0 if it does not, with 125
+    if it cannot tell, as git bisect run wants it.
     pytest: a test that fails while the bug is there. issue: Markdown for GitHub, its title in the
     first line; the case is judged again first, for what an issue has to say.
     """
@@ -49,10 +52,12 @@ def repro(case: str, backend: str | None, form: Form, output: str | None, **give
     job = job_of(case, Store(chosen.store), backend)
     with waiting(f"writing the {'test' if form == 'pytest' else form}"):
         text = _issue(job, chosen) if form == "issue" else _code(job, chosen, form)
+    text = clean_lines(text)
     if output is None:
         sys.stdout.write(text)
-    else:
-        write_whole(Path(output), text.encode())
+        return Exit.OK
+    write_whole(Path(output), text.encode())
+    if Path(output).is_file():
         say(f"wrote {output}; {_next(form, output)}")
     return Exit.OK
 
@@ -86,10 +91,13 @@ def _code(job: Job, chosen: Options, form: Form) -> str:
 def _backend(job: Job) -> Backend:
     import torch
 
-    from amp_fuzz.backends import choose
+    from amp_fuzz.backends import BackendError, choose
 
     torch.set_num_threads(1)  # as where it was judged: the constants are computed here
-    (backend,) = choose([job.backend])
+    try:
+        (backend,) = choose([job.backend])
+    except BackendError as error:
+        raise Stopped(f"{job.what}: {error}") from error
     return backend
 
 

@@ -210,8 +210,10 @@ def load_table_file(path: str | Path, *, torch_version: str | None = None) -> Po
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyTableError(str(path), "", f"cannot be read as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise PolicyTableError(str(path), "", f"cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise PolicyTableError(str(path), "", f"is not UTF-8 text: {error}") from error
     return _read(text, str(path), torch_version)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_fuzz.known import Known, shipped
-from amp_fuzz.store import Store, StoreError, write_whole
+from amp_fuzz.outputs import write_whole
+from amp_fuzz.store import Store, StoreError
 
 if TYPE_CHECKING:
     from amp_fuzz.reports.frames import RunData

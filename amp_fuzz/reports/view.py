@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +15,7 @@ import pandas as pd
 from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import title
 from amp_fuzz.known import Known
+from amp_fuzz.printable import clean, clean_lines
 from amp_fuzz.records import BaselineRecord, DivergenceRecord, Note, NoteKind, incident_line
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
@@ -502,23 +502,12 @@ def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
 def _command(data: RunData, name: str, *what: str) -> str:
     """Return a command line of ours; the store is named if it is not where it is looked for.
 
-    So is the device of the user's that the run was about, to commands that judge cases again:
-    without it its backends are unknown.
+    To commands that judge cases again, so is what the run was told of devices and plugins.
     """
     usual = data.store.resolve() == DEFAULT_STORE.resolve()
-    store = "" if usual else f" --store={shlex.quote(str(data.store))}"
-    more = [] if name in ("report", "run") else _device(data.run.command)
-    return shlex.join(["amp-fuzz", name, *what, *more]) + store
-
-
-def _device(command: str) -> list[str]:
-    """Return the options that name the user's device again, as a command line has them."""
-    found: dict[str, str] = {}
-    for word, following in pairwise([*shlex.split(command), ""]):
-        option, given, value = word.replace("--amp-fuzz-", "--", 1).partition("=")
-        if option in ("--device", "--policies", "--plugins"):
-            found[option] = value if given else following
-    return [f"{o}={v}" for o, v in found.items()] if "--device" in found else []
+    store = [] if usual else [f"--store={data.store}"]
+    more = () if name in ("report", "run") else data.run.options
+    return shlex.join(["amp-fuzz", name, *what, *more, *store])
 
 
 def _verdict(
@@ -599,8 +588,8 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
     early = ends[ends["reason"] != "done"]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
-        what = "the run was" if whole else plural(len(rows), "task", verb=("was", "were"))
-        yield f"{what} {reason} before the end: the numbers are of the part that ran"
+        what = "the run" if whole else plural(len(rows), "task")
+        yield f"{what} {_ENDED[str(reason)]}: the numbers are of the part that ran"
     for line in list(map(incident_line, data.incidents))[:_INCIDENTS]:
         yield f"incident: {clean(line)}"
     if len(data.incidents) > _INCIDENTS:
@@ -630,6 +619,13 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             yield f"{name}: listed as unreachable, but reached: {', '.join(row['found'])}"
 
 
+_ENDED = {
+    "stopped": "stopped before the end",
+    "interrupted": "ended by an interrupt",
+    "crashed": "ended by an error",
+}
+
+
 def _summary(data: RunData) -> Iterable[SummaryRow]:
     table = frames.summary(data)[list(SummaryRow._fields)]
     for row in table.itertuples(index=False, name=None):
@@ -643,10 +639,10 @@ def _first(row: SummaryRow) -> tuple[bool, bool, int, SummaryRow]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def plural(n: int, what: str, *, verb: tuple[str, str] = ("", "")) -> str:
-    """Return a number with its noun, and its verb if given: ``1 case was``, ``3,220 cases``."""
+def plural(n: int, what: str) -> str:
+    """Return a number with its noun: ``1 case``, ``3,220 cases``."""
     words = what if n == 1 else f"{what[:-1]}ies" if what.endswith("try") else f"{what}s"
-    return f"{n:,} {words} {verb[n != 1]}".rstrip()
+    return f"{n:,} {words}"
 
 
 def share(part: float, whole: float) -> str:
@@ -665,24 +661,6 @@ def rate(value: float) -> str:
     if value <= 0:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-def clean(text: str) -> str:
-    """Return text of other programs as one line without control characters.
-
-    Error messages hold line breaks, colours and worse, which must not reach a terminal.
-    """
-    text = _ESCAPE.sub("", text)
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def clean_lines(text: str) -> str:
-    """Return a listing without control characters, its lines and their indentation kept."""
-    lines = _ESCAPE.sub("", text).split("\n")
-    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
-
-
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def time_of(seconds: float) -> str:

@@ -123,7 +123,7 @@ def vendor(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Vendor:
         (("--device=npu:0",), 2, "--device: 'npu:0' is no name of a device: write it as in torch"),
         (("--policies=cuda",), 2, "--policies: policies of which device? add device=NAME"),
         (("--device=mydev", "--policies=cude"), 2, "--policies: cude: no such table: use one of"),
-        (("--device=mydev", "--policies=none.toml"), 2, "cannot be read as UTF-8 text"),
+        (("--device=mydev", "--policies=none.toml"), 2, "none.toml: cannot be read (No such file"),
         (("--device=mydev", "--policies=bad.toml"), 2, "bad.toml: not TOML: Invalid value"),
         (("--device=mydev", "--policies=typo.toml"), 2, "no op 'lineer'; did you mean 'linear'?"),
         (("--device=mydev", "--policies=~none/a.toml"), 2, "--policies: '~none/a.toml' is not a p"),

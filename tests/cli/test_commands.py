@@ -1,6 +1,9 @@
 """The commands that look at what a run has left, or at the installation."""
 
+import json
+import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,6 +123,55 @@ def test_repro_prints_a_script(amp_fuzz: Command, fuzzed: tuple[Path, Any], iden
     assert (done.code, done.err) == (0, "")
     assert f"case {identity}" in done.out.splitlines()[0]
     compile(done.out, "repro.py", "exec")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_repro_writes_to_a_device_and_leaves_it(
+    amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str, tmp_path: Path
+) -> None:
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except OSError as error:
+        pytest.skip(f"no device here: {error}")
+    done = amp_fuzz("repro", identity, "-o", null, cwd=fuzzed[0])
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert null.is_char_device()
+
+
+def test_an_output_that_cannot_be_written_is_one_line(
+    amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str, tmp_path: Path
+) -> None:
+    done = amp_fuzz("repro", identity, "-o", tmp_path, cwd=fuzzed[0])
+    assert done.error == f"amp-fuzz: {tmp_path}: cannot write (Is a directory)"
+    assert done.code == 2
+
+
+@pytest.mark.parametrize("form", ["script", "pytest"])
+def test_a_finding_with_unknown_words_is_one_line_or_has_no_control_characters(
+    amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str, tmp_path: Path, form: str
+) -> None:
+    kept = json.loads((fuzzed[0] / ".amp-fuzz" / "findings" / f"{identity}.json").read_text())
+    odd = "of\x1b[31m words\x07"
+    for field, code, said in (
+        ("kind", 2, "finding.json: $.kind='of\\x1b[31m words\\x07' is no kind of divergence: use"),
+        ("backend", 2, "finding.json: no backend is called 'of\\x1b[31m words\\x07'"),
+        ("where", 2, "the reference observes nothing at 'of\\x1b[31m words\\x07'"),
+        ("expected", 0, ""),
+        ("observed", 0, ""),
+        ("explicit", 0, ""),
+    ):
+        (tmp_path / "finding.json").write_text(json.dumps(kept | {field: odd}))
+        done = amp_fuzz("repro", "finding.json", f"--format={form}")
+        assert done.code == code, done.err
+        assert said in done.err
+        assert done.err.count("\n") == bool(said)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.out + done.err)
+    for kind in ("dtyp", "relation"):
+        (tmp_path / "finding.json").write_text(json.dumps(kept | {"kind": kind}))
+        done = amp_fuzz("repro", "finding.json", f"--format={form}")
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert ("did you mean 'dtype'?" in done.err) == (kind == "dtyp")
 
 
 def test_list(command: Command, fuzzed: tuple[Path, Any], identity: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -14,11 +15,12 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
 from amp_fuzz.cli.explain import told
 from amp_fuzz.explain import explain
+from amp_fuzz.explicit import explicit_form
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import quiet
 from amp_fuzz.reference.flips import Flip, deciding, flips
 from amp_fuzz.reference.tables import Policy
-from tests.helpers import call, case, eager, x
+from tests.helpers import F16, call, case, eager, under, x
 
 Command = Callable[..., Any]
 
@@ -76,6 +78,40 @@ the reference agrees with the backend if (2 of 8 tried)
   - mm: treated as fp32 (its own: lower_precision_fp)
 """[:-1]
     )
+
+
+def test_each_statement_stands_below_the_contexts_that_it_runs_under() -> None:
+    nested = case(
+        [x("x0", 2, 2), x("x1", 2, 2)],
+        call("mm", "x0", "x1"),
+        under(F16, call("mm", "x0", "x1", to="v1")),
+        call("abs", "v0", to="v2"),
+        backward="none",
+    )
+    bare, thread = (
+        msgspec.structs.replace(nested, plan=msgspec.structs.replace(nested.plan, **changes))
+        for changes in ({"contexts": ()}, {"thread": "inside"})
+    )
+    inner, outer = "autocast(device, float16)", "autocast(device, bfloat16)"
+    wanted = (
+        (nested, [outer, f"{outer} > {inner}", outer]),
+        (bare, ["no autocast", inner, "no autocast"]),
+        (thread, ["no autocast", inner, "no autocast"]),
+    )
+    for case_, contexts in wanted:
+        text = explicit_form(case_, eager().reference())
+        assert re.findall(r"^# under (.*)$", text, re.MULTILINE) == contexts
+        with quiet():
+            shown = told(explain(case_, eager()))
+        assert re.findall(r"^# under (.*)$", shown, re.MULTILINE) == contexts
+
+
+def test_an_error_is_shown_in_its_words() -> None:
+    wrong = case([x("x0", 2, 3), x("x1", 2, 3)], call("mm", "x0", "x1"), backward="none")
+    with quiet():
+        text = told(explain(wrong, eager()))
+    said = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"
+    assert f"the reference raises {said}" in " ".join(text.split())
 
 
 def test_every_decision_that_is_flipped_is_named() -> None:

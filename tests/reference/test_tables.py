@@ -543,5 +543,5 @@ def test_a_version_that_is_none_or_too_old_is_refused():
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(PolicyTableError, match=r"gone\.toml: cannot be read as UTF-8 text"):
+    with pytest.raises(PolicyTableError, match=r"gone\.toml: cannot be read \(No such file"):
         load_table_file(tmp_path / "gone.toml")

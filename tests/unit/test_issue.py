@@ -153,3 +153,15 @@ def test_what_is_reported_already_stands_on_top() -> None:
 def test_a_fence_is_longer_than_those_inside() -> None:
     text = issue(MM, backends()["eager-cpu"], Examined(record("dtype")), "# ```\nprint()\n")
     assert "````python\n# ```\nprint()\n````" in text
+
+
+def test_an_issue_says_what_its_script_imports() -> None:
+    plain, device = (
+        issue(MM, backends()["eager-cpu"], Examined(record("dtype")), script)
+        for script in (
+            "import sys\nimport torch\n",
+            "import torch\nfrom amp_fuzz import privateuse1\n",
+        )
+    )
+    assert "The script imports only torch, ends with exit code 1" in plain
+    assert "The script imports only torch and amp_fuzz, ends with exit code 1" in device

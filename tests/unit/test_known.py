@@ -1621,7 +1621,8 @@ HEAD = '[[known]]\nid = "a"\nwhat = "b"\nwhy = "c"\n'
     ("text", "said"),
     [
         ("[[known", "Expected"),
-        ("[[know]]", "unknown field `know`"),
+        ("[[know]]", "unknown field `know`: did you mean 'known'?"),
+        (HEAD + 'obseved = "x"', "`$.known[0]`: did you mean 'observed'?"),
         ('[[known]]\nid = "a"', "required field `what`"),
         (HEAD + 'colour = "red"', "unknown field `colour`"),
         (HEAD + "ops = 5", "$.known[0].ops"),

@@ -89,7 +89,10 @@ def form(case_: Case, name: str, finding: Found | None = None, **options: str) -
 def test_every_kind_fails_with_the_bug_and_passes_without(
     run: Run, kind: Any, where: str, body: str, case_: Case
 ) -> None:
-    finding = Divergence(kind, where, "this", "that")
+    expected, observed = "this", "that"
+    if body.startswith("raise"):
+        expected, observed = "no error", "ValueError: seeded"
+    finding = Divergence(kind, where, expected, observed)
     code, printed, _ = run(form(case_, "eager-cpu", finding))
     assert (code, "1 passed" in printed) == (0, True), printed
     code, printed, _ = run(form(case_, "eager-cpu", finding, prefix=FAULT.format(body=body)))

@@ -1,4 +1,4 @@
-"""A repro imports only torch, exits 1 where the divergence is, and 0 where it is not."""
+"""A repro imports only torch, and exits 1 at the divergence, 0 without it, else 125."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ast
 import itertools
 import math
 import random
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -152,6 +155,15 @@ def test_script_reads_like_an_issue() -> None:
 # observed: RuntimeError: Unexpected floating ScalarType in at::autocast::prioritize
 import sys
 
+
+def cannot_tell(kind, error, trace):
+    \"""Exit with 125 at an error that is not the finding: `git bisect run` skips it.\"""
+    sys.__excepthook__(kind, error, trace)
+    sys.exit(125 if issubclass(kind, Exception) else 130)
+
+
+sys.excepthook = cannot_tell
+
 import torch
 from torch import autocast
 
@@ -176,16 +188,17 @@ def drive(x0, x1):
         outputs = program(x0, x1)
 
 
-expected, observed = "no error", "no error"
+observed = "no error"
 try:
     drive(x0, x1)
 except Exception as error:
-    observed = type(error).__name__
-    print("raised:  ", error)
+    observed = " ".join(f"{{type(error).__name__}}: {{error}}".split())
 print("torch:   ", torch.__version__)
-print("expected:", expected)
-print("observed:", observed)
-sys.exit(observed != expected)
+print("expected:", "no error")
+print("observed:", observed[:300])
+right = observed == "no error"
+wrong = observed.startswith("RuntimeError:") and "Unexpected floating ScalarType in" in observed
+sys.exit(0 if right else 1 if wrong else 125)
 """
     )
 
@@ -230,7 +243,9 @@ sys.exit(observed != expected)
     ],
 )
 def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Case) -> None:
-    finding = Divergence(kind, where, "this", "that")
+    raised = re.search(r"raise (\w+)\('(\w+)'\)|assert", body)
+    observed = "that" if raised is None else f"{raised[1] or 'AssertionError'}: {raised[2] or ''}"
+    finding = Divergence(kind, where, "no error" if raised else "this", observed)
     on = backend("eager-cpu")
     assert run_script(repro(case, on, finding)).code == 0, "honest torch"
     if body:
@@ -309,9 +324,95 @@ def test_a_range_is_left_by_infinities_or_by_numbers(
 def test_something_else_in_the_way_is_neither(run_script: Run) -> None:
     finding = Divergence("dtype", "v0", "float32", "bfloat16")
     fault = FAULT.format(body="raise ValueError('seeded')")
-    code, printed, _ = run_script(repro(MM, backend("eager-cpu"), finding, prefix=fault))
+    code, _, complained = run_script(repro(MM, backend("eager-cpu"), finding, prefix=fault))
     assert code == 125
-    assert "cannot tell, since it raises: ValueError('seeded')" in printed
+    assert complained.endswith("ValueError: seeded\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("", 0),
+        ("raise ValueError('seeded 12 times')", 1),
+        ("raise ValueError('seeded 3 times')", 1),
+        ("raise ValueError('of other words')", 125),
+        ("raise TypeError('seeded 12 times')", 125),
+        ("torch.no_such_op(x)", 125),
+        ("import no_such_module", 125),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_the_error_of_a_finding_is_told_from_all_others(
+    run_script: Run, body: str, code: int
+) -> None:
+    observed = "ValueError: seeded 12 times"
+    finding = Divergence("raise", "v0 = torch.mm(x0, w1)", "no error", observed)
+    script = repro(MM, backend("eager-cpu"), finding, prefix=body and FAULT.format(body=body))
+    assert run_script(script).code == code
+
+
+@pytest.mark.parametrize(("body", "code"), [("", 1), ("raise ValueError('x')", 125)])
+def test_a_missing_error_is_told_from_another(run_script: Run, body: str, code: int) -> None:
+    """The reference raises here, in the finding, and torch does not."""
+    finding = Divergence("raise", "v0", "RuntimeError: banned", "no error")
+    script = repro(MM, backend("eager-cpu"), finding, prefix=body and FAULT.format(body=body))
+    assert run_script(script).code == code
+    raises = FAULT.format(body="raise RuntimeError('this is banned')")
+    assert run_script(repro(MM, backend("eager-cpu"), finding, prefix=raises)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "case"),
+    [
+        ("bitwise", "v0", MM),
+        ("grad-dtype", "w1.grad", MM),
+        ("state", "after the case", MM),
+        ("nondeterminism", "v0", MM),
+        ("relation", "cache: v0", planned(backward="none")),
+        ("relation", "second call: call1.v0", planned(calls=2)),
+        ("crash", "", MM),
+        ("timeout", "", MM),
+    ],
+)
+def test_a_missing_op_is_not_the_finding(
+    run_script: Run, kind: Any, where: str, case: Case
+) -> None:
+    script = repro(case, backend("eager-cpu"), Divergence(kind, where, "this", "that"))
+    script = script.replace("torch.mm(", "torch.no_such_op(")
+    code, _, complained = run_script(script)
+    assert code == 125
+    assert "AttributeError: module 'torch' has no attribute 'no_such_op'" in complained
+
+
+@pytest.mark.parametrize("kind", ["dtype", "crash"])
+def test_a_missing_torch_is_not_the_finding(run_script: Run, tmp_path: Path, kind: Any) -> None:
+    script = repro(MM, backend("eager-cpu"), Divergence(kind, "v0", "this", "that"))
+    path = tmp_path / "repro.py"
+    path.write_text(script)
+    # Without the site's packages there is no torch.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 125
+    assert "No module named 'torch'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("observed", "body", "code"),
+    [
+        ("the process died of SIGSEGV", "import os; os.abort()", 1),
+        ("the process died of SIGSEGV", "import os; os.kill(os.getpid(), 9)", 125),
+        ("the process died of SIGKILL", "import os; os.kill(os.getpid(), 9)", 1),
+        ("the process died of SIGSEGV", "raise RuntimeError('as it should')", 0),
+        ("the process died of SIGSEGV", "raise AttributeError('no such op')", 125),
+    ],
+)
+def test_a_crash_is_told_from_an_error_and_from_a_kill(
+    run_script: Run, observed: str, body: str, code: int
+) -> None:
+    finding = Divergence("crash", "", "an answer", observed)
+    script = repro(MM, backend("eager-cpu"), finding, prefix=FAULT.format(body=body))
+    assert run_script(script).code == code
 
 
 def test_error_at_another_line_is_told_by_the_line(run_script: Run) -> None:
@@ -321,14 +422,15 @@ def test_error_at_another_line_is_told_by_the_line(run_script: Run) -> None:
         ("v0",),
     )
     case = Case(program, FORWARD)
-    honest = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
-    finding = Divergence("raise", "v0 = torch.mm(x0, x1)", honest, honest)
+    honest = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"
+    finding = Divergence("raise", "v0 = torch.mm(x0,  x1)", honest, honest)
     script = repro(case, backend("eager-cpu"), finding)
     code, printed, _ = run_script(script)
     assert code == 0
-    assert "observed: RuntimeError at v0 = torch.mm(x0, x1)" in printed
+    assert "(2x3 and 2x3) at v0 = torch.mm(x0, x1)" in printed
     moved = script.replace("    v0 = torch.mm(x0, x1)\n", "    v0 = torch.mm(x0,  x1)\n")
     assert run_script(moved).code == 1
+    assert run_script(script.replace("torch.mm(", "torch.no_such_op(")).code == 125
 
 
 def test_a_label_that_is_never_observed_is_an_error() -> None:
@@ -351,7 +453,8 @@ def test_drawn_cases_that_agree_exit_0(run_script: Run, name: str) -> None:
         expected = on.reference().run(case)
         label = rng.choice([n for n, value in expected.values.items() if value is not None])
         for kind in ("raise", "state", *(("bitwise",) if on.values else ("dtype", "shape"))):
-            script = repro(case, on, Divergence(kind, label, "", ""))  # type: ignore[arg-type]
+            finding = Divergence(kind, label, "no error", "ValueError: seeded")  # type: ignore[arg-type]
+            script = repro(case, on, finding)
             assert imported(script) <= {"torch", *sys.stdlib_module_names}
             assert run_script(script).code == 0, script
             tried += 1
@@ -378,7 +481,7 @@ def test_inputs_are_exact_and_lie_alike_in_memory(layout: Any) -> None:
     script = repro(case, backend("eager-cpu"), Divergence("raise", "", "", ""))
     tree = ast.parse(script)
     kept = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom, ast.Assign))]
-    tree.body = [n for n in kept if "observed" not in ast.unparse(n)]
+    tree.body = [n for n in kept if not re.search("observed|excepthook", ast.unparse(n))]
     names: dict[str, Any] = {}
     exec(compile(tree, "repro", "exec"), names)
     for spec in specs:

@@ -1,0 +1,23 @@
+"""Text of others, as it may reach a terminal, a script or a page: without control characters.
+
+Error messages and case files hold line breaks, colours and worse.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["clean", "clean_lines"]
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def clean(text: str) -> str:
+    """Return text as one line without control characters."""
+    return " ".join(clean_lines(text).split())
+
+
+def clean_lines(text: str) -> str:
+    """Return lines without control characters, their indentation kept."""
+    lines = _ESCAPE.sub("", text).split("\n")
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
