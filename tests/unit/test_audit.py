@@ -420,7 +420,7 @@ def test_each_cell_that_does_not_agree_has_a_file_and_a_command(tmp_path: Path) 
     _, table = write(cells, tmp_path)
     odd = [c for c in cells if c.status not in ("agree", "raise")]
     assert odd
-    rows = list(csv.DictReader(table.open()))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
     commands = {row["case_id"]: row["replay"] for row in rows if row["replay"]}
     assert set(commands) == {c.case_id for c in odd}
     for identity, command in commands.items():
