@@ -28,11 +28,13 @@ from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.conformance import (
     AUTOCAST_DTYPES,
     Cell,
+    Status,
     describe,
     differences,
     frame,
     markdown,
     matrix,
+    missing,
     summary,
     write,
 )
@@ -41,10 +43,19 @@ from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.plugins import inherited
-from amp_fuzz.processes import end, no_interrupts, start
-from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
+from amp_fuzz.processes import death, end, no_interrupts, start
+from amp_fuzz.program import (
+    FLOAT_DTYPES,
+    Autocast,
+    DType,
+    Program,
+    Statement,
+    refs,
+    statements,
+)
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import PolicyTable, load_table
+from amp_fuzz.source import statement_source
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from amp_fuzz.strategies.drawing import usable
 
@@ -53,14 +64,23 @@ __all__ = [
     "Cell",
     "audit",
     "audit_op",
+    "calls",
+    "case_of",
+    "cases_of",
     "combinations",
     "count",
     "describe",
     "differences",
     "frame",
+    "judged",
+    "left_out",
     "markdown",
     "matrix",
+    "missing",
+    "run_cells",
+    "samples",
     "summary",
+    "traits",
     "write",
 ]
 
@@ -88,43 +108,100 @@ def combinations(floats: int) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
-@cache
-def template(name: str) -> Program:
-    """Return the one call of an op that is audited, in its first form, with float32 inputs.
+def samples(floats: int) -> tuple[tuple[str, ...], ...]:
+    """Return a few combinations: one dtype for all, or the first input of another than the rest.
 
-    Of a fixed number of draws, those that run without autocast and without an empty tensor; of
-    these, the first with the most floating inputs, so that biases and states are there.
+    Of two dtypes one is float32: what promotes and what does not differ there already.
+    """
+    found = [(dtype,) * floats for dtype in FLOAT_DTYPES[: None if floats else 1]]
+    if floats > 1:
+        halves = (d for d in FLOAT_DTYPES if d != "float32")
+        for half in halves:
+            found += [("float32", *(half,) * (floats - 1)), (half, *("float32",) * (floats - 1))]
+    return tuple(found)
+
+
+@cache
+def calls(name: str) -> tuple[Program, ...]:
+    """Return the calls of an op that are audited, with float32 inputs.
+
+    The first is in the op's first form, names no dtype if the op can do without, and has the most
+    floating inputs, so that biases and states are there. Each further one has a trait that none
+    before it has (`traits`): autocast sees other kernels, or another argument, there.
     """
     op = CATALOGUE[name]
-    drawn = [_draw(op, seed) for seed in range(_DRAWS)]
+    drawn = [_draw(op, form, seed) for form in op.forms for seed in range(_DRAWS)]
     drawn = [p for p in drawn if all(0 not in spec.shape for spec in p.inputs)] or drawn
-    drawn.sort(key=lambda p: -len(_floating(p)))
-    device = "cpu" if op.devices is None or "cpu" in op.devices else op.devices[0]
-    backend = backends()["eager-cpu" if device == "cpu" else f"fake-{device}"]
-    bare = Plan(contexts=(), backward="none")
-    runs = (p for p in drawn if backend.run([Case(p, bare)])[0].raised is None)
-    return next(runs, drawn[0])
+    # Of a form, first those whose values say something: not a matrix of one element, not one row.
+    drawn.sort(key=lambda p: ([*op.forms].index(_call(p).form), _is_small(p)))
+    first = [p for p in drawn if _call(p).form == next(iter(op.forms))]
+    first.sort(key=lambda p: ("dtype" in dict(_call(p).kwargs), -len(_floating(p))))
+    chosen = [next(filter(_runs, first), (first or drawn)[0])]
+    seen = set(traits(chosen[0]))
+    for program in drawn:
+        if not traits(program) <= seen and _runs(program):
+            chosen.append(program)
+            seen |= traits(program)
+    return tuple(chosen)
 
 
-def _draw(op: Op, seed: int) -> Program:
+def traits(program: Program) -> frozenset[tuple[object, ...]]:
+    """Return what may decide which kernels a call reaches, and which of its arguments are cast.
+
+    That is its form, the keywords it gives, flags and words and dtypes with their values, and how
+    many dimensions its floating inputs have.
+    """
+    statement = _call(program)
+    found: set[tuple[object, ...]] = {("form", statement.form)}
+    written: set[str] = set()
+    for name, arg in (*enumerate(statement.args), *statement.kwargs):
+        if name == "out":
+            written = set(refs(arg))
+        else:
+            told = arg if arg is None or isinstance(arg, (bool, str, DType)) else type(arg).__name__
+            found.add(("argument", name, str(told)))
+    read = [program.inputs[i] for i in _floating(program)]
+    ranks = [min(len(spec.shape), 3) for spec in read if spec.name not in written]
+    found.update(("rank", i, rank) for i, rank in enumerate(ranks[:_EXHAUSTIVE]))
+    found.add(("scalars", *(rank == 0 for rank in ranks[:_EXHAUSTIVE])))
+    return frozenset(found)
+
+
+def _draw(op: Op, form: str, seed: int) -> Program:
     rng = random.Random(f"{op.name}/{seed}")
     builder = ProgramBuilder(rng.randbytes, {}, Palette(floats=("float32",)))
-    statement = builder.statement(op, next(iter(op.forms)))
+    statement = builder.statement(op, form)
     # Nothing trains here: weights are inputs.
     inputs = tuple(
-        msgspec.structs.replace(spec, role="input") if spec.requires_grad else spec
+        msgspec.structs.replace(spec, role="input") if spec.role == "weight" else spec
         for spec in builder.inputs
     )
     return Program(inputs, (statement,), tuple(n for n in statement.outputs if n != "_"))
+
+
+def _runs(program: Program) -> bool:
+    """Return whether a call runs without autocast, where its op can run."""
+    op = CATALOGUE[_call(program).op]
+    device = "cpu" if op.devices is None or "cpu" in op.devices else op.devices[0]
+    backend = backends()["eager-cpu" if device == "cpu" else f"fake-{device}"]
+    return backend.run([Case(program, Plan(contexts=(), backward="none"))])[0].raised is None
+
+
+def _is_small(program: Program) -> bool:
+    return any(1 in program.inputs[i].shape for i in _floating(program))
+
+
+def _call(program: Program) -> Statement:
+    (statement,) = statements(program.body)
+    return statement
 
 
 def _floating(program: Program) -> list[int]:
     return [i for i, spec in enumerate(program.inputs) if spec.dtype in FLOAT_DTYPES]
 
 
-def case_of(op: Op, autocast_dtype: str, input_dtypes: Sequence[str]) -> Case:
-    """Return the case of a cell."""
-    program = template(op.name)
+def case_of(program: Program, autocast_dtype: str, input_dtypes: Sequence[str]) -> Case:
+    """Return the case of a cell: a call of `calls` with these dtypes for its floating inputs."""
     inputs = list(program.inputs)
     for i, dtype in zip(_floating(program), input_dtypes, strict=True):
         inputs[i] = msgspec.structs.replace(inputs[i], dtype=dtype)
@@ -148,39 +225,76 @@ def count(chosen: Iterable[Backend], ops: Iterable[Op]) -> int:
     return sum(len(_able(backend, ops)) for backend in chosen)
 
 
+def left_out(backend: Backend, ops: Iterable[Op]) -> dict[str, list[str]]:
+    """Return the ops that have no cell on a backend, by reason."""
+    ops = tuple(ops)
+    if not _dtypes(backend.device):
+        low = " or ".join(AUTOCAST_DTYPES)
+        return {f"{backend.device} autocasts to none of {low}": [op.name for op in ops]}
+    here = {op.name for op in usable(ops, backend.device)}
+    able = {op.name for op in _able(backend, ops)}
+    found = {
+        f"other devices have them, {backend.device} does not": [
+            op.name for op in ops if op.name not in here
+        ],
+        f"{backend.name} cannot say them": [
+            op.name for op in ops if op.name in here and op.name not in able
+        ],
+    }
+    return {why: names for why, names in found.items() if names}
+
+
 def _able(backend: Backend, ops: Iterable[Op]) -> list[Op]:
-    """Return the ops whose template a backend can run, if it has a dtype to audit them in."""
+    """Return the ops of which a backend can run a call, if it has a dtype to audit them in."""
     if not _dtypes(backend.device):
         return []
-    able = usable(ops, backend.device)
-    return [op for op in able if unsupported(Case(template(op.name)), backend) is None]
+    return [op for op in usable(ops, backend.device) if _said(backend, op)]
+
+
+def _said(backend: Backend, op: Op) -> list[Program]:
+    """Return the calls of an op that a backend can say."""
+    return [p for p in calls(op.name) if unsupported(Case(p), backend) is None]
 
 
 # -- judging --------------------------------------------------------------------------------------
 
 
-def audit_op(
-    backend: Backend, op: Op, known: Sequence[Known] = (), part: slice = slice(None)
-) -> list[Cell]:
-    """Return the cells of one op on one backend, or a part of them, run in this process."""
+def cases_of(backend: Backend, op: Op) -> list[Case]:
+    """Return the cells of an op on a backend, as cases.
+
+    The first call has every combination of dtypes under every autocast dtype, the others have a
+    few under the first one.
+    """
+    dtypes = _dtypes(backend.device)
+    found: list[Case] = []
+    for n, program in enumerate(_said(backend, op)):
+        floats = len(_floating(program))
+        mixes, under = (samples(floats), dtypes[:1]) if n else (combinations(floats), dtypes)
+        found += [case_of(program, dtype, mix) for dtype in under for mix in mixes]
+    return found
+
+
+def audit_op(backend: Backend, op: Op, known: Sequence[Known] = ()) -> list[Cell]:
+    """Return the cells of one op on one backend, run in this process."""
+    return judged(backend, cases_of(backend, op), known)
+
+
+def judged(backend: Backend, cases: Iterable[Case], known: Sequence[Known] = ()) -> list[Cell]:
+    """Run the cases of cells on a backend, in this process, and return the cells."""
     with quiet():
-        return [_judged(backend, op, known, case) for case in _cases(backend, op)[part]]
+        return [_judged(backend, known, case) for case in cases]
 
 
-def _cases(backend: Backend, op: Op) -> list[Case]:
-    mixes = combinations(len(_floating(template(op.name))))
-    return [case_of(op, dtype, mix) for dtype in _dtypes(backend.device) for mix in mixes]
-
-
-def _judged(backend: Backend, op: Op, known: Sequence[Known], case: Case) -> Cell:
+def _judged(backend: Backend, known: Sequence[Known], case: Case) -> Cell:
     case = backend.fit(case)
     expected = backend.reference().run(case)
     observed = backend.run([case])[0]
     record: DivergenceRecord | None = None
     if compare(expected, observed, values=backend.values) is not None:
         verdict = Judge(backend, known, relations="none").judge(case)
-        record = verdict.finding(op.family) if verdict.divergence is not None else None
-    return _cell(backend, op, case, _outcome(expected), _outcome(observed), record)
+        if verdict.divergence is not None:
+            record = verdict.finding(CATALOGUE[_call(case.program).op].family)
+    return _cell(backend, case, _outcome(expected), _outcome(observed), record)
 
 
 def _outcome(seen: Observation) -> str:
@@ -193,30 +307,36 @@ def _outcome(seen: Observation) -> str:
 
 def _cell(
     backend: Backend,
-    op: Op,
     case: Case,
     expected: str,
     observed: str,
     record: DivergenceRecord | None,
 ) -> Cell:
+    program = case.program
+    statement = _call(program)
+    op = CATALOGUE[statement.op]
     names = [name.removeprefix("aten::") for name in op.overloads]
     rules = _table(backend.device).rules
-    program = case.program
+    status: Status = "raise" if observed.startswith("raises ") else "agree"
+    if record is not None:
+        status = "known" if record.known else "differs"
     return Cell(
         device=backend.device,
         backend=backend.name,
         op=op.name,
         overload=names[0] if names else "",
         policy=next((rules[n].policy.value for n in names if n in rules), "none"),
+        call=statement_source(statement).partition(" = ")[2],
+        shapes=" ".join(f"{spec.name}{list(spec.shape)}" for spec in program.inputs),
         autocast_dtype=case.plan.contexts[0].dtype or "",
         input_dtypes=tuple(program.inputs[i].dtype for i in _floating(program)),
         expected=expected,
         observed=observed,
-        status="agree" if record is None else "known" if record.known else "differs",
+        status=status,
         kind="" if record is None else record.kind,
         known="" if record is None else record.known,
         case_id=case.id,
-        finding=None if record is None or record.known else record,
+        finding=record,
     )
 
 
@@ -265,38 +385,44 @@ def audit(
 
 def _alone(backend: Backend, op: Op, known: tuple[Known, ...]) -> list[Cell]:
     """Run a pair in a process of its own, and in a new one after each cell that ends it."""
-    cases = _cases(backend, op)
+    cases = cases_of(backend, op)
     cells: list[Cell] = []
     while len(cells) < len(cases):
         ours, theirs = connection.Pipe(duplex=False)
-        process = start(_send, theirs, backend.name, op.name, known, len(cells))
+        process = start(_send, theirs, backend.name, cases[len(cells) :], known)
         theirs.close()
         try:
             while len(cells) < len(cases):
                 cells.append(ours.recv())
         except EOFError:
-            cells.append(_crash(backend, op, cases[len(cells)]))
+            cells.append(_crash(backend, cases[len(cells)], death(process)))
         end(process, patience=5)
     return cells
 
 
 def _send(
-    pipe: connection.Connection, backend: str, op: str, known: tuple[Known, ...], start: int
+    pipe: connection.Connection, backend: str, cases: list[Case], known: tuple[Known, ...]
 ) -> None:
-    inherited()
-    for i in range(start, len(_cases(backends()[backend], CATALOGUE[op]))):
-        pipe.send(_work(backend, op, known, slice(i, i + 1))[0])
+    for case in cases:
+        pipe.send(run_cells(backend, [case], known)[0])
 
 
-def _crash(backend: Backend, op: Op, case: Case) -> Cell:
-    found = Divergence("crash", "", "an answer", "the process died")
+def _crash(backend: Backend, case: Case, how: str) -> Cell:
+    found = Divergence("crash", "", "an answer", f"the process died {how}")
     verdict = Verdict(case, backend.name, "diverged", found)
-    return _cell(backend, op, case, found.expected, found.observed, verdict.finding(op.family))
+    record = verdict.finding(CATALOGUE[_call(case.program).op].family)
+    return _cell(backend, case, found.expected, found.observed, record)
 
 
-def _work(backend: str, op: str, known: tuple[Known, ...], part: slice = slice(None)) -> list[Cell]:
+def _work(backend: str, op: str, known: tuple[Known, ...]) -> list[Cell]:
+    inherited()
+    return run_cells(backend, cases_of(backends()[backend], CATALOGUE[op]), known)
+
+
+def run_cells(backend: str, cases: Sequence[Case], known: tuple[Known, ...] = ()) -> list[Cell]:
+    """Run the cases of cells on the backend of that name: what a worker process is given to do."""
     import torch
 
     torch.set_num_threads(1)
     inherited()
-    return audit_op(backends()[backend], CATALOGUE[op], known, part)
+    return judged(backends()[backend], cases, known)

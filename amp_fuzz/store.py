@@ -152,7 +152,7 @@ class Store:
         """Keep a finding under its id, for replay and repro. Returns its file."""
         self.create()
         path = self.root / "findings" / f"{finding.id}.json"
-        write_whole(path, msgspec.json.format(_encoder.encode(finding), indent=1))
+        write_finding(path, finding)
         return path
 
     def findings(self) -> list[str]:
@@ -258,3 +258,8 @@ def read_records(path: Path) -> Iterator[Record]:
             if number == len(lines):  # no newline after it: the writer was killed
                 return
             raise StoreError(f"{path}:{number}: {error}") from error
+
+
+def write_finding(path: Path, finding: DivergenceRecord) -> None:
+    """Write a finding's file, which `load_finding` reads. Raises `StoreError`."""
+    write_whole(path, msgspec.json.format(_encoder.encode(finding), indent=1))

@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.audit import _cases, _outcome
+from amp_fuzz.audit import _outcome, cases_of
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.privateuse1 import Device
 from amp_fuzz.case import Case
@@ -105,7 +105,7 @@ def _outcomes(ops: list[str], run: Any) -> Cells:
 
 
 def _named(op: Op) -> Iterator[tuple[str, Case]]:
-    for case in _cases(backends()["fake-cuda"], op):
+    for case in cases_of(backends()["fake-cuda"], op):
         inputs = ",".join(spec.dtype for spec in case.program.inputs)
         yield f"{case.plan.contexts[0].dtype}: {inputs}", case
 

@@ -35,7 +35,9 @@ __all__ = ["audit"]
 def audit(**given: Any) -> int:
     """Call every op with every mix of floating dtypes on every backend, and compare.
 
-    Nothing is random: the same calls on every machine. Writes the matrix as Markdown and CSV.
+    Nothing is random: the same calls on every machine. Writes the matrix, and what the devices do
+    otherwise than each other, as Markdown and CSV. Exit code 1 if a cell differs from the reference
+    and no known finding explains it, 5 if nothing was judged.
     """
     chosen = resolve_options(given).options
     store = Store(chosen.store)
@@ -60,6 +62,7 @@ def audit(**given: Any) -> int:
             Exit.NOTHING,
         )
 
+    notes = [line for b in backends for line in core.missing(b.name, core.left_out(b, ops))]
     cells: list[Cell] = []
     with Interrupts() as interrupts:
         with closing(core.audit(backends, ops, known=known, workers=chosen.workers)) as parts:
@@ -71,14 +74,34 @@ def audit(**given: Any) -> int:
                         tick()
             except Interrupted:
                 say("stopping: here is what was done so far")
+                notes = [*notes, *_unfinished(board)]
         for cell in cells:
-            if cell.finding is not None:
+            if cell.finding is not None and cell.status == "differs":
                 store.save(cell.finding)
         if cells:
-            core.write(cells, chosen.report)
-            say(core.summary(cells, chosen.report))
-    differs = any(cell.status == "differs" for cell in cells)
-    return interrupts.code or (Exit.DIVERGED if differs else Exit.OK)
+            core.write(cells, chosen.report, notes)
+            say(core.summary(cells, chosen.report, notes))
+    return interrupts.code or _code(cells)
+
+
+def _code(cells: list[Cell]) -> int:
+    """Return the exit code of a whole audit: it is no success if nothing was judged."""
+    from amp_fuzz.conformance import not_judged
+
+    if any(cell.status == "differs" for cell in cells):
+        return Exit.DIVERGED
+    silent = {(name, op) for name, ops in not_judged(cells).items() for op in ops}
+    judged = any((cell.backend, cell.op) not in silent for cell in cells)
+    return Exit.OK if judged else Exit.NOTHING
+
+
+def _unfinished(board: Board) -> list[str]:
+    """Return a line for each backend that an interrupt has cut short."""
+    return [
+        f"not finished on {row.name}: {row.done:,} of {row.total:,} ops"
+        for row in board.rows.values()
+        if row.done < row.total
+    ]
 
 
 def _note(board: Board, cells: list[Cell]) -> None:

@@ -1480,7 +1480,7 @@ def test_an_audit_leaves_out_what_it_cannot_say() -> None:
     ops = [CATALOGUE["mm"], CATALOGUE["Conv2d"]]
     assert count([SCRIPT], ops) == 1
     cells = audit_op(SCRIPT, CATALOGUE["exp"], shipped())
-    assert {cell.status for cell in cells} == {"agree", "known"}
+    assert {cell.status for cell in cells} - {"raise"} == {"agree", "known"}
 
 
 @pytest.mark.parametrize(

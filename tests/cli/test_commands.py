@@ -281,12 +281,23 @@ def test_audit(amp_fuzz: Command, tmp_path: Path) -> None:
     arguments = ("--ops=abs", "--workers=1", "--backends=eager-cpu,lying-cpu")
     done = amp_fuzz("audit", *arguments)
     assert (done.code, done.err) == (1, "")
-    assert re.search(r"^eager-cpu +8 +8 +0 +0 +0$", done.out, re.MULTILINE)
-    assert re.search(r"^lying-cpu +8 +2 +0 +0 +6$", done.out, re.MULTILINE)
+    assert re.search(r"^eager-cpu +39 +33 +6 +0 +0$", done.out, re.MULTILINE)
+    (counts,) = re.findall(r"^lying-cpu +(.*)$", done.out, re.MULTILINE)
+    cells, *parts = map(int, counts.split())
+    assert cells == sum(parts) == 39
+    assert "differs: lying-cpu abs(float16) under bfloat16" in done.out
     assert (tmp_path / "amp-fuzz-report" / "audit.md").exists()
     found = Store(tmp_path / ".amp-fuzz").findings()
-    assert len(found) == 6
-    assert all(identity in done.out for identity in found)
+    assert len(found) == parts[-1] > 0
+    assert any(identity in done.out for identity in found)
+    rows = (tmp_path / "amp-fuzz-report" / "audit.csv").read_text()
+    assert all(f"lying-cpu-{identity}.json" in rows for identity in found)
+
+
+def test_an_audit_in_which_both_sides_always_raise_is_no_success(amp_fuzz: Command) -> None:
+    done = amp_fuzz("audit", "--ops=cov", "--workers=1", "--backends=fake-cuda")
+    assert (done.code, done.err) == (5, "")
+    assert "not judged on fake-cuda: 1 op (cov): both sides raise in every cell" in done.out
 
 
 def test_audit_of_an_honest_backend(amp_fuzz: Command) -> None:
