@@ -1,4 +1,4 @@
-"""Ops that do not check the shapes that they are given, and the shapes that they are documented for.
+"""Ops that do not check the shapes of their inputs, and the shapes that are documented.
 
 Torch raises for most shapes that do not fit. The kernels of these ops read past what they were
 given instead: the process dies, or computes from whatever stands there. Programs are never drawn

@@ -176,7 +176,7 @@ class FindingView:
 
     @property
     def shown(self) -> str:
-        """How a compiler's part shows, if in several ways: ``value at tanh (3), grad-value (1)``."""
+        """How a compiler's part shows, if in several ways: ``value at tanh (3), range (1)``."""
         several = self.variants if len(self.variants) > 1 else ()
         return ", ".join(f"{how} ({cases:,})" for how, cases in several)
 
