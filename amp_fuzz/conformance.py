@@ -271,7 +271,8 @@ def _counts(cells: Iterable[Cell]) -> tuple[int, ...]:
 
 def replay_command(cell: Cell, folder: Path) -> str:
     """Return the command that judges a cell again which does not agree."""
-    return shlex.join(["amp-fuzz", "replay", os.fspath(cell_path(cell, folder)), *device_words()])
+    path = os.fspath(cell_path(cell, folder))
+    return shlex.join(["amp-fuzz", "replay", path, *judging_options()])
 
 
 def cell_path(cell: Cell, folder: Path) -> Path:

@@ -34,8 +34,10 @@ class Fingerprint:
     kind: of the divergence, ``value`` of all wrong values, ``grad-value`` of all wrong gradients;
     ``policy``, whatever it shows as, where an op has another policy than its table says;
     ``context`` where a context acts as if it said something else; ``state`` where contexts do not
-    restore it. stage: of a compiler, its first rung that diverges, else "". op: the guilty op, two
-    joined by ``+``, or ``*`` where others in its place show the same. policy: what autocast does
+    restore it; ``part`` of all wrong results for which a compiler has one lowering, decomposition
+    or pass to blame. stage: of a compiler, its first rung that diverges, else "". op: the guilty
+    op, two joined by ``+``, or ``*`` where others in its place show the same; of ``part``, its
+    name: ``lowerings: tanh``. policy: what autocast does
     with it, ``*`` where the plan alone matters. dtypes: of its inputs. ingredient: what of plan and
     regions is left; see `ingredient`.
     """
@@ -82,6 +84,8 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         return Fingerprint(kind, on, stage, op, "none", (), "")
     if kind in ("nondeterminism", "crash", "timeout"):
         return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), "")
+    if _blamed(record):
+        return Fingerprint("part", on, stage, record.part, "*", (), "")
     more = [ingredient(case)]
     if kind == "raise":
         more.append(f"raises={_error(record.expected)}->{_error(record.observed)}")
@@ -92,6 +96,15 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         more[0] = "+".join(sorted(words))
         return Fingerprint(kind, on, stage, "*", "*", (), "+".join(more))
     return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), said)
+
+
+def _blamed(record: DivergenceRecord) -> bool:
+    """Return whether a compiler's part explains a wrong result: one of many of its sort, by name.
+
+    An option that is switched off, as ``emulate_precision_casts``, names no one fault. An error is
+    told apart from a wrong result: one lowering may have a bug of each.
+    """
+    return ": " in record.part and record.kind not in ("raise", "relation", "state")
 
 
 # What of a plan nearly every case has.
@@ -142,6 +155,9 @@ def title(record: DivergenceRecord) -> str:
         shown = "" if record.kind == "state" else f", as {record.kind}"
         shown += f" at {record.op}" if shown and record.op else ""
         return f"state: {names} not restored{shown}"
+    if _blamed(record):
+        at = f" at {record.op}" if record.op else ""
+        return f"{record.part} is wrong, as {record.kind}{at}"
     if record.general:
         words = special(record.minimised or record.case)
         of = f" under {', '.join(sorted(words))}" if words else f" of {policy}" * bool(policy)

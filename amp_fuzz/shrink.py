@@ -21,6 +21,7 @@ from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
+from amp_fuzz.documented import documented
 from amp_fuzz.judge import Judge, Verdict, unsupported
 from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Values, capture, count, search
 from amp_fuzz.oracle import compare
@@ -131,6 +132,8 @@ class Asker:
         """Judge one candidate."""
         backend = self.judge.backend
         if unsupported(case, backend) is not None or backend.fit(case) != case:
+            return Answer("invalid")
+        if not documented(case, backend.reference()):  # its kernel would read past its inputs
             return Answer("invalid")
         # Compiling costs a thousand times what the reference does.
         if not self.raises and not backend.exact and backend.reference().run(case).raised:

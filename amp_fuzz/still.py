@@ -11,6 +11,7 @@ from amp_fuzz.causes import POLICIES
 from amp_fuzz.contexts import acts_as, unrestored
 from amp_fuzz.fingerprints import kind_of
 from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.shrink import part_of
 
 __all__ = ["happens", "still"]
 
@@ -45,6 +46,8 @@ def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
     if entry.kind == "state" and found.kind != "state":
         named = {f"leaves={name}" for name in unrestored(judge, verdict.case)}
         return bool(named & set(entry.ingredient.split("+")))
+    if entry.kind == "part":
+        return part_of(judge, verdict, entry.stage) == entry.op
     if kind_of(found.kind) != entry.kind:
         return False
     op = guilty_op(verdict.case, found)

@@ -277,7 +277,10 @@ def _target(job: Job, judge: Judge) -> Stuck | tuple[Target, DivergenceRecord]:
     if verdict.divergence is None:
         return Stuck(f"agrees with the reference on {job.backend}: nothing to minimise")
     if verdict.divergence.kind == "nondeterminism":
-        return Stuck("comes out otherwise from run to run: no candidate can be trusted")
+        return Stuck(
+            "comes out otherwise from run to run: one run of a candidate says nothing; give "
+            "--check=CMD, a command that runs a case often enough (exit code 0: bad, 1: good)"
+        )
     stage = stage_of(judge, verdict)
     family = job.finding.family if job.finding else ""
     record = msgspec.structs.replace(verdict.finding(family), stage=stage)

@@ -49,4 +49,6 @@ def blame(rung: str, agrees: Callable[[], bool]) -> str:
         return ""
     part = re.sub(rf"^{rung}_", "", result.subsystem)
     about = result.debug_info or ""
+    if part == "lowerings":  # it says the name of a node: the second tanh of a graph is tanh_1
+        about = re.sub(r"_\d+$", "", about)
     return f"{part}: {about}" if about and about != result.subsystem else part

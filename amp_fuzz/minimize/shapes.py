@@ -1,7 +1,8 @@
 """Smaller shapes: every dimension of a size at once, with the arguments that say that size.
 
 No rule says which shapes an op takes. What a change breaks raises under the reference where the
-case did not raise, and is refused for that.
+case did not raise, and is refused for that. Of ops that read past their inputs instead of raising,
+`amp_fuzz.catalogue.unchecked` says which shapes they are documented for.
 """
 
 from __future__ import annotations

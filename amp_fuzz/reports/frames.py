@@ -365,6 +365,16 @@ def groups(data: RunData) -> dict[str, int]:
     return dict(counts)
 
 
+def variants(data: RunData) -> dict[str, Counter[str]]:
+    """Return by fingerprint the ways in which its cases diverged, as ``grad-value at tanh``."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    rows = data.cases[data.cases["outcome"] == "diverged"]
+    for joined, kind, op in zip(rows["groups"], rows["kind"], rows["op"], strict=True):
+        for name in filter(None, joined.split(",")):
+            found[name][f"{kind} at {op}" if op else kind] += 1
+    return dict(found)
+
+
 def findings(data: RunData) -> pd.DataFrame:
     """Return one row for each sort of divergence that is known, or is in no group.
 

@@ -118,6 +118,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("seen as", finding.shown),
         ("also", "without autocast" if r.bare else ""),
     )
     rows = [(name, code(words)) for name, words in sides if words]

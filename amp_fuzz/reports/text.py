@@ -168,6 +168,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("seen as", finding.shown),
         ("also", "without autocast" if r.bare else ""),
     ):
         if words:

@@ -135,12 +135,16 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """The group of a cause that is not known. `cases`: those that show it. `case`: to replay."""
+    """The group of a cause that is not known. `cases`: those that show it. `case`: to replay.
+
+    variants: the ways in which a compiler's part shows, with numbers of cases, most first.
+    """
 
     record: DivergenceRecord
     cases: int
     replay: str
     repro: str
+    variants: tuple[tuple[str, int], ...] = ()
 
     @property
     def id(self) -> str:
@@ -171,6 +175,12 @@ class FindingView:
         more = f"; ... ({plural(len(body) - 2, 'line')} more)" if len(body) > 3 else ""
         done = "; ".join(body if len(body) <= 3 else body[:2]) + more
         return plan, ", ".join(given) or "no inputs", done
+
+    @property
+    def shown(self) -> str:
+        """How a compiler's part shows, if in several ways: ``value at tanh (3), range (1)``."""
+        several = self.variants if len(self.variants) > 1 else ()
+        return ", ".join(f"{how} ({cases:,})" for how, cases in several)
 
     @property
     def explicit(self) -> str:
@@ -471,7 +481,7 @@ def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:
 def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
     """Return one view a cause that is not known, with the cases that show it."""
     cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
-    groups = frames.groups(data)
+    groups, variants = frames.groups(data), frames.variants(data)
     views: dict[str, FindingView] = {}
     for record in data.records:
         name = "+".join([record.fingerprint, *record.as_if]) if record.fingerprint else record.id
@@ -483,6 +493,9 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
             cases=count,
             replay=_command(data, "replay", record.id),
             repro=_command(data, "repro", record.id) + " > repro.py",
+            variants=tuple(variants.get(record.fingerprint, Counter()).most_common())
+            if record.part
+            else (),
         )
     return tuple(sorted(views.values(), key=_rank))
 
