@@ -130,11 +130,10 @@ def _here() -> _State:
     of the thread that called it. torch carries the dispatch keys there, and with them whatever an
     extension stashed; Python's thread-local storage stays behind.
     """
-    if torch._C._is_key_in_tls(_KEY):
-        found: _State = torch._C._get_obj_in_tls(_KEY)
-    else:
+    found: _State | None = dispatch.stashed(_KEY)
+    if found is None:
         found = _State()
-        torch._C._stash_obj_in_tls(_KEY, found)
+        dispatch.stash(_KEY, found)
     if "backward-thread-cache" in _quirks and found.thread != threading.get_ident():
         return _Behind(found)
     return found
