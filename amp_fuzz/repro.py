@@ -184,8 +184,8 @@ torch.set_num_threads({threads})
 
 # The guard is what `amp_fuzz.backends.guards` registers, without its checks.
 _FAKE = """\
-# Without {device}, torch has no guard for its tensors, or one that raises: lend it the meta device's,
-# which does nothing (c10/core/impl/DeviceGuardImplInterface.h).
+# Without {device}, torch has no guard for its tensors, or one that raises: lend it that of the meta
+# device, which does nothing (c10/core/impl/DeviceGuardImplInterface.h).
 c10 = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libc10.*"))))
 guards = (ctypes.c_void_p * 20).in_dll(c10, "{registry}")
 if torch.accelerator.current_accelerator(check_available=True) is None or not guards[{number}]:
