@@ -6,8 +6,8 @@ aborts the process. One that was built with the device has a guard, which raises
 lacks it. libc10 has a guard that does nothing (`NoOpDeviceGuardImpl`, registered for the
 meta device) and an exported constructor with which out-of-tree devices register theirs
 (`DeviceGuardImplRegistrar`); here the one is registered through the other for devices that have
-none that works. Forward passes then work, with weights that require grad; backward passes still need a
-device thread of the autograd engine, and raise.
+none that works. Forward passes then work, with weights that require grad; backward passes still
+need a device thread of the autograd engine, and raise.
 
 This is the one place that does so. It checks what it finds before it writes anything, and
 `tests/backends/test_guards.py` would notice a change.
