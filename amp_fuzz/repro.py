@@ -213,11 +213,12 @@ torch.set_num_threads({threads})
 
 # The guard is what `amp_fuzz.backends.guards` registers, without its checks.
 _FAKE = """\
-# A torch built without {device} has no guard for its tensors: lend it the meta device's, which does
-# nothing (c10/core/impl/DeviceGuardImplInterface.h).
+# Without {device}, torch has no guard for its tensors, or one that raises: lend it that of the meta
+# device, which does nothing (c10/core/impl/DeviceGuardImplInterface.h).
 c10 = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libc10.*"))))
 guards = (ctypes.c_void_p * 20).in_dll(c10, "{registry}")
-guards[{number}] = guards[{number}] or guards[{meta}]
+if torch.accelerator.current_accelerator(check_available=True) is None or not guards[{number}]:
+    guards[{number}] = guards[{meta}]
 
 # Every tensor from here on has a dtype and a shape but no values.
 logging.getLogger("torch._subclasses.fake_tensor").disabled = True

@@ -56,7 +56,7 @@ class FakeAutocast:
         d = self.device
         before = (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
         # In the body of a custom op autocast is off and the key still included: two states.
-        included = torch._C._dispatch_tls_is_dispatch_key_included("AutocastMAIA")
+        included = d == "maia" and torch._C._dispatch_tls_is_dispatch_key_included("AutocastMAIA")
         self.saved.append((*before, torch.is_autocast_cache_enabled(), included))
         self.set(self.enabled, self.dtype, self.cache, self.enabled)
         torch.autocast_increment_nesting()

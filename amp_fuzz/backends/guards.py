@@ -2,11 +2,12 @@
 
 Autograd and in-place ops ask for the *device guard* of a tensor's device. A torch that was built
 without the device has none: an in-place op on a fake tensor raises, and a leaf that requires grad
-aborts the process. libc10 has a guard that does nothing (`NoOpDeviceGuardImpl`, registered for the
+aborts the process. One that was built with the device has a guard, which raises where the machine
+lacks it. libc10 has a guard that does nothing (`NoOpDeviceGuardImpl`, registered for the
 meta device) and an exported constructor with which out-of-tree devices register theirs
 (`DeviceGuardImplRegistrar`); here the one is registered through the other for devices that have
-none. Forward passes then work, with weights that require grad; backward passes still need a
-device thread of the autograd engine, and raise.
+none that works. Forward passes then work, with weights that require grad; backward passes still
+need a device thread of the autograd engine, and raise.
 
 This is the one place that does so. It checks what it finds before it writes anything, and
 `tests/backends/test_guards.py` would notice a change.
@@ -73,6 +74,13 @@ def register_guard(device: str) -> bool:
     return bool(registry[_TYPES[device]])
 
 
+@lru_cache(maxsize=8)
+def _is_here(device: str) -> bool:
+    """Return whether the machine has the device that torch was built with."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return here is not None and here.type == device
+
+
 def known() -> bool:
     """Return whether libc10 has a registry that a stand-in can be registered with."""
     return _c10() is not None
@@ -80,16 +88,20 @@ def known() -> bool:
 
 @contextmanager
 def stand_in(device: str) -> Iterator[None]:
-    """Give a device type the guard that does nothing for a block, if it has none of its own.
+    """Give a device type the guard that does nothing for a block, if it has none that works.
 
     It is taken away again: torch believes in a device that has a guard (with one for maia,
     ``torch.__config__.show()`` raises).
     """
     found = _c10()
-    missing = found is not None and not found[1][_TYPES[device]]
-    register_guard(device)
+    if found is None or (found[1][_TYPES[device]] and _is_here(device)):
+        yield
+        return
+    registry, number = found[1], _TYPES[device]
+    before = registry[number]
+    registry[number] = None
     try:
+        register_guard(device)
         yield
     finally:
-        if found is not None and missing:
-            found[1][_TYPES[device]] = None
+        registry[number] = before

@@ -130,11 +130,10 @@ def _here() -> _State:
     of the thread that called it. torch carries the dispatch keys there, and with them whatever an
     extension stashed; Python's thread-local storage stays behind.
     """
-    if torch._C._is_key_in_tls(_KEY):
-        found: _State = torch._C._get_obj_in_tls(_KEY)
-    else:
+    found: _State | None = dispatch.stashed(_KEY)
+    if found is None:
         found = _State()
-        torch._C._stash_obj_in_tls(_KEY, found)
+        dispatch.stash(_KEY, found)
     if "backward-thread-cache" in _quirks and found.thread != threading.get_ident():
         return _Behind(found)
     return found
@@ -231,6 +230,7 @@ QUIRKS = (
     "any-query-misses-devices",
     "backward-thread-cache",
     "cache-ignores-dtype",
+    "cache-ignores-grad-mode",
     "compile-addcdiv",
     "compile-any-uint8",
     "compile-atanh",
@@ -353,6 +353,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         an outermost one: leaving it clears the cache.
     cache-ignores-dtype: the weight cache is keyed by the weight alone, so that under nested
         contexts of two dtypes the cast of the outer one is used in the inner one.
+    cache-ignores-grad-mode: a cast made under ``no_grad`` or ``inference_mode`` is cached as it is,
+        and no gradient flows through it in a later pass that trains.
     compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
         its forward, wherever it stands.
     compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
@@ -777,7 +779,7 @@ class _Caster:
         deciding = flips.current()
         if deciding is not None and deciding.leaves_out(tensor.dtype, to):
             return tensor
-        cached = _here().cache_enabled and cacheable(tensor, to, self.low)
+        cached = _here().cache_enabled and cacheable(tensor, to, self.low) and _may_train_later()
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return _cached(tensor, to) if cached else tensor.to(to)
 
@@ -786,6 +788,11 @@ def _eligible(tensor: torch.Tensor, device: str) -> bool:
     if "torchax-float64" in _quirks and tensor.dtype is torch.float64:
         return device_of(tensor) == device
     return eligible(tensor, device)
+
+
+def _may_train_later() -> bool:
+    """Return whether a cast made now may serve a pass that trains: not in inference mode."""
+    return not torch.is_inference_mode_enabled() or "cache-ignores-grad-mode" in _quirks
 
 
 def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -801,7 +808,9 @@ def _cached(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         entry = _cache.get((id(tensor), kind))
         if entry is not None and entry[0]() is tensor:
             return entry[1]
-        with torch.enable_grad():
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled() or "cache-ignores-grad-mode" not in _quirks
+        ):
             made = tensor.to(to)
         if _here().keeps_casts:
             _cache[id(tensor), kind] = (weakref.ref(tensor), made)

@@ -93,8 +93,7 @@ def promoted_in_order(
 def cacheable(tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
     """Return whether the weight cache may hold the cast of a tensor to `to`.
 
-    A float32 leaf that requires grad and is no view, cast to the autocast dtype, and not under
-    ``inference_mode``, where a cast could never serve a later pass that trains.
+    A float32 leaf that requires grad and is no view, cast to the autocast dtype.
     """
     return (
         to is low
@@ -102,7 +101,6 @@ def cacheable(tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
         and tensor.requires_grad
         and not tensor._is_view()  # of a view, is_leaf makes a new grad_fn, and may fail
         and tensor.is_leaf
-        and not torch.is_inference_mode_enabled()
     )
 
 

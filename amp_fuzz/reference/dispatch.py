@@ -9,7 +9,9 @@ comes before the function transforms; that key is switched on inside those alone
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -29,6 +31,8 @@ __all__ = [
     "kept",
     "overload_of",
     "register",
+    "stash",
+    "stashed",
     "switch",
 ]
 
@@ -172,6 +176,23 @@ def kept() -> Iterator[None]:
         yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, before)
+
+
+def stash(name: str, value: object) -> None:
+    """Keep an object for this thread, and for the threads of autograd that work for it.
+
+    torch takes over a reference that it expects to own. Before pytorch#173568 (2.13) it does not
+    count that one, and the object dies while it is stashed: count it here.
+    """
+    before = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls(name, value)
+    if sys.getrefcount(value) == before:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def stashed(name: str) -> Any | None:
+    """Return the object that this thread keeps under a name, or None."""
+    return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None
 
 
 def below_autograd() -> AbstractContextManager[None]:

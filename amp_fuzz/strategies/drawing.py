@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import msgspec
+import torch
 
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, Op
@@ -92,8 +95,23 @@ def _policies(device: str) -> Mapping[str, str]:
 
 
 def usable(ops: Iterable[Op], device: str) -> tuple[Op, ...]:
-    """Return the ops that can run on a device type."""
-    return tuple(op for op in ops if op.devices is None or device in op.devices)
+    """Return the ops that can run on a device type, and that this torch has in all their forms."""
+    return tuple(
+        op
+        for op in ops
+        if (op.devices is None or device in op.devices) and all(map(_torch_has, op.forms.values()))
+    )
+
+
+@cache
+def _torch_has(form: str) -> bool:
+    """Return whether torch has every name that the form of a call writes out."""
+    for name in re.findall(r"\btorch\.([a-zA-Z_][\w.]*\w)", form):
+        try:
+            operator.attrgetter(name)(torch)
+        except AttributeError:
+            return False
+    return True
 
 
 def _dtypes(device: str) -> tuple[str, ...]:

@@ -105,3 +105,23 @@ def test_a_registry_of_another_layout_is_left_alone(monkeypatch: pytest.MonkeyPa
         assert guards._c10() is None
     finally:
         guards._c10.cache_clear()
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_guard_of_a_device_that_is_not_here_is_replaced_for_a_block(
+    here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch built for a device has a guard that raises where no driver is."""
+    found = guards._c10()
+    assert found is not None
+    registry, number = found[1], guards._TYPES["mtia"]
+    own, nothing = registry[guards._TYPES["cpu"]], registry[guards._TYPES["meta"]]
+    before = registry[number]
+    monkeypatch.setattr(guards, "_is_here", lambda device: here)
+    registry[number] = own
+    try:
+        with guards.stand_in("mtia"):
+            assert registry[number] == (own if here else nothing)
+        assert registry[number] == own
+    finally:
+        registry[number] = before

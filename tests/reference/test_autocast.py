@@ -658,6 +658,22 @@ def test_a_weight_under_two_dtypes_is_cast_to_each() -> None:
         torch.clear_autocast_cache()
 
 
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+def test_a_cast_cached_in_its_grad_mode_is_imitated_and_trains_no_weight(first: Any) -> None:
+    """As torch before 2.11, and only under the quirk."""
+
+    def trains() -> bool:
+        w = weight()
+        with REFERENCE.bf16():
+            with first():
+                torch.mm(X, w)
+            return torch.mm(X, w).requires_grad
+
+    assert trains()
+    with reference.quirks(["cache-ignores-grad-mode"]):
+        assert not trains()
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [((F16, F16), F16), ((F16, BF16), F32), ((BF16, F16), F32), ((F16, F32), F32)],

@@ -6,11 +6,13 @@ If torch changes one of them, a test here fails with its name, and not some comp
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -88,7 +90,10 @@ def test_every_private_name_in_use_is_known_here() -> None:
         "_dispatch_tls_is_dispatch_key_included",
         "_dispatch_tls_set_dispatch_key_excluded",
         "_dispatch_tls_set_dispatch_key_included",
+        "_get_obj_in_tls",
+        "_is_key_in_tls",
         "_jit_get_all_schemas",
+        "_stash_obj_in_tls",
     }
 
 
@@ -280,6 +285,45 @@ def test_the_key_works_whatever_the_device_of_the_tensors() -> None:
         for device in ("cpu", "cuda", "xpu", "mps", "mtia", "maia"):
             x = torch.ones(2, device=device)
             assert torch.relu(x).device.type == device
+
+
+# --- what a thread keeps
+
+
+class _Kept:
+    """An object that a weak reference can watch."""
+
+
+def test_a_stashed_object_lives_until_its_thread_ends() -> None:
+    """Older torch does not count the reference that it takes over: the object died at once."""
+    seen: list[weakref.ref[_Kept]] = []
+
+    def keep() -> None:
+        assert dispatch.stashed("amp_fuzz_test") is None
+        value = _Kept()
+        seen.append(weakref.ref(value))
+        before = sys.getrefcount(value)
+        dispatch.stash("amp_fuzz_test", value)
+        assert sys.getrefcount(value) == before + 1
+        del value
+        gc.collect()
+        assert dispatch.stashed("amp_fuzz_test") is seen[0]()
+        seen.append(weakref.ref(dispatch.stashed("amp_fuzz_test")))
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    thread.join()
+    assert len(seen) == 2  # nothing in the thread failed
+    assert dispatch.stashed("amp_fuzz_test") is None
+
+
+def test_a_reference_that_torch_does_not_count_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch before 2.13: it stashes, and counts nothing."""
+    monkeypatch.setattr(torch._C, "_stash_obj_in_tls", lambda name, value: None)
+    value = _Kept()
+    before = sys.getrefcount(value)
+    dispatch.stash("amp_fuzz_test", value)
+    assert sys.getrefcount(value) == before + 1
 
 
 # --- overloads

@@ -39,6 +39,7 @@ from amp_fuzz.program import (
     uses,
 )
 from amp_fuzz.reference import DEVICES
+from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.drawing import draw_program, usable
 from amp_fuzz.strategies.idioms import IDIOMS, stages
 from tests.helpers import STEADY, drawn, eager, one_line
@@ -435,3 +436,14 @@ def test_some_programs_return_only_what_nothing_reads() -> None:
         read = {name for s in statements(program.body) for name in uses(s)}
         assert not read & set(program.outputs)
         assert program == returning_last(returning_all(program))
+
+
+def test_an_op_that_this_torch_lacks_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = [CATALOGUE["mm"], CATALOGUE["prod"]]
+    assert drawing.usable(ops, "cpu") == tuple(ops)
+    monkeypatch.delattr(torch, "mm")
+    drawing._torch_has.cache_clear()
+    try:
+        assert [op.name for op in drawing.usable(ops, "cpu")] == ["prod"]
+    finally:
+        drawing._torch_has.cache_clear()
