@@ -94,6 +94,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),
         cases=options.cases,
+        aimed=options.aimed,
         ops=() if len(ops) == len(CATALOGUE) else ops,
         seed=seed,
         profile=options.profile,
@@ -101,6 +102,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         relations=cast('Literal["none", "one", "all"]', options.relations),
         known=known,
         seconds=options.seconds,
+        floor=options.floor,
         timeout=options.timeout,
         memory=options.memory,
         isolate=options.isolate != "never",
