@@ -56,7 +56,7 @@ class Option:
     """One option: what it is called, what it takes, and what it does.
 
     name: kebab-case, as on the command line and in configuration files. default: the value where
-    nothing else says one. metavar: what stands for the value in help. minimum: inclusive.
+    nothing else says one. metavar: what stands for the value in help. minimum, maximum: inclusive.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Option:
     metavar: str
     choices: tuple[str, ...] = ()
     minimum: float = -math.inf
+    maximum: float = math.inf
 
     @property
     def field(self) -> str:
@@ -127,6 +128,8 @@ class Option:
             raise ConfigError(f"{value} is not finite")
         if value < self.minimum:
             raise ConfigError(f"{value} is too small: use {self.minimum:g} or more")
+        if value > self.maximum:
+            raise ConfigError(f"{value} is too large: use {self.maximum:g} or less")
         return value
 
     def _word(self, text: str) -> str:
@@ -202,6 +205,7 @@ def _option(
     *,
     choices: tuple[str, ...] = (),
     minimum: float = -math.inf,
+    maximum: float = math.inf,
 ) -> Any:
     about = {
         "kind": kind,
@@ -209,6 +213,7 @@ def _option(
         "help": text,
         "choices": choices,
         "minimum": minimum,
+        "maximum": maximum,
     }
     return field(default=default, metadata=about)
 
@@ -230,7 +235,21 @@ class Options:
     ops: tuple[str, ...] = _option(
         "list", ("*",), "PATTERN,...", "Ops to draw from: names, families, globs over names."
     )
-    cases: int = _option("integer", _DEFAULTS["cases"], "N", "Cases for each backend.", minimum=1)
+    cases: int = _option(
+        "integer",
+        _DEFAULTS["cases"],
+        "N",
+        "Cases to draw for each backend, at most, aimed ones included.",
+        minimum=1,
+    )
+    aimed: int = _option(
+        "integer",
+        20,
+        "PERCENT",
+        "Share of the cases to aim, at most, at autocast kernels not yet reached; 0: none.",
+        minimum=0,
+        maximum=100,
+    )
     seed: int | None = _option(
         "integer",
         None,
@@ -248,7 +267,18 @@ class Options:
         "integer", _CPUS or 1, "N", "Processes; as many as there are CPUs unless given.", minimum=1
     )
     seconds: float = _option(
-        "number", _DEFAULTS["seconds"], "S", "Stop the run after S seconds; 0: never.", minimum=0
+        "number",
+        _DEFAULTS["seconds"],
+        "S",
+        "Stop after S seconds of drawing, judging and minimising; 0: never.",
+        minimum=0,
+    )
+    floor: int = _option(
+        "integer",
+        _DEFAULTS["floor"],
+        "N",
+        "Cases of each backend and family to judge even when the time is up.",
+        minimum=0,
     )
     relations: str = _option(
         "choice",
@@ -370,6 +400,7 @@ def resolve(
 
     A built-in profile that was chosen outranks the table of the file; one that is only the default
     does not, since its values are the defaults. A profile table of the file outranks the table.
+    A floor belongs to the seconds that it was given with: seconds of a higher rank have none.
 
     Args:
         explicit: option name -> value of the option's type, as `Option.parse` returns; None values
@@ -404,10 +435,14 @@ def resolve(
 
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    ranked: dict[str, int] = {}
     for name, option in OPTIONS.items():
         rank = next((r for r, table in ranks.items() if name in table), "default")
         values[option.field] = ranks.get(rank, {}).get(name, option.default)
         sources[name] = tell(name).get(rank, rank)
+        ranked[name] = [*ranks, "default"].index(rank)
+    if ranked["seconds"] < ranked["floor"]:
+        values["floor"], sources["floor"] = 0, sources["seconds"]
     return Resolved(Options(**values), MappingProxyType(sources), (path,) if path else ())
 
 

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from amp_fuzz.devices import judging_options
 from amp_fuzz.outputs import StoreError, write_whole
 from amp_fuzz.program import FLOAT_DTYPES
 from amp_fuzz.records import DivergenceRecord

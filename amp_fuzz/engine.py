@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.baseline import Entry, match
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
@@ -49,11 +53,16 @@ __all__ = [
     "Settings",
     "Suspected",
     "Task",
+    "TimeUp",
     "baseline_tasks",
     "explore",
+    "in_rounds",
     "kept_tasks",
+    "late",
+    "limits",
     "plan_tasks",
     "runnable",
+    "timed",
 ]
 
 
@@ -61,18 +70,22 @@ __all__ = [
 class Settings:
     """How a run is done.
 
-    cases: for each backend. ops: names of the ops that programs are drawn from. seconds: stop the
-    run after so long; 0 is never. timeout: CPU seconds that a case may take. memory: GiB that a
-    worker may hold. isolate: run cases in worker processes; else in this one. minimize: seconds for
-    making each new finding smaller. fail_fast: stop at the first new divergence. notes: the kinds
-    of notes that are looked for, with those of fail_on, which fail the run. baseline: the findings
-    that the project knows of. overdue: those that it has known of for too long: they are new again.
-    kept: cases that are judged first, each with its backend and the family to count it under. done:
-    ids of the cases that need not run again, by backend and family.
+    cases: drawn for each backend, of which up to `aimed` per cent aim at autocast kernels. ops:
+    names of the ops that programs are drawn from. seconds: stop the run after so long; 0 is never.
+    deadline: when that is, in seconds since the epoch, which all processes share. floor: cases of
+    each backend and family that run after it too. timeout: CPU seconds that a case may take.
+    memory: GiB that a worker may hold. isolate: run cases in worker processes; else in this one.
+    minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
+    divergence. notes: the kinds of notes that are looked for, with those of fail_on, which fail
+    the run. baseline: the findings that the project knows of. overdue: those that it has known of
+    for too long: they are new again. kept: cases that are judged first, each with its backend and
+    the family to count it under. done: cases that need not run again, by backend and family: their
+    ids, and the kernels that they reached.
     """
 
     backends: tuple[str, ...]
     cases: int = 2000
+    aimed: int = 0
     ops: tuple[str, ...] = ()
     seed: int = 0
     profile: str = "dev"
@@ -80,6 +93,8 @@ class Settings:
     relations: Literal["none", "one", "all"] = "one"
     known: tuple[Known, ...] = ()
     seconds: float = 0.0
+    deadline: float = math.inf
+    floor: int = 0
     timeout: float = 120.0
     memory: float = 8.0
     isolate: bool = True
@@ -91,17 +106,19 @@ class Settings:
     baseline: tuple[Entry, ...] = ()
     overdue: tuple[Entry, ...] = ()
     kept: tuple[tuple[str, str, Case], ...] = ()
-    done: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    done: Mapping[tuple[str, str], Mapping[str, frozenset[str]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A part of a run: so many cases on one backend, each with a call of one of these ops.
 
-    given: the cases, where none are drawn. first: the number of the first case; a worker that died
-    ran those before it. confirms: how a worker died of its one case, which runs once more. aim: the
-    kernel that ends the task once a case reaches it, or "". again: the cases are judged as a replay
-    does: by all relations, and as they are.
+    cases: the number after that of the last case. given: the cases, where none are drawn. first:
+    the number of the first case; a worker that died ran those before it. confirms: how a worker
+    died of its one case, which runs once more. aims: kernels to aim at, each until a case reaches
+    it; the task's other cases are drawn as all are. again: the cases are judged as a replay does:
+    by all relations, and as they are. until: when it ends, in seconds since the epoch, once
+    `promised` cases of it ran.
     """
 
     backend: str
@@ -112,8 +129,15 @@ class Task:
     given: tuple[Case, ...] = ()
     first: int = 0
     confirms: IncidentRecord | None = None
-    aim: str = ""
+    aims: tuple[str, ...] = ()
     again: bool = False
+    until: float = math.inf
+    promised: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many cases it has."""
+        return self.cases - self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +211,14 @@ class Failed:
     usage: bool = False
 
 
-Event: TypeAlias = Planned | Progress | Suspected | Finding | Finished | Crashed | Happened | Failed
+@dataclass(frozen=True, slots=True)
+class TimeUp:
+    """The time was up before all that was planned had run."""
+
+
+Event: TypeAlias = (
+    Planned | Progress | Suspected | Finding | Finished | Crashed | Happened | Failed | TimeUp
+)
 
 
 def seed_of(*parts: object) -> int:
@@ -195,10 +226,33 @@ def seed_of(*parts: object) -> int:
     return zlib.crc32("/".join(map(str, parts)).encode())
 
 
-def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Split a run into tasks: for each backend, one a family, in proportion to its ops.
+def timed(settings: Settings) -> Settings:
+    """Return settings whose time begins now."""
+    if not settings.seconds:
+        return settings
+    return replace(settings, deadline=time.time() + settings.seconds)
 
-    The tasks of different backends alternate, so that a run that is cut short has seen them all.
+
+def limits(settings: Settings) -> list[str]:
+    """Return what bounds a run beside its cases, in words: the share that is aimed, its time."""
+    aimed = settings.cases * settings.aimed // 100
+    words = [f"at most {aimed:,} of them aimed at kernels"] if aimed else []
+    words += [f"at most {settings.seconds:g} s"] if settings.seconds else []
+    floor = settings.floor if settings.seconds else 0
+    return words + ([f"at least {floor} case{'s' * (floor > 1)} a family"] if floor else [])
+
+
+def late(task: Task, settings: Settings) -> float:
+    """Return for how many seconds the time of a task has been up; less than 0: it is not."""
+    return time.time() - min(task.until, settings.deadline)
+
+
+def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Split a run into tasks: for each backend, one that aims, and one a family.
+
+    The cases of a backend's tasks add up to `settings.cases`; families share what is not aimed in
+    proportion to their ops. The tasks of different backends alternate, so that a run that is cut
+    short has seen them all.
     """
     rows: list[list[Task]] = []
     for backend in chosen:
@@ -206,8 +260,8 @@ def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
         families: dict[str, list[Op]] = {}
         for op in ops:
             families.setdefault(op.family, []).append(op)
-        row = []
-        left, total = settings.cases, len(ops)
+        row = list(_aiming(settings, backend, ops))
+        left, total = settings.cases - sum(task.cases for task in row), len(ops)
         for family, members in families.items():
             share = round(left * len(members) / total) if total else 0
             left, total = left - share, total - len(members)
@@ -217,6 +271,51 @@ def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
                 row.append(Task(backend.name, family, names, share, seed))
         rows.append(row)
     return [row[i] for i in range(max(map(len, rows), default=0)) for row in rows if i < len(row)]
+
+
+_TRIES = 2  # cases for each kernel, on average, in the share that may be aimed
+
+
+def _aiming(settings: Settings, backend: Backend, ops: Sequence[Op]) -> Iterator[Task]:
+    """Yield the task that aims at the kernels of a backend's device, if there is one."""
+    aims = tuple(k for k in kernels(backend.device).reachable if _callers(k, ops)[1])
+    cases = min(settings.cases * settings.aimed // 100, _TRIES * len(aims))
+    if cases:
+        seed = seed_of(settings.seed, backend.name, "coverage")
+        yield Task(backend.name, "coverage", (), cases, seed, aims=aims)
+
+
+def _callers(kernel: str, ops: Iterable[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the ops that dispatch to a kernel first, and all that may reach it.
+
+    Composites reach it on some of their ways only.
+    """
+    name = kernel if "::" in kernel else f"aten::{kernel}"
+    able = tuple(op for op in ops if name in op.overloads)
+    own = tuple(op.name for op in able if op.overloads[0] == name)
+    names = tuple(op.name for op in able)
+    return own or names, names
+
+
+_ROUND = 8
+
+
+def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
+    """Split tasks of drawn cases into rounds, so that a run cut short has seen all families alike.
+
+    The first round is the floor, and promised. Each later one is twice as large as the one before.
+    Tasks that aim are not split, and come after the first round. What is drawn stays the same.
+    """
+    tasks = list(tasks)
+    found: list[Task] = []
+    first, size = 0, floor or _ROUND
+    while left := [task for task in tasks if task.cases > first and not (task.aims and first)]:
+        for task in sorted(left, key=lambda task: bool(task.aims)):
+            last = task.cases if task.aims else min(first + size, task.cases)
+            promised = min(floor, task.cases) if first == 0 else 0
+            found.append(replace(task, first=first, cases=last, promised=promised))
+        first, size = first + size, 2 * size
+    return found
 
 
 def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
@@ -274,10 +373,12 @@ def explore(
     groups = Groups() if groups is None else groups
     relations = "all" if task.again else settings.relations
     judge = Judge(backends()[task.backend], settings.known, relations)
-    done = settings.done.get((task.backend, task.family), frozenset())
+    done = settings.done.get((task.backend, task.family), {})
+    reached: set[str] = set()
     entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
-    for number, case in enumerate(_cases(task, settings), task.first):
+    for number, case in enumerate(_cases(task, settings, reached), task.first):
         if case.id in done:
+            reached.update(done[case.id])
             continue
         if number % _TRIMMED == _TRIMMED - 1:
             trim()
@@ -288,6 +389,7 @@ def explore(
             verdict = _judged(judge, case, entry)
             yield from noting(judge, verdict, settings, groups, task.family)
         record = verdict.record(task.family)
+        reached.update(kernel.overload for kernel in record.kernels)
         if verdict.outcome == "agreed":
             covered(verdict)
         stays = entry is not None and verdict.known == entry.id
@@ -302,12 +404,14 @@ def explore(
         yield record
         if settings.fail_fast and record.outcome == "diverged":
             break
-        if task.aim and any(kernel.overload == task.aim for kernel in record.kernels):
+        if late(task, settings) >= 0 and number + 1 - task.first >= task.promised:
             break
 
 
-def _cases(task: Task, settings: Settings) -> Iterable[Case]:
-    return task.given[task.first : task.cases] if task.given else draw(task, settings)
+def _cases(task: Task, settings: Settings, reached: Collection[str]) -> Iterable[Case]:
+    if task.given:
+        return task.given[task.first : task.cases]
+    return draw(task, settings, reached=reached)
 
 
 def noting(
@@ -358,7 +462,7 @@ def _examined(
         groups,
         settings.baseline,
         family=task.family,
-        seconds=settings.minimize,
+        seconds=_patience(settings),
         seen=seen,
     ):
         if isinstance(step, Met):
@@ -368,6 +472,11 @@ def _examined(
         else:
             yield Suspected(step.record)
     return met
+
+
+def _patience(settings: Settings) -> float:
+    """Return the seconds for one finding: no more than a quarter of what the run has left."""
+    return min(settings.minimize, max(settings.deadline - time.time(), 0.0) / 4)
 
 
 def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
@@ -381,8 +490,11 @@ def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
     return msgspec.structs.replace(record, groups=groups, outcome="known", known=known)
 
 
-def draw(task: Task, settings: Settings) -> Iterator[Case]:
-    """Yield the cases of a task: what they are depends on the seed and the number of each alone.
+def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> Iterator[Case]:
+    """Yield the cases of a task, aimed ones first.
+
+    What a case is depends on the seed and its number alone, or on the kernel that it aims at and
+    how often that was tried before; kernels that are `reached` by the time of a draw are left out.
 
     The strategies draw from the same grammar for Hypothesis. Here its bytes come from Python's
     generator instead: in Hypothesis 6.170 about a third of the programs that its generate phase
@@ -391,10 +503,10 @@ def draw(task: Task, settings: Settings) -> Iterator[Case]:
     """
     backend = backends()[task.backend]
     ops = runnable(select(settings.ops or ("*",)), backend)
-    focus = runnable(select(task.focus), backend) if task.focus else ()
-    for number in range(task.first, task.cases):
-        yield draw_case(
-            random.Random(f"{task.seed}/{number}").randbytes,
+
+    def drawn(focus: Sequence[Op], *which: object) -> Case:
+        return draw_case(
+            random.Random("/".join(map(str, (task.seed, *which)))).randbytes,
             backend.device,
             trains=backend.trains,
             ops=ops,
@@ -402,3 +514,24 @@ def draw(task: Task, settings: Settings) -> Iterator[Case]:
             statements=settings.max_statements,
             fused=not backend.exact,
         )
+
+    count = 0
+    for kernel, number in islice(_turns(task.aims, reached), task.count):
+        own, able = _callers(kernel, ops)
+        names = own if number % 4 < 3 else able
+        yield drawn([op for op in ops if op.name in names], kernel, number)
+        count += 1
+    focus = runnable(select(task.focus), backend) if task.focus else ()
+    for number in range(task.first + count, task.cases):
+        yield drawn(focus, number)
+
+
+def _turns(aims: Sequence[str], reached: Collection[str]) -> Iterator[tuple[str, int]]:
+    """Yield the next kernel to aim at, and how often it was: in turns, until all are reached."""
+    for number in range(_MOST):
+        for kernel in aims:
+            if kernel not in reached:
+                yield kernel, number
+
+
+_MOST = 48  # cases for one kernel, before it counts as one that nothing reaches

@@ -68,7 +68,7 @@ class CaseItem(pytest.Item):
         state = backend.availability()
         if state.status != "ready":
             pytest.skip(f"{backend.name} is {state.status}: {state.detail}")
-        task = Task(backend.name, self.job.group, (), 1, 0, (kept.case,), again=True)
+        task = Task(backend.name, self.job.group, (), 1, 0, (kept.case,), again=True, promised=1)
         outcome = Outcome()
         for event in self.run.work([task]):
             outcome.add(event)

@@ -15,31 +15,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
 import pytest
 
-from amp_fuzz.backends import Availability, Backend
-from amp_fuzz.backends.kernels import kernels
-from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.devices import judging_options
 from amp_fuzz.engine import (
     Crashed,
     Event,
     Failed,
     Finding,
+    Finished,
     Happened,
     Progress,
     Settings,
     Task,
+    TimeUp,
     baseline_tasks,
     kept_tasks,
     plan_tasks,
-    runnable,
-    seed_of,
 )
 from amp_fuzz.fingerprints import title
 from amp_fuzz.printable import clean_lines
@@ -121,32 +119,11 @@ def jobs(
     for backend in chosen:
         own = [task for task in first if task.backend == backend.name]
         found += [Job(backend.name, task.family, (task,)) for task in own]
-        own = sorted((t for t in tasks if t.backend == backend.name), key=lambda t: t.family)
+        own = [task for task in tasks if task.backend == backend.name]
+        own.sort(key=lambda task: (bool(task.aims), task.family))
         found += [Job(backend.name, task.family, (task,)) for task in own]
-        aims = tuple(_aims(settings, backend))
-        if aims:
-            found.append(Job(backend.name, "coverage", aims))
     found += [Job(name, "availability", missing=state) for name, state in missing.items()]
     return found
-
-
-# Cases aimed at one kernel, batch by batch until one reaches it; most kernels take the first.
-_TRIES = (3, 6, 6, 6, 6, 6, 6, 6)
-
-
-def _aims(settings: Settings, backend: Backend) -> Iterator[Task]:
-    pool = runnable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend)
-    for kernel in kernels(backend.device).reachable:
-        name = kernel if "::" in kernel else f"aten::{kernel}"
-        able = tuple(op.name for op in pool if name in op.overloads)
-        # Those that dispatch to it come first; composites reach it on some of their ways only.
-        own = tuple(op.name for op in pool if op.overloads[:1] == (name,)) or able
-        if not able:
-            continue
-        for number, cases in enumerate(_TRIES):
-            seed = seed_of(settings.seed, backend.name, kernel, number)
-            ops = own if number % 4 < 3 else able
-            yield Task(backend.name, "coverage", ops, cases, seed, aim=kernel)
 
 
 # -- collection -----------------------------------------------------------------------------------
@@ -178,6 +155,9 @@ class BackendNode(pytest.Collector):
             yield job.item(self, self.run)
 
 
+_TRAINS = 3  # times as long for a case with gradients and values as for one with dtypes alone
+
+
 class FuzzItem(pytest.Item):
     """One job. It passes if it ran cases and none of them diverged in a new way."""
 
@@ -192,29 +172,57 @@ class FuzzItem(pytest.Item):
         if self.job.missing is not None:
             state = self.job.missing
             pytest.skip(f"{self.job.backend} is {state.status}: {state.detail}")
-        if self.run.over():
-            seconds = self.run.settings.seconds
-            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} were over before")
         outcome, start = Outcome(), time.monotonic()
+        self.run.begin()
         try:
             with _interrupts() as interrupted:
-                for event in self.run.work(self.job.tasks):
+                for event in self.run.work(self._tasks()):
                     outcome.add(event)
                     if interrupted():
                         raise KeyboardInterrupt
-            outcome.reason = "stopped" if self.run.over() else "done"
+            outcome.reason = "stopped" if outcome.cut else "done"
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
             raise
         finally:
-            if not outcome.done:
+            if not outcome.done and not outcome.recorded:
                 took, job = round(time.monotonic() - start, 3), self.job
-                end = EndRecord(job.backend, job.name, outcome.cases, took, outcome.reason)
-                self.run.write(end)
+                about = outcome.cases, took, outcome.reason, self.cases
+                self.run.write(EndRecord(job.backend, job.name, *about))
             self.user_properties += [("cases", outcome.cases), ("seed", self.run.settings.seed)]
         for record in outcome.new:
             self.run.shown[record.fingerprint] = record
         self._judge(outcome)
+        if outcome.cut and not outcome.cases:
+            seconds = self.run.settings.seconds
+            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} were over before")
+
+    @property
+    def cases(self) -> int:
+        """How many are planned."""
+        return sum(task.count for task in self.job.tasks)
+
+    @property
+    def weight(self) -> int:
+        """What share of the time it gets: a backend that trains has the most to show."""
+        if self.job.missing is not None:
+            return 0
+        return self.cases * (_TRAINS if backends()[self.job.backend].trains else 1)
+
+    def _tasks(self) -> list[Task]:
+        """Return its tasks, each with its time: the items that are left share what is left."""
+        settings, now = self.run.settings, time.time()
+        if not settings.seconds:
+            return list(self.job.tasks)
+        items = [item for item in self.session.items if isinstance(item, FuzzItem)]
+        left = sum(item.weight for item in items[items.index(self) :])
+        part = min(self.run.processes * self.weight / max(left, 1), 1.0)
+        until = now + part * (settings.deadline - now)
+        return [
+            replace(task, until=until, promised=task.count if task.given and floor else floor)
+            for task in self.job.tasks
+            for floor in [settings.floor]
+        ]
 
     def _judge(self, outcome: Outcome) -> None:
         late = self._overdue()
@@ -247,9 +255,11 @@ class FuzzItem(pytest.Item):
 
 @dataclass(slots=True)
 class Outcome:
-    """What an item came to. diverged: cases that diverged anew, by the fingerprint of a cause.
+    """What an item came to.
 
-    notes: those of each case; noted: by group, with the smallest case, if this item met it.
+    diverged: cases that diverged anew, by the fingerprint of a cause. cut: the time was up before
+    all ran. recorded: the worker recorded the end. notes: those of each case; noted: by group, with
+    the smallest case, if this item met it.
     """
 
     cases: int = 0
@@ -259,6 +269,8 @@ class Outcome:
     incidents: list[IncidentRecord] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
+    cut: bool = False
+    recorded: bool = False
 
     @property
     def done(self) -> bool:
@@ -280,6 +292,10 @@ class Outcome:
             if not event.record.known:
                 self.new.append(event.record)
                 self.diverged[event.record.fingerprint] += 1
+        elif isinstance(event, TimeUp):
+            self.cut = True
+        elif isinstance(event, Finished):
+            self.recorded = True
         elif isinstance(event, Happened):
             self.incidents.append(event.record)
         elif isinstance(event, Failed):

@@ -20,13 +20,18 @@ __all__ = ["OPTIONS"]
 OPTIONS = {
     "backends": ("NAME,...", "Backends to test; * and all stand for those that are ready here."),
     "ops": ("PATTERN,...", "Ops to draw from: names, families, globs over names."),
-    "cases": ("N", "Cases for each backend."),
+    "cases": ("N", "Cases to draw for each backend, at most, aimed ones included."),
+    "aimed": (
+        "PERCENT",
+        "Share of the cases to aim, at most, at autocast kernels not yet reached; 0: none.",
+    ),
     "seed": ("N", "What the cases depend on; drawn, and printed, unless given."),
     "profile": (
         "NAME",
         "A set of options: dev, ci, nightly, or one of the configuration file.",
     ),
-    "seconds": ("S", "Stop the run after S seconds; 0: never."),
+    "seconds": ("S", "Stop after S seconds of drawing, judging and minimising; 0: never."),
+    "floor": ("N", "Cases of each backend and family to judge even when the time is up."),
     "relations": ("none|one|all", "Metamorphic relations that each case is put to."),
     "store": ("FOLDER", "Where records and findings are kept."),
     "report": ("FOLDER", "Where the HTML and Markdown report goes."),

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from amp_fuzz.engine import Crashed, Event, Finding, Progress, Settings, Task
+from amp_fuzz.engine import (
+    Crashed,
+    Event,
+    Finding,
+    Planned,
+    Progress,
+    Settings,
+    Task,
+    TimeUp,
+    timed,
+)
 from amp_fuzz.records import DivergenceRecord, EndRecord, RunRecord
 from amp_fuzz.store import Store
 from amp_fuzz.workers import Supervisor
@@ -20,8 +30,8 @@ class Run:
     """What the items of one process share.
 
     label: ``main``, or xdist's name of the worker. shown: by fingerprint, the finding that was
-    shown. deadline: in seconds since the epoch, so that all processes have the same. cases: how
-    many this process judged; findings: what it kept.
+    shown. processes: how many share the items. cases: how many this process judged, of
+    those planned; cut: whether the time was up before. findings: what it kept.
     """
 
     settings: Settings
@@ -29,30 +39,33 @@ class Run:
     record: RunRecord
     label: str = "main"
     store_option: str = ""
-    deadline: float = float("inf")
+    processes: int = 1
     cases: int = 0
+    planned: int = 0
+    cut: bool = False
     findings: list[DivergenceRecord] = field(default_factory=list)
     shown: dict[str, DivergenceRecord] = field(default_factory=dict)
     _supervisor: Supervisor | None = None
     _open: ExitStack = field(default_factory=ExitStack)
 
     def work(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Do the tasks of an item and yield events. Raises `StoreError`.
-
-        Kernels that other items reached do not count: an item does the same wherever it runs.
-        """
+        """Do the tasks of an item and yield events. Raises `StoreError`."""
         supervisor = self._begin()
-        supervisor.reached.clear()
         for event in supervisor.work(list(tasks)):
             if isinstance(event, Progress):
                 self.cases += 1
+            elif isinstance(event, Planned):
+                self.planned += event.cases
+            elif isinstance(event, TimeUp):
+                self.cut = True
             elif isinstance(event, (Crashed, Finding)):
                 self.findings.append(event.record)
             yield event
 
-    def over(self) -> bool:
-        """Return whether the time is up."""
-        return time.time() > self.deadline
+    def begin(self) -> None:
+        """Start the clock, the first time: the project's own tests take none of our time."""
+        if self.settings.deadline == math.inf:
+            self.settings = timed(self.settings)
 
     def write(self, record: EndRecord) -> None:
         """Write a record. Raises `StoreError`."""
@@ -61,11 +74,10 @@ class Run:
     def _begin(self) -> Supervisor:
         """Return the supervisor; the first time, make the run's folder. Raises `StoreError`."""
         if self._supervisor is None:
+            self.begin()
             # Every process writes the same head: whoever comes first makes the run.
             self._open.enter_context(self.store.running(self.record, self.label))
             supervisor = Supervisor(self.settings, self.store, self.record.id, label=self.label)
-            left = self.deadline - time.time()
-            supervisor.deadline = time.monotonic() + left
             self._supervisor = supervisor
             self._open.callback(supervisor.close)
         return self._supervisor

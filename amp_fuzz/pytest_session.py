@@ -29,6 +29,7 @@ from amp_fuzz.baseline import BaselineError
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.devices import with_device
+from amp_fuzz.engine import limits
 from amp_fuzz.known import KnownError
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.program import ProgramError
@@ -98,7 +99,6 @@ def _session(config: pytest.Config) -> FuzzSession:
     if options.isolate == "auto" and config.option.usepdb:
         settings = dataclasses.replace(settings, isolate=False)
     settings = dataclasses.replace(settings, workers=1)
-    began = time.time() if sent is None else sent["began"]
     named = resolved.sources["store"].startswith(_PREFIX)
     run = Run(
         settings,
@@ -106,7 +106,7 @@ def _session(config: pytest.Config) -> FuzzSession:
         record,
         label="main" if sent is None else sent["worker"],
         store_option=store_option(str(options.store) if named else ""),
-        deadline=began + settings.seconds if settings.seconds else float("inf"),
+        processes=getattr(config, "workerinput", {}).get("workercount", 1),
     )
     states = {name: backend.availability() for name, backend in backends().items()}
     wanted = {b.name for b in matching(options.backends)}
@@ -127,7 +127,7 @@ def _session(config: pytest.Config) -> FuzzSession:
     if sent is None and not config.option.collectonly:
         run.store.create()  # better now than after the first item
     return FuzzSession(
-        run, found, options, began, in_worker=sent is not None, kept=findings, unused=trouble
+        run, found, options, in_worker=sent is not None, kept=findings, unused=trouble
     )
 
 
@@ -202,7 +202,6 @@ class FuzzSession:
     run: Run
     jobs: list[AnyJob]
     options: Options
-    began: float
     in_worker: bool
     kept: list[Kept] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -210,12 +209,14 @@ class FuzzSession:
     reports: tuple[Path, ...] = ()
     seen: Report | None = None
     trouble: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
 
     def pytest_report_header(self) -> list[str]:
         run, settings = self.run, self.run.settings
         names = [f"{b.name} ({b.detail})" for b in run.record.backends]
         words = [f"seed {settings.seed}", f"profile {settings.profile}"]
-        words += [f"{settings.cases} cases a backend", f"store {self.options.store}"]
+        words += [f"{settings.cases:,} cases a backend", *limits(settings)]
+        words += [f"store {self.options.store}"]
         about = [f"amp-fuzz: {', '.join(words)}", f"amp-fuzz: {', '.join(names)}"]
         if self.kept:
             count = f"{len(self.kept)} finding{'s' * (len(self.kept) != 1)}"
@@ -251,7 +252,6 @@ class FuzzSession:
                 "run": self.run.record.id,
                 "seed": self.run.settings.seed,
                 "started": self.run.record.started,
-                "began": self.began,
                 "store": str(self.run.store.root.absolute()),
                 "findings": [kept.name for kept in self.kept],
                 "worker": node.workerinput["workerid"],
@@ -270,7 +270,8 @@ class FuzzSession:
         """Send what this worker did to the controller; in the controller, write the report."""
         self.run.close()
         if self.in_worker:
-            output = {"cases": self.run.cases, "findings": [r.id for r in self.run.findings]}
+            did, found = self.run, [record.id for record in self.run.findings]
+            output = {"cases": did.cases, "planned": did.planned, "cut": did.cut, "findings": found}
             session.config.workeroutput[_KEY] = json.dumps(output)  # type: ignore[attr-defined]
             return
         if self._ran():
@@ -284,14 +285,22 @@ class FuzzSession:
 
     def _end(self, session: pytest.Session) -> None:
         """Record that the run came to its end, and how."""
+        workers = self.workers.values()
         reason: Literal["done", "stopped", "interrupted"] = "done"
         if session.exitstatus == pytest.ExitCode.INTERRUPTED:
             reason = "interrupted"
-        elif self.run.over() or session.shouldstop or session.shouldfail:
+        elif (
+            self.run.cut
+            or any(said["cut"] for said in workers)
+            or session.shouldstop
+            or session.shouldfail
+        ):
             reason = "stopped"
-        cases = self.run.cases + sum(said["cases"] for said in self.workers.values())
+        cases = self.run.cases + sum(said["cases"] for said in workers)
+        planned = self.run.planned + sum(said["planned"] for said in workers)
+        took = round(time.time() - self.began, 3)
         writer = self.run.store.writer(self.run.record.id, "run")
-        writer.write(EndRecord("", "", cases, round(time.time() - self.began, 3), reason))
+        writer.write(EndRecord("", "", cases, took, reason, planned))
         writer.close()
 
     @contextmanager

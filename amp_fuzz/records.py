@@ -14,6 +14,7 @@ import msgspec
 from amp_fuzz.case import Case
 
 __all__ = [
+    "GIVEN",
     "NOTE_KINDS",
     "BackendRecord",
     "BaselineRecord",
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 RECORDS_FORMAT = 1
+
+# Families of cases that are judged besides those that a run draws.
+GIVEN = ("baseline", "findings", "corpus", "replay")
 
 Outcome: TypeAlias = Literal["agreed", "raised", "known", "diverged"]
 NoteKind: TypeAlias = Literal["precision", "autocast-raises", "portability"]
@@ -271,13 +275,14 @@ def incident_line(record: IncidentRecord) -> str:
 
 
 class EndRecord(msgspec.Struct, frozen=True, tag="end"):
-    """A worker, or the run, came to its end."""
+    """A worker, or the run, came to its end. planned: the cases that it was to run, if known."""
 
     backend: str
     family: str
     cases: int
     seconds: float
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+    planned: int = 0
 
 
 Record: TypeAlias = CaseRecord | DivergenceRecord | NoteRecord | IncidentRecord | EndRecord

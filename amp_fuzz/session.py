@@ -97,6 +97,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),
         cases=options.cases,
+        aimed=options.aimed,
         ops=() if len(ops) == len(CATALOGUE) else ops,
         seed=seed,
         profile=options.profile,
@@ -104,6 +105,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         relations=cast('Literal["none", "one", "all"]', options.relations),
         known=known,
         seconds=options.seconds,
+        floor=options.floor,
         timeout=options.timeout,
         memory=options.memory,
         isolate=options.isolate != "never",

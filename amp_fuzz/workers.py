@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection
@@ -26,8 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from amp_fuzz.backends import Backend, backends
-from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.backends import backends
 from amp_fuzz.baseline import match
 from amp_fuzz.case import Case, loads
 from amp_fuzz.catalogue import CATALOGUE
@@ -44,17 +43,21 @@ from amp_fuzz.engine import (
     Settings,
     Suspected,
     Task,
+    TimeUp,
     baseline_tasks,
     explore,
+    in_rounds,
     kept_tasks,
+    late,
     plan_tasks,
-    runnable,
     seed_of,
+    timed,
 )
 from amp_fuzz.findings import Groups, signature_of
 from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.plugins import inherited
 from amp_fuzz.processes import Usage, death, end, few_primitives, start, unforkable, usage
+from amp_fuzz.program import statements
 from amp_fuzz.records import (
     CaseRecord,
     DivergenceRecord,
@@ -71,43 +74,21 @@ __all__ = ["Supervisor", "run", "unshared"]
 def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     """Run all tasks of a run over worker processes and yield events as they come.
 
-    After the tasks, kernels that no case reached are aimed at directly, so that the coverage of a
-    run does not hang on luck. Closing the iterator (an interrupt) ends the workers; what they had
+    Its time begins here. Closing the iterator (an interrupt) ends the workers; what they had
     recorded stays.
     """
+    settings = timed(settings)
     chosen = [backends()[name] for name in settings.backends]
+    given = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
+    drawn = plan_tasks(settings, chosen)
+    if settings.seconds:
+        given = [replace(task, promised=task.cases if settings.floor else 0) for task in given]
+        drawn = in_rounds(drawn, settings.floor)
     supervisor = Supervisor(settings, store, run_id)
     try:
-        yield from supervisor.work(
-            [
-                *baseline_tasks(settings, chosen),
-                *kept_tasks(settings, chosen),
-                *plan_tasks(settings, chosen),
-            ]
-        )
-        if not supervisor.stopped:
-            yield from supervisor.work(_aimed(settings, chosen, supervisor.reached))
+        yield from supervisor.work([*given, *drawn])
     finally:
         supervisor.close()
-
-
-def _aimed(
-    settings: Settings, chosen: Iterable[Backend], reached: dict[str, set[str]]
-) -> list[Task]:
-    """Return tasks for the kernels of each backend's device that no case has reached."""
-    tasks = []
-    pool = [CATALOGUE[name] for name in settings.ops or CATALOGUE]
-    for backend in chosen:
-        missing = set(kernels(backend.device).reachable) - reached.get(backend.name, set())
-        for kernel in sorted(missing):
-            name = kernel if "::" in kernel else f"aten::{kernel}"
-            reaching = [op for op in runnable(pool, backend) if name in op.overloads]
-            named = [op for op in reaching if op.overloads[0] == name]
-            focus = tuple(op.name for op in named or reaching)
-            if focus:
-                seed = seed_of(settings.seed, backend.name, kernel)
-                tasks.append(Task(backend.name, "coverage", focus, 24, seed, aim=kernel))
-    return tasks
 
 
 def unshared(settings: Settings) -> str:
@@ -128,6 +109,7 @@ _START = 300.0  # seconds that a worker has to start: it imports torch on a mach
 _STARTS = 3  # workers in a row that may end before they run a case
 _BY_CLOCK = 5  # times the CPU time that a case may take by the clock: it may be waiting for others
 _WATCH = 0.25  # seconds between two looks at what a worker uses
+_GRACE = 5.0  # seconds after its time for a worker to end its case
 _DEATHS = 8  # of processes, for one case, before it stays as it was found
 _FATAL = "Fatal Python error"  # how faulthandler begins
 _OUTPUT = 12  # lines that a process wrote last, kept of one that died
@@ -148,8 +130,8 @@ class _Death:
 class _Worker:
     """A worker process as the supervisor sees it.
 
-    noted: how many cases it had noted when the present one was first seen, at `since`, when it had
-    used `used` seconds of CPU time.
+    reached: the kernels that cases of its task reached. noted: how many cases it had noted when the
+    present one was first seen, at `since`, when it had used `used` seconds of CPU time.
     """
 
     number: int
@@ -161,10 +143,16 @@ class _Worker:
     ready: bool = False
     fresh: bool = True
     suspected: DivergenceRecord | None = None
+    reached: set[str] = field(default_factory=set)
     noted: int = -1
     since: float = field(default_factory=time.monotonic)
     used: float = 0.0
     looked: float = field(default_factory=time.monotonic)
+
+    def owes(self) -> bool:
+        """Return whether its task has cases to do that are promised."""
+        task = self.task
+        return task is not None and self.shared[_NUMBER] - task.first < task.promised
 
     @property
     def current(self) -> Path:
@@ -193,15 +181,13 @@ class _Worker:
 class Supervisor:
     """Hands tasks to workers, listens, and replaces those that die or hang.
 
-    deadline: of `time.monotonic`, after which it stops. reached: the kernels that cases reached, by
-    backend.
+    cut: whether the time was up before all was done.
     """
 
     def __init__(
         self, settings: Settings, store: Store, run_id: str, *, label: str = "main"
     ) -> None:
         self.settings, self.store, self.run_id, self.label = settings, store, run_id, label
-        self.reached: dict[str, set[str]] = {}
         self.groups = Groups()
         self.kept: set[tuple[str, ...]] = set()
         self.deaths: Counter[str] = Counter()
@@ -214,15 +200,17 @@ class Supervisor:
         self.workers: list[_Worker] = []
         self.writer: Writer = store.writer(run_id, label)
         self.stopped = False
-        limit = settings.seconds
-        self.deadline = time.monotonic() + limit if limit else float("inf")
+        self.cut = False
         self.queue: list[Task] = []
 
     def work(self, tasks: list[Task]) -> Iterator[Event]:
-        """Do tasks, and yield events as they come. A task whose aim was reached is left out."""
+        """Do tasks, and yield events as they come.
+
+        When the time of a task is up, what is promised of it still runs.
+        """
         for name in dict.fromkeys(task.backend for task in tasks):
-            yield Planned(name, sum(task.cases for task in tasks if task.backend == name))
-        self.queue = list(reversed(tasks))
+            yield Planned(name, sum(task.count for task in tasks if task.backend == name))
+        self.queue, self.stopped, self.cut = list(reversed(tasks)), False, False
         for event in self._spread() if self.settings.isolate else self._here():
             yield event
             if isinstance(event, Failed):
@@ -233,6 +221,8 @@ class Supervisor:
                 break
         if self.stopped:
             self._end_workers()
+        if self.cut:
+            yield TimeUp()
 
     def _spread(self) -> Iterator[Event]:
         while self._wanted() or any(w.task for w in self.workers):
@@ -242,7 +232,7 @@ class Supervisor:
                 if worker.task is None and self._wanted():
                     self._give(worker, self.queue.pop())
             yield from self._listen()
-            self.stopped |= time.monotonic() > self.deadline
+            self._stop()
             if self.stopped:
                 return
 
@@ -256,14 +246,29 @@ class Supervisor:
                 covered = Covered(self.store, task.backend)
                 for event in _task(task, self.settings, self.writer, note, self.groups, covered):
                     yield from self._taken(event)
-                    self.stopped |= time.monotonic() > self.deadline
         path.unlink(missing_ok=True)
 
     def _wanted(self) -> bool:
-        """Return whether there is a task to do, and drop those whose aim was reached."""
-        while self.queue and self.queue[-1].aim in self.reached.get(self.queue[-1].backend, ()):
+        """Return whether there is a task to do, and drop those whose time is up."""
+        while self.queue and self._late(self.queue[-1]) >= 0 and not self.queue[-1].promised:
             self.queue.pop()
+            self.cut = True
         return bool(self.queue)
+
+    def _late(self, task: Task) -> float:
+        return late(task, self.settings)
+
+    def _stop(self) -> None:
+        """Stop if workers still do what nobody promised, some time after they should have ended.
+
+        They end by themselves after a case, which may take long.
+        """
+        busy = [w for w in self.workers if w.task is not None]
+        tasks = [w.task for w in busy if w.task is not None and not w.owes()]
+        if self._wanted() or len(tasks) < len(busy):
+            return
+        if any(self._late(task) > _GRACE for task in tasks):
+            self.stopped = self.cut = True
 
     def _start(self) -> _Worker:
         folder = self.store.run_path(self.run_id)
@@ -289,7 +294,7 @@ class Supervisor:
             self._end(worker)
             worker = self._start()
             self.workers.append(worker)
-        worker.task, worker.fresh = task, False
+        worker.task, worker.fresh, worker.reached = task, False, set()
         worker.shared[_NUMBER], worker.noted = task.first, -1
         with suppress(OSError):  # it died; the next `_listen` notices
             worker.pipe.send((task, self.groups))
@@ -337,6 +342,8 @@ class Supervisor:
             worker.suspected = event.record
             return
         task = worker.task
+        if isinstance(event, Progress):
+            worker.reached |= event.kernels
         if isinstance(event, Finished):
             worker.task = worker.suspected = None
             if task is not None and task.confirms is not None:
@@ -345,13 +352,13 @@ class Supervisor:
 
     def _taken(self, event: Event) -> Iterator[Event]:
         """Take an event in, and yield it unless it says nothing new."""
-        if isinstance(event, Progress):
-            self.reached.setdefault(event.backend, set()).update(event.kernels)
-        elif isinstance(event, Finding):
+        if isinstance(event, Finding):
             if not self._keep(event.record):
                 return
-        elif isinstance(event, Finished) and event.groups is not self.groups:
-            self.groups.update(event.groups or Groups())
+        elif isinstance(event, Finished):
+            self.cut |= event.record.reason == "stopped"
+            if event.groups is not self.groups:
+                self.groups.update(event.groups or Groups())
         yield event
 
     def _keep(self, record: DivergenceRecord) -> bool:
@@ -390,17 +397,18 @@ class Supervisor:
             return
         case, suspected = loads(text, str(worker.current)), worker.suspected
         incident = IncidentRecord(task.backend, task.family, how.kind, case, how.detail, output)
-        alone = replace(task, first=number, cases=number + 1)
+        alone = replace(task, first=number, cases=number + 1, promised=1)
+        if task.aims:  # what is drawn depends on the cases before it
+            drawn = case if suspected is None else suspected.case
+            alone = replace(alone, first=0, cases=1, aims=(), given=(drawn,))
         if task.cases > number + 1:
-            self.queue.append(replace(task, first=number + 1))
+            self.queue.append(_after(task, number, case, worker.reached))
         if suspected is not None and case.id != suspected.case.id:
             yield self._happened(msgspec.structs.replace(incident, of=suspected.case.id))
             yield from self._candidate(worker, alone, suspected, case)
         elif task.confirms is None:
             self.queue.append(replace(alone, confirms=incident))
         else:
-            if task.aim:  # it need not die again and again
-                self.reached.setdefault(task.backend, set()).add(task.aim)
             yield self._crashed(incident)
 
     def _candidate(
@@ -453,6 +461,21 @@ class Supervisor:
 
 def _number(log: Path) -> int:
     return int(log.stem.partition("-")[2])
+
+
+def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Task:
+    """Return what is left of a task whose worker died of a case.
+
+    It aims no more at kernels that the case may have reached: no other worker need die of them.
+    """
+    owed = max(task.promised - (number + 1 - task.first), 0)
+    left = replace(task, first=number + 1, promised=owed)
+    if not task.aims:
+        return left
+    ops = [CATALOGUE[s.op] for s in statements(case.program.body) if s.op in CATALOGUE]
+    met = {name.removeprefix("aten::") for op in ops for name in op.overloads} | set(reached)
+    aims = tuple(kernel for kernel in task.aims if kernel not in met)
+    return replace(left, aims=aims, seed=seed_of(task.seed, "after", number))
 
 
 def _end(worker: _Worker) -> None:
@@ -622,7 +645,10 @@ def _task(
             yield event
         else:
             yield event
-    end = EndRecord(task.backend, task.family, cases, round(time.monotonic() - start, 3))
+    took, planned = round(time.monotonic() - start, 3), task.count
+    early = cases < planned and late(task, settings) >= 0
+    reason: Literal["done", "stopped"] = "stopped" if early else "done"
+    end = EndRecord(task.backend, task.family, cases, took, reason, planned)
     writer.write(end)
     covered.write()
     yield Finished(task, end, groups)

@@ -38,6 +38,7 @@ __all__ = [
     "resolve_options",
     "say",
     "shown_value",
+    "speed",
     "table",
     "version",
     "waiting",
@@ -213,6 +214,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def speed(value: float) -> str:
+    """Return a rate with two or three digits that mean something, as reports do."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def plural(count: int, noun: str) -> str:

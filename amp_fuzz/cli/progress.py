@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from amp_fuzz.cli.common import console, duration
+from amp_fuzz.cli.common import console, duration, speed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,21 +82,23 @@ class Board:
         return sum(row.done - self.before.get(row.name, 0) for row in rows) / spent
 
     def left(self, rows: Iterable[Row]) -> float | None:
-        """Return the seconds to the end at the rate so far, None where that cannot be said."""
-        rows = tuple(rows)
-        rate = self.rate(rows)
-        if not rate:
-            return None
-        left = sum(row.left for row in rows) / rate
+        """Return the seconds to the end at the rate so far, None where that cannot be said.
+
+        The slowest backend decides. Past the limit, only a floor of cases is left.
+        """
+        rates = [(row, self.rate([row])) for row in rows if row.left]
         spent = self.clock() - self.started
-        return min(left, max(0.0, self.limit - spent)) if self.limit else left
+        if not all(rate for _, rate in rates) or (self.limit and spent > self.limit):
+            return None
+        left = max((row.left / rate for row, rate in rates if rate), default=0.0)
+        return min(left, self.limit - spent) if self.limit else left
 
     def line(self) -> str:
         """Return one line for logs."""
         rows = tuple(self.rows.values())
         rate, left = self.rate(rows), self.left(rows)
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
-        parts += [] if rate is None else [f"{rate:.0f} {self.unit}/s"]
+        parts += [f"{speed(rate)} {self.unit}/s"] if rate else []
         parts += [] if left is None else [f"{duration(left)} left"]
         parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
         return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
@@ -119,7 +121,7 @@ class Board:
                 row.name,
                 ProgressBar(total=max(row.total, 1), completed=row.done),
                 f"{row.done}/{row.total}",
-                "-" if rate is None else f"{rate:.1f}",
+                speed(rate) if rate else "-",
                 "done" if row.done and not row.left else "-" if left is None else duration(left),
                 str(row.known),
                 Text(str(row.new), style="bold red" if row.new else ""),

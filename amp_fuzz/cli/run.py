@@ -48,9 +48,11 @@ _AGAIN = (
     "backends",
     "ops",
     "cases",
+    "aimed",
     "relations",
     "max-statements",
     "seconds",
+    "floor",
     "known",
     "plugins",
     "device",
@@ -68,10 +70,12 @@ _AGAIN = (
     "backends",
     "ops",
     "cases",
+    "aimed",
     "seed",
     "profile",
     "workers",
     "seconds",
+    "floor",
     "relations",
     "max-statements",
     "known",
@@ -169,14 +173,14 @@ def _going_on(session: Session, before: RunRecord, store: Store) -> Session:
     ]
     if changed:
         raise Stopped(f"{before.id} cannot go on: {'; '.join(changed)}")
-    done: dict[tuple[str, str], set[str]] = {}
+    done: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
     for record in store.records(before.id):
         if isinstance(record, CaseRecord):
-            done.setdefault((record.backend, record.family), set()).add(record.id)
+            reached = frozenset(kernel.overload for kernel in record.kernels)
+            done.setdefault((record.backend, record.family), {})[record.id] = reached
         elif isinstance(record, DivergenceRecord) and record.kind in ("crash", "timeout"):
-            done.setdefault((record.backend, record.family), set()).add(record.case.id)
-    frozen = {key: frozenset(ids) for key, ids in done.items()}
-    settings = dataclasses.replace(session.settings, done=frozen)
+            done.setdefault((record.backend, record.family), {})[record.case.id] = frozenset()
+    settings = dataclasses.replace(session.settings, done=done)
     return dataclasses.replace(session, record=before, settings=settings)
 
 
@@ -234,6 +238,8 @@ def _again(chosen: Options) -> str:
 
 def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
     """Say what is run, before it runs."""
+    from amp_fuzz.engine import limits
+
     record, settings = session.record, session.settings
     ops = plural(len(settings.ops), "op") if settings.ops else "all ops"
     say(
@@ -242,7 +248,7 @@ def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
     )
     names = ", ".join(b.name for b in record.backends)
     cases, workers = plural(settings.cases, "case"), plural(settings.workers, "worker")
-    say(f"{names}: {cases} each, {ops}, {workers}")
+    say(", ".join([f"{names}: {cases} each", *limits(settings), ops, workers]))
     for path in files:
         say(f"options from {_short(path)}")
     if record.baseline:
@@ -274,6 +280,8 @@ class _Tally:
     store: Store
     started: float = field(default_factory=time.monotonic)
     cases: int = 0
+    planned: int = 0
+    cut: bool = False
     diverged: bool = False
     happened: int = 0
     failure: str = ""
@@ -281,10 +289,13 @@ class _Tally:
     announced: set[tuple[str, str, str]] = field(default_factory=set)
 
     def note(self, event: Event) -> None:
-        from amp_fuzz.engine import Crashed, Failed, Finding, Happened, Planned, Progress
+        from amp_fuzz.engine import Crashed, Failed, Finding, Happened, Planned, Progress, TimeUp
 
         if isinstance(event, Planned):
+            self.planned += event.cases
             self.board.row(event.backend).total += event.cases
+        elif isinstance(event, TimeUp):
+            self.cut = True
         elif isinstance(event, Progress):
             new, known = event.outcome == "diverged", event.outcome == "known"
             self.diverged |= new
@@ -351,20 +362,19 @@ def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupt
 
 def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) -> None:
     """Record that the run came to its end, and how."""
-    limit = session.settings.seconds
     seconds = time.monotonic() - tally.started
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
     if interrupts.received:
         reason = "interrupted"
     elif tally.failure:
         reason = "crashed"
-    elif (limit and seconds > limit) or (session.settings.fail_fast and tally.diverged):
+    elif tally.cut or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
     # Counted again: when a run is stopped, workers have recorded more than they had told of.
     tally.cases = _recorded(store.run_path(session.record.id))
     try:
         writer = store.writer(session.record.id, "run")
-        writer.write(EndRecord("", "", tally.cases, round(seconds, 3), reason))
+        writer.write(EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned))
         writer.close()
     except StoreError as error:
         tally.failure = tally.failure or str(error)

@@ -47,7 +47,7 @@ _DIVERGENCES = (
     "backend", "kind", "where", "op", "policy", "dtypes", "expected", "observed", "known",
     "family", "case", "id", "statements",
 )  # fmt: skip
-_ENDS = ("backend", "family", "cases", "seconds", "reason")
+_ENDS = ("backend", "family", "cases", "seconds", "reason", "planned")
 _GROUP = ["backend", "kind", "op", "policy", "dtypes", "known"]
 
 
@@ -231,7 +231,7 @@ class _Tally:
             if key not in recorded:
                 self._alone(divergence)
         kernels = [(*key, n, self.calls[key]) for key, n in self.kernels.items()]
-        ends = [(e.backend, e.family, e.cases, e.seconds, e.reason) for e in self.ends]
+        ends = [(e.backend, e.family, e.cases, e.seconds, e.reason, e.planned) for e in self.ends]
         return RunData(
             run=run,
             store=store,
@@ -240,7 +240,7 @@ class _Tally:
             ops=_frame([(*k, n) for k, n in self.ops.items()], _OPS, cases=int),
             parts=_frame([(*k, n) for k, n in self.parts.items()], _PARTS, seconds=float),
             divergences=_frame([_row(r) for r in self.records], _DIVERGENCES, statements=int),
-            ends=_frame(ends, _ENDS, cases=int, seconds=float),
+            ends=_frame(ends, _ENDS, cases=int, seconds=float, planned=int),
             records=tuple(self.records),
             damage=tuple(self.damage),
             unjudged=self.unjudged,

@@ -16,7 +16,14 @@ from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import title
 from amp_fuzz.known import Known
 from amp_fuzz.printable import clean, clean_lines
-from amp_fuzz.records import BaselineRecord, DivergenceRecord, Note, NoteKind, incident_line
+from amp_fuzz.records import (
+    GIVEN,
+    BaselineRecord,
+    DivergenceRecord,
+    Note,
+    NoteKind,
+    incident_line,
+)
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 
@@ -533,6 +540,8 @@ def _verdict(
 ) -> Verdict:
     cases, ran = sum(b.cases for b in backends), sum(1 for b in backends if b.cases)
     over = f"{plural(cases, 'case')} on {plural(ran, 'backend')}"
+    given = int(data.cases["family"].isin(GIVEN).sum())
+    over += f" ({given:,} judged again, {cases - given:,} drawn)" if given else ""
     idle = [b.name for b in backends if not b.cases]
     but = f" But {', '.join(idle)} ran nothing." if idle else ""
     diverged, explained = sum(b.new for b in backends), sum(b.known for b in backends)
@@ -601,6 +610,11 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
     early = ends[ends["reason"] != "done"]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
+        if whole and reason == "stopped" and int(last["planned"].sum()):
+            done, planned = int(last["cases"].sum()), int(last["planned"].sum())
+            after = time_of(float(last["seconds"].sum()))
+            yield f"stopped after {after}: {done:,} of {plural(planned, 'case')}"
+            continue
         what = "the run" if whole else plural(len(rows), "task")
         yield f"{what} {_ENDED[str(reason)]}: the numbers are of the part that ran"
     for line in list(map(incident_line, data.incidents))[:_INCIDENTS]:

@@ -40,7 +40,7 @@ def test_a_line_for_logs(clock: Clock) -> None:
     run.add("eager-cpu", 20, new=2)
     run.add("fake-cuda", 30)
     assert run.line() == (
-        "[10 s] eager-cpu 30/100, fake-cuda 30/100, 10 cases/s, 14 s left, known 1, new 2"
+        "[10 s] eager-cpu 30/100, fake-cuda 30/100, 10.0 cases/s, 18 s left, known 1, new 2"
     )
 
 
@@ -55,12 +55,32 @@ def test_a_rate_is_not_shown_before_it_means_something(clock: Clock) -> None:
 
 def test_a_limit_of_time_bounds_what_is_left(clock: Clock) -> None:
     run = board(clock, limit=15)
-    run.add("eager-cpu", 1)
-    clock.now += 10
-    run.add("eager-cpu", 1)
+    for _ in range(2):
+        run.add("eager-cpu", 1)
+        run.add("fake-cuda", 1)
+        clock.now += 5
     assert ", 5.0 s left," in run.line()
+    clock.now += 10  # what is left is a floor of cases
+    assert "left" not in run.line()
+
+
+def test_the_slowest_backend_decides_what_is_left(clock: Clock) -> None:
+    run = board(clock)
+    run.add("eager-cpu", 0)
     clock.now += 10
-    assert ", 0.0 s left," in run.line()
+    run.add("eager-cpu", 90)
+    assert "left" not in run.line()  # of the other nothing is known
+    run.add("fake-cuda", 2)
+    assert ", 9.2 cases/s, 8 min 10 s left," in run.line()
+
+
+def test_a_rate_of_less_than_one_is_no_zero(clock: Clock) -> None:
+    run = board(clock)
+    run.add("eager-cpu", 1)
+    clock.now += 50
+    assert "cases/s" not in run.line()
+    run.add("eager-cpu", 2)
+    assert ", 0.04 cases/s," in run.line()
 
 
 def test_the_table(clock: Clock) -> None:

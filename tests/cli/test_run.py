@@ -12,12 +12,14 @@ import msgspec
 import pytest
 
 from amp_fuzz.cli.run import _recorded
+from amp_fuzz.profiles import PROFILES
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
 from amp_fuzz.store import Store, read_records
 from tests.cli.conftest import run_in
 from tests.helpers import BF16, call, case, x
 
 Command = Callable[..., Any]
+DEV = PROFILES["dev"]
 NEG = case([x("x0", 2)], call("neg", "x0"))
 
 
@@ -40,7 +42,10 @@ def test_an_honest_backend(amp_fuzz: Command, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert re.fullmatch(r"amp-fuzz \S+, torch \S+, seed 1, profile dev", lines[0])
-    assert re.fullmatch(r"eager-cpu: 5 cases each, 1 op, \d+ workers?", lines[1])
+    aimed = "at most 1 of them aimed at kernels"
+    limits = f"at most {DEV['seconds']:g} s, at least {DEV['floor']} cases a family"
+    plan = rf"eager-cpu: 5 cases each, {aimed}, {limits}, 1 op, \d+ workers?"
+    assert re.fullmatch(plan, lines[1])
     assert re.fullmatch(r"records in \.amp-fuzz/runs/\d{8}-\d{6}-\w{4}", lines[2])
     assert re.search(r"^\[[\d.]+ s\] eager-cpu \d/5, known 0, new 0$", done.out, re.MULTILINE)
     assert lines[-1] == ("again:  amp-fuzz run --seed=1 --backends=eager-cpu --ops=abs --cases=5")

@@ -1,22 +1,25 @@
 """The library of faults: ways to corrupt torch's autocast, each a context manager over real torch.
 
-`POLICY` gives every op of the CPU table every other policy that its schema allows. `SEMANTIC` gets
+`POLICY` gives every op of the CPU table every other policy that its schema allows. `CUT` lets no
+gradient through to one tensor argument of one op that has a 16-bit policy. `SEMANTIC` gets
 one rule of autocast wrong each: casts and the weight cache (`casts`), contexts, threads,
 checkpoints and backward passes (`contexts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 
 from tests.faults import casts, contexts
 from tests.faults.fault import Fault
-from tests.faults.wrapper import POLICIES, Wrapper, installed, overload_of
+from tests.faults.wrapper import POLICIES, Kernel, Value, Wrapper, installed, overload_of
 
-__all__ = ["CONTROLS", "EQUIVALENT", "FAULTS", "POLICY", "SEMANTIC", "Fault"]
+__all__ = ["CONTROLS", "CUT", "EQUIVALENT", "FAULTS", "POLICY", "SEMANTIC", "Fault"]
 
 _ALWAYS = ("lower_precision_fp", "fp32", "promote", "none", "banned")
 
@@ -58,6 +61,30 @@ def _policy_faults() -> list[Fault]:
         for policy in _sensible(name)
         if policy != own
     ]
+
+
+class _Cut(Wrapper):
+    """No gradient reaches one argument of one op."""
+
+    def __init__(self, op: str, argument: str) -> None:
+        self.op, self.argument = op, argument
+
+    def invoke(self, kernel: Kernel, given: Sequence[tuple[Any, Value]], positional: int) -> Value:
+        if kernel.name == self.op:
+            given = [(p, v.detach() if p.name == self.argument else v) for p, v in given]
+        return super().invoke(kernel, given, positional)
+
+
+def _cut_faults() -> Iterator[Fault]:
+    """Yield the faults; `_native_multi_head_attention` has no gradient that could be cut."""
+    for name, policy in POLICIES.items():
+        low = policy == "lower_precision_fp" and name != "_native_multi_head_attention"
+        overload = overload_of(name) if low else None
+        for parameter in overload._schema.arguments if overload else ():
+            if str(parameter.type) == "Tensor" and not parameter.has_default_value():
+                cut = partial(installed, _Cut(name, parameter.name))
+                what = f"no gradient reaches {parameter.name} of {name}"
+                yield Fault(f"{name}:cut-{parameter.name}", what, (), cut, op=name)
 
 
 _PARTS = (
@@ -115,6 +142,7 @@ EQUIVALENT: Mapping[str, str] = {
 
 SEMANTIC: Mapping[str, Fault] = {f.name: f for f in (*casts.FAULTS, *contexts.FAULTS)}
 POLICY: Mapping[str, Fault] = {f.name: f for f in _policy_faults()}
+CUT: Mapping[str, Fault] = {f.name: f for f in _cut_faults()}
 FAULTS: Mapping[str, Fault] = {**SEMANTIC, **POLICY}
 # Honest kernels in Python: whatever is found under one of these is a mistake of the faults.
 CONTROLS: Mapping[str, Fault] = {f.name: f for f in casts.CONTROLS}

@@ -29,7 +29,7 @@ from amp_fuzz.records import CaseRecord, DivergenceRecord
 from tests.faults.fault import Fault
 from tests.faults.wrapper import Kernel, Value, Wrapper, installed
 
-__all__ = ["Hunt", "Step", "hunt", "hunt_along", "record"]
+__all__ = ["Hunt", "Step", "hunt", "hunt_along", "plan_way", "record"]
 
 # A run small enough to come round to every family every few seconds.
 _ROUND = 400
@@ -162,6 +162,28 @@ class _Listening(Wrapper):
         return super().call(kernel, keys, args, kwargs)
 
 
+def plan_way(settings: Settings) -> tuple[list[Step], float]:
+    """Return the cases of one run over honest kernels, and the CPU seconds that they took.
+
+    They stand in the order in which a run of more and more cases takes them up: one of n cases has
+    the first n, but for rounding. So the number of the step that shows a fault is the number of
+    cases that a run needs for it.
+    """
+    torch.set_num_threads(1)
+    wrapper, steps = _Listening(), []
+    start = time.process_time()
+    last: list[Case] = []
+    with installed(wrapper):
+        for task in plan_tasks(settings, [_backend()]):
+            for done, _ in enumerate(_cases(explore(task, settings, seen=last.append)), 1):
+                reached = frozenset(wrapper.reached)
+                steps.append(Step(last[0], task.family, reached, done / task.cases))
+                last.clear()
+                wrapper.reached.clear()
+    steps.sort(key=lambda step: step.seconds)
+    return steps, time.process_time() - start
+
+
 def record(*, seconds: float = 60.0, seed: int = 0, cases: int = 0) -> tuple[list[Step], Hunt]:
     """Run the engine over honest kernels, and return its way, and what came of the run.
 
@@ -185,12 +207,15 @@ def record(*, seconds: float = 60.0, seed: int = 0, cases: int = 0) -> tuple[lis
 
 
 def hunt_along(fault: Fault, steps: Sequence[Step]) -> Hunt:
-    """Go the engine's way under a fault of one op; the outcome is that of `hunt`."""
+    """Go the engine's way under a fault, past cases that do not reach its op, if it is of one.
+
+    The outcome is that of `hunt`.
+    """
     torch.set_num_threads(1)
     alarms = 0
     judge = Judge(_backend(), shipped())
     for number, step in enumerate(steps, 1):
-        if fault.op not in step.reached or not _counts(step.case):
+        if (fault.op and fault.op not in step.reached) or not _counts(step.case):
             continue
         with quiet(), fault.corrupt():
             verdict = judge.judge(step.case)

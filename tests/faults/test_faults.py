@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from amp_fuzz.config import Options
+from amp_fuzz.engine import Settings, draw, plan_tasks
 from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.program import statements
 from benchmarks.faults import table
-from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
+from tests.faults.faults import CONTROLS, CUT, EQUIVALENT, FAULTS, POLICY, SEMANTIC
 from tests.faults.hunt import Hunt, Step, _counts, hunt, hunt_along, record
 from tests.faults.wrapper import POLICIES
 from tests.helpers import call, case, eager, x
@@ -57,6 +60,18 @@ def test_a_semantic_fault_is_found_as_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", _POLICY)
 def test_a_wrong_policy_is_found(name: str, way: Sequence[Step]) -> None:
     _check(hunt_along(POLICY[name], way))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_default_profile_finds_a_gradient_cut_at_the_weight_of_addmm(seed: int) -> None:
+    """Aimed cases are left out: which they are depends on what others reach."""
+    about = Options()
+    settings = Settings(("eager-cpu",), about.cases, about.aimed, seed=seed)
+    tasks = [task for task in plan_tasks(settings, [eager()]) if not task.aims]
+    cases = [case for task in tasks for case in draw(task, settings)]
+    with_op = [c for c in cases if any(s.op == "addmm" for s in statements(c.program.body))]
+    steps = [Step(case, "matmul", frozenset({"addmm"}), 0.0) for case in with_op]
+    assert hunt_along(CUT["addmm:cut-mat2"], steps).found
 
 
 @pytest.mark.parametrize("name", CONTROLS)

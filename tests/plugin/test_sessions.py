@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -82,7 +83,7 @@ def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) 
     alone.assert_outcomes(passed=2 + 6)
     alone.stdout.fnmatch_lines(
         [
-            "amp-fuzz: seed 1, profile dev, 20 cases a backend, store .amp-fuzz",
+            "amp-fuzz: seed 1, profile dev, 20 cases a backend, at most 4 of them *",
             "amp-fuzz: eager-cpu (torch *), fake-cuda (torch *, no values)",
             "collected 8 items",
             "amp-fuzz ......*",
@@ -102,7 +103,8 @@ def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) 
     ended = {(r.backend, r.family): r for r in records() if isinstance(r, EndRecord)}
     assert len(ended) == 6 + 1  # the run's own
     assert {r.reason for r in ended.values()} == {"done"}
-    assert len([c for c in cases() if c[1] != "coverage"]) == 40
+    assert len(cases()) == 40  # --amp-fuzz-cases of each backend, aimed ones included
+    assert 0 < len([c for c in cases() if c[1] == "coverage"]) <= 2 * 4
 
     shutil.rmtree(".amp-fuzz/findings")  # the next session would judge them first
     spread = project.runpytest_subprocess(*SMALL, backends, "-n", "2")
@@ -306,13 +308,31 @@ def test_a_backend_that_is_missing_is_skipped_with_the_reason(project: pytest.Py
     result.stdout.fnmatch_lines(["amp-fuzz: no case ran"])
 
 
-def test_a_session_whose_time_is_over_says_so(project: pytest.Pytester) -> None:
+def test_a_session_whose_time_is_over_says_how_far_it_came(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess(*SMALL, CPU, "--amp-fuzz-seconds=0.001", "-rs")
     assert result.ret == 0
     result.assert_outcomes(passed=2, skipped=3)
     result.stdout.fnmatch_lines(
-        ["amp-fuzz: no case ran", "SKIPPED * no case ran: the 0.001 s of amp-fuzz were over before"]
+        [
+            "note: stopped after *: 0 of 20 cases",
+            "SKIPPED * no case ran: the 0.001 s of amp-fuzz were over before",
+        ]
     )
+
+
+@pytest.mark.parametrize("spread", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_floor_of_cases_holds_when_the_time_is_up(
+    project: pytest.Pytester, spread: tuple[str, ...]
+) -> None:
+    limits = ("--amp-fuzz-cases=300", "--amp-fuzz-seconds=0.001", "--amp-fuzz-floor=4")
+    result = project.runpytest_subprocess(*SMALL, CPU, *limits, *spread)
+    assert result.ret == 0, said(result)
+    result.assert_outcomes(passed=2 + 3)
+    done = Counter(family for _, family, _ in cases())
+    assert set(done) == {"activation", "matmul", "coverage"}
+    assert min(done["activation"], done["matmul"]) >= 4
+    assert max(done.values()) < 20
+    result.stdout.fnmatch_lines(["note: stopped after *: * of 300 cases"])
 
 
 def test_a_baseline_is_judged_first_and_an_expired_entry_fails(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,15 +15,19 @@ import pytest
 
 from amp_fuzz import engine
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.kernels import kernels
 from amp_fuzz.case import Case, bare
-from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.engine import (
     Event,
     Finding,
+    Planned,
     Progress,
     Settings,
     Task,
+    TimeUp,
     explore,
+    in_rounds,
     plan_tasks,
     seed_of,
 )
@@ -32,7 +38,7 @@ from amp_fuzz.program import statements
 from amp_fuzz.records import CaseRecord, RunRecord
 from amp_fuzz.shrink import Target, asker, shrink
 from amp_fuzz.store import Store
-from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.strategies.drawing import draw_case, usable
 from amp_fuzz.workers import run
 from tests.helpers import WrongKernel, call, case, eager, x
 
@@ -52,10 +58,14 @@ def untimed(record: CaseRecord) -> tuple[object, ...]:
 # -- tasks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("aimed", [0, 20, 100])
 @pytest.mark.parametrize("cases", [1, 7, 100, 2001])
-def test_tasks_add_up_to_the_cases_of_each_backend(cases: int) -> None:
+def test_tasks_add_up_to_the_cases_of_each_backend(cases: int, aimed: int) -> None:
     chosen = [backends()[n] for n in ("eager-cpu", "fake-cuda", "fake-mps")]
-    tasks = plan_tasks(replace(SETTINGS, ops=(), cases=cases), chosen)
+    tasks = plan_tasks(replace(SETTINGS, ops=(), cases=cases, aimed=aimed), chosen)
+    for backend in chosen:
+        aiming = [t.cases for t in tasks if t.aims and t.backend == backend.name]
+        assert sum(aiming) <= cases * aimed // 100
     total: Counter[str] = Counter()
     for task in tasks:
         total[task.backend] += task.cases
@@ -77,6 +87,28 @@ def test_backends_take_turns() -> None:
     chosen = [backends()[n] for n in ("eager-cpu", "fake-cuda")]
     tasks = plan_tasks(replace(SETTINGS, ops=(), cases=500), chosen)
     assert {t.backend for t in tasks[:2]} == {"eager-cpu", "fake-cuda"}
+
+
+@pytest.mark.parametrize("floor", [0, 3])
+def test_rounds_draw_the_same_cases_each_family_a_few_at_a_time(floor: int) -> None:
+    settings = replace(SETTINGS, ops=("mm", "bmm", "relu", "exp"), cases=60, aimed=20)
+    whole = plan_tasks(settings, [eager()])
+    parts = in_rounds(whole, floor)
+
+    def numbers(tasks: list[Task]) -> list[tuple[str, int]]:
+        return sorted((t.family, n) for t in tasks for n in range(t.first, t.cases))
+
+    assert numbers(parts) == numbers(whole)
+    families = [t.family for t in whole if not t.aims]
+    assert [t.family for t in parts[: len(families)]] == families
+    for part in parts:
+        assert part.promised == (floor if part.first == 0 else 0)
+        assert part.aims or not part.promised or part.count == floor
+    (task,) = [t for t in whole if t.family == "matmul"]
+    split = [t for t in parts if t.family == "matmul"]
+    assert len(split) > 1
+    drawn = [case.id for t in split for case in engine.draw(t, settings)]
+    assert drawn == [case.id for case in engine.draw(task, settings)]
 
 
 def test_tasks_have_seeds_of_their_own() -> None:
@@ -245,3 +277,106 @@ def test_what_a_program_does_not_return_can_go_too() -> None:
         ask, reference = asker(judge, target), judge.backend.reference()
         *_, last = shrink(verdict.case, target, ask, reference, seconds=20)
     assert [s.op for s in statements(last.case.program.body)] == ["relu"]
+
+
+# -- cases that aim at kernels --------------------------------------------------------------------
+
+
+def aiming(settings: Settings) -> Task:
+    (task,) = [t for t in plan_tasks(settings, [eager()]) if t.aims]
+    return task
+
+
+def test_every_kernel_that_an_op_can_reach_is_aimed_at_and_reached() -> None:
+    settings = replace(SETTINGS, ops=(), cases=1000, aimed=20, relations="none")
+    task = aiming(settings)
+    assert task.aims == kernels("cpu").reachable
+    assert task.cases == 200
+    found = {k.overload for r in cases_of(list(explore(task, settings))) for k in r.kernels}
+    assert set(task.aims) - found == set()
+
+
+def test_a_kernel_is_aimed_at_until_a_case_reaches_it_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aimed: list[tuple[str, ...]] = []
+
+    def noting(*args: object, focus: tuple[Op, ...], **about: object) -> Case:
+        aimed.append(tuple(op.name for op in focus))
+        return draw_case(*args, focus=focus, **about)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "draw_case", noting)
+    task = Task("eager-cpu", "coverage", (), 12, 5, aims=("mm", "bmm"))
+    records = cases_of(list(explore(task, replace(SETTINGS, ops=("mm", "bmm", "relu")))))
+    assert len(records) == 12
+    assert aimed[0] == ("mm",)
+    open_ = {"mm": ("mm",), "bmm": ("bmm",)}
+    for record, focus in zip(records, aimed, strict=True):
+        assert focus in open_.values() if open_ else focus == ()
+        for kernel in record.kernels:
+            open_.pop(kernel.overload, None)
+    assert not open_
+
+
+def test_a_kernel_that_nothing_reaches_takes_no_more_than_its_tries() -> None:
+    turns = list(engine._turns(("a", "b"), {"b"}))
+    assert turns == [("a", number) for number in range(engine._MOST)]
+
+
+def test_a_resumed_task_that_aims_draws_what_it_would_have_drawn() -> None:
+    settings = replace(SETTINGS, ops=("mm", "bmm", "relu"))
+    task = Task("eager-cpu", "coverage", (), 12, 5, aims=("mm", "bmm"))
+    whole = cases_of(list(explore(task, settings)))
+    done = {r.id: frozenset(k.overload for k in r.kernels) for r in whole[:5]}
+    resumed = replace(settings, done={("eager-cpu", "coverage"): done})
+    rest = cases_of(list(explore(task, resumed)))
+    assert [r.id for r in rest] == [r.id for r in whole if r.id not in done]
+
+
+# -- a limit of time ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("wrong_mm")
+def test_minimising_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def examine(*args: object, seconds: float, **about: object) -> Iterator[object]:
+        given.append(seconds)
+        return iter(())
+
+    monkeypatch.setattr(engine, "examine", examine)
+    settings = replace(SETTINGS, minimize=20.0)
+    list(explore(TASK, settings))
+    assert given[0] == 20
+    list(explore(TASK, replace(settings, deadline=time.time() + 60)))
+    assert given[-1] <= 15
+    list(explore(replace(TASK, promised=20), replace(settings, deadline=time.time() - 1)))
+    assert given[-1] == 0
+
+
+def test_a_task_whose_time_is_up_does_what_is_promised_of_it() -> None:
+    for promised in (0, 4, 99):
+        task = replace(TASK, until=time.time() - 1, promised=promised)
+        assert len(cases_of(list(explore(task, SETTINGS)))) == min(max(promised, 1), 20)
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("floor", [0, 2])
+def test_a_run_whose_time_is_up_does_its_floor_and_says_that_it_was_cut(
+    store: Store, floor: int
+) -> None:
+    settings = replace(SETTINGS, cases=3000, seconds=0.001, floor=floor)
+    events = list(run(settings, store, "r1"))
+    assert TimeUp() in events
+    assert sum(e.cases for e in events if isinstance(e, Planned)) == 3000
+    done = Counter(r.family for r in store.records("r1") if isinstance(r, CaseRecord))
+    assert all(done[CATALOGUE[op].family] == floor for op in OPS)
+    assert done.total() == 5 * floor
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_that_did_all_was_not_cut(store: Store) -> None:
+    settings = replace(SETTINGS, aimed=20, seconds=600.0, floor=3)
+    events = list(run(settings, store, "r1"))
+    assert TimeUp() not in events
+    assert sum(isinstance(r, CaseRecord) for r in store.records("r1")) == 20

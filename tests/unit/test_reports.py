@@ -518,6 +518,22 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_whose_time_was_up_says_how_far_it_came(tmp_path: Path) -> None:
+    ends = [EndRecord("eager-cpu", "x", 40, 1.0), EndRecord("", "", 8114, 180.2, "stopped", 12000)]
+    assert view_of(store_of(tmp_path, [ran(), *ends])).notes[1:] == (
+        "stopped after 3 min 0 s: 8,114 of 12,000 cases",
+    )
+
+
+def test_cases_that_were_not_drawn_are_told_apart(tmp_path: Path) -> None:
+    again = [msgspec.structs.replace(ran(), family=name) for name in ("findings", "baseline")]
+    end = EndRecord("", "", 3, 1.0)
+    assert view_of(store_of(tmp_path, [ran(), *again, end])).verdict.sentence == (
+        "Nothing diverged: 3 cases on 1 backend (2 judged again, 1 drawn) agreed with the "
+        "reference. But fake-cuda ran nothing."
+    )
+
+
 # -- text -----------------------------------------------------------------------------------------
 
 

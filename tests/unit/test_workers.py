@@ -27,13 +27,16 @@ from amp_fuzz.engine import (
     Happened,
     Progress,
     Settings,
+    Task,
     draw,
     plan_tasks,
 )
 from amp_fuzz.harness import Observation
 from amp_fuzz.records import CaseRecord, IncidentRecord, RunRecord
 from amp_fuzz.store import Store
-from amp_fuzz.workers import Supervisor, run
+from amp_fuzz.workers import Supervisor, _after, run
+from tests import helpers
+from tests.helpers import call, eager, x
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
 
@@ -298,3 +301,29 @@ def test_a_worker_leaves_torch_as_it_was() -> None:
         torch.set_default_dtype(torch.float32)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_task_that_aims_goes_on_after_a_death_with_the_kernels_that_are_left() -> None:
+    task = Task("eager-cpu", "coverage", (), 12, 5, aims=("mm", "bmm", "linear"), promised=4)
+    died = helpers.case([x("x0", 3, 3)], call("mm", "x0", "x0"))
+    left = _after(task, 2, died, {"linear"})
+    assert (left.first, left.count, left.aims, left.promised) == (3, 9, ("bmm",), 1)
+    assert left.seed != task.seed  # what was drawn before does not come again
+
+
+def test_a_case_that_was_aimed_and_kills_runs_once_more_and_is_a_finding(
+    fragile: Installer, store: Store
+) -> None:
+    fragile(lambda case: None)
+    settings = replace(SETTINGS, cases=40, aimed=20)
+    tasks = [t for t in plan_tasks(settings, [eager()]) if t.aims]
+    (first, *_) = draw(replace(tasks[0], backend="fragile-cpu"), settings)
+    fragile(lambda case: kill(signal.SIGKILL) if case.id == first.id else None)
+    supervisor = Supervisor(settings, store, "r1")
+    try:
+        events = list(supervisor.work([replace(tasks[0], backend="fragile-cpu")]))
+    finally:
+        supervisor.close()
+    assert [e.record.case.id for e in events if isinstance(e, Crashed)] == [first.id]
+    assert ids(store).total() == tasks[0].cases - 1
+    assert max(ids(store).values()) == 1
