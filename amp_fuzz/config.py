@@ -359,8 +359,8 @@ class Options:
         "list",
         (),
         "KIND,...",
-        f"Notes that fail a run, by default none: {', '.join(NOTE_KINDS)}.",
-        choices=NOTE_KINDS,
+        f"What else fails a run: {', '.join(NOTE_KINDS)}, incident.",
+        choices=(*NOTE_KINDS, "incident"),
     )
     require: tuple[str, ...] = _option(
         "list", (), "NAME,...", "Backends that must be ready, or exit with code 4."

@@ -64,7 +64,7 @@ OPTIONS = {
     ),
     "fail-on": (
         "KIND,...",
-        "Notes that fail a run, by default none: precision, autocast-raises, portability.",
+        "What else fails a run: precision, autocast-raises, portability, incident.",
     ),
     "require": ("NAME,...", "Backends that must be ready, or exit with code 4."),
 }

@@ -304,11 +304,6 @@ class View:
     noted: tuple[NoteView, ...] = ()
 
     @property
-    def failing(self) -> bool:
-        """Whether a note fails the run, as it was told by --fail-on."""
-        return any(note.fails for note in self.noted)
-
-    @property
     def noted_by_kind(self) -> tuple[tuple[str, tuple[NoteView, ...]], ...]:
         """The notes under the title of each kind that there is, those that fail first."""
         by_kind = {k: tuple(n for n in self.noted if n.note.kind == k) for k in NOTE_TITLES}
@@ -550,7 +545,7 @@ def _verdict(
     expired = f"EXPIRED: {plural(late, 'entry')} of the baseline" if late else ""
     if data.state != "ended" and not diverged:
         return _unended(data, over, explained)
-    failing = _failing(noted)
+    failing = _failing(data, noted)
     if not cases:
         sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
         return Verdict("nothing", sentence, "amp-fuzz doctor")
@@ -579,12 +574,17 @@ def _verdict(
     return Verdict("new" if failing else kind, sentence, report)
 
 
-def _failing(noted: Iterable[NoteView]) -> str:
-    """Return a sentence on the notes that fail the run, or ""."""
-    kinds = Counter(view.note.kind for view in noted if view.fails)
-    if not kinds:
+def _failing(data: RunData, noted: Iterable[NoteView]) -> str:
+    """Return a sentence on the notes and incidents that fail the run, or ""."""
+    kinds = {view.note.kind for view in noted if view.fails}
+    found = [plural(sum(view.fails for view in noted), "note")] if kinds else []
+    words: list[str] = sorted(kinds)
+    if data.incidents and "incident" in data.run.fail_on:
+        found.append(plural(len(data.incidents), "incident"))
+        words.append("incident")
+    if not found:
         return ""
-    return f" FAILS: {plural(kinds.total(), 'note')}, as --fail-on={','.join(sorted(kinds))} says."
+    return f" FAILS: {' and '.join(found)}, as --fail-on={','.join(words)} says."
 
 
 def _unended(data: RunData, over: str, explained: int) -> Verdict:

@@ -15,6 +15,7 @@ pytest_plugins = ["pytester"]
 ELSEWHERE = {
     "workers": "xdist's -n",
     "fail-fast": "-x",
+    "resume": "none: the same seed again",
 }
 
 HEAVY = {"torch", "pandas", "numpy", "hypothesis", "click", "rich", "amp_fuzz.config"}
@@ -23,7 +24,7 @@ HEAVY = {"torch", "pandas", "numpy", "hypothesis", "click", "rich", "amp_fuzz.co
 def test_the_options_are_those_of_the_command() -> None:
     taken = {param.opts[0].removeprefix("--") for param in command.params}
     assert set(pytest_plugin.OPTIONS) == taken - set(ELSEWHERE) - {"help"}
-    assert set(ELSEWHERE) <= set(config.OPTIONS)
+    assert set(ELSEWHERE) <= {*config.OPTIONS, "resume"}
 
 
 @pytest.mark.parametrize("name", pytest_plugin.OPTIONS)

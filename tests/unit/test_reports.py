@@ -20,6 +20,7 @@ from amp_fuzz.records import (
     CaseRecord,
     DivergenceRecord,
     EndRecord,
+    IncidentRecord,
     KernelRecord,
     Note,
     NoteRecord,
@@ -112,7 +113,9 @@ def store_of(
     command: str = "",
     fail_on: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
+    ended: bool = True,
 ) -> Store:
+    """Write the records of a run; unless its end is among them, or it was killed, that too."""
     if backends is None:
         backends = (
             BackendRecord(
@@ -135,8 +138,11 @@ def store_of(
         )
     )
     writer = store.writer("r1", "0")
+    records = list(records)
     for record in records:
         writer.write(record)
+    if ended and not any(isinstance(r, EndRecord) and not r.backend for r in records):
+        writer.write(EndRecord("", "", 0, 0.0))
     writer.close()
     return store
 
@@ -387,10 +393,45 @@ def test_notes_fail_no_run_that_was_not_told_so(
     tmp_path: Path, kinds: tuple[str, ...], said: str
 ) -> None:
     seen = view_of(store_of(tmp_path, noted_run(), fail_on=kinds))
-    assert seen.failing == bool(said)
     assert (seen.verdict.kind, seen.tone == "bad") == (("new", True) if said else ("clean", False))
     assert seen.verdict.sentence.endswith(said)
     assert ("FAILS" in seen.verdict.sentence) == bool(said)
+
+
+INCIDENT = IncidentRecord(
+    "eager-cpu", "matmul", "crash", SMALL, "the worker died of SIGKILL", "Killed"
+)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_incident_is_told_and_fails_only_a_run_that_was_told_so(
+    tmp_path: Path, fails: bool
+) -> None:
+    seen = view_of(store_of(tmp_path, [ran(), INCIDENT], fail_on=("incident",) if fails else ()))
+    assert f"incident: the worker died of SIGKILL, case {SMALL.id} of eager-cpu: it gave an" in str(
+        seen.notes
+    )
+    said = " FAILS: 1 incident, as --fail-on=incident says."
+    assert seen.verdict.sentence.endswith(said) == fails
+    assert seen.verdict.kind == ("new" if fails else "clean")
+
+
+def test_a_run_that_was_killed_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [ran()], ended=False, command="amp-fuzz run --seed=7")
+    seen = view_of(store)
+    assert seen.verdict.kind == "unended"
+    assert seen.verdict.sentence.startswith("THE RUN DID NOT END: nothing new so far, of 1 case")
+    assert seen.verdict.next.startswith("amp-fuzz run --resume=r1")
+    assert seen.tone == "warn"
+    with store.running(store.run("r1")):
+        assert view_of(store).verdict.sentence.startswith("STILL RUNNING: nothing new so far")
+
+
+def test_a_new_finding_of_a_killed_run_is_told_first(tmp_path: Path) -> None:
+    found = [r for r in small_run() if not isinstance(r, EndRecord)]
+    seen = view_of(store_of(tmp_path, found, ended=False))
+    assert seen.verdict.kind == "new"
+    assert any(note.startswith("the run was killed") for note in seen.notes)
 
 
 def test_a_terminal_shows_each_note_with_statement_and_advice(
