@@ -142,7 +142,7 @@ def store_of(
     for record in records:
         writer.write(record)
     if ended and not any(isinstance(r, EndRecord) and not r.backend for r in records):
-        writer.write(EndRecord("", "", 0, 0.0))
+        store.writer("r1", "run").write(EndRecord("", "", 0, 0.0))
     writer.close()
     return store
 
