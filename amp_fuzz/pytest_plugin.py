@@ -34,7 +34,7 @@ OPTIONS = {
     "floor": ("N", "Cases of each backend and family to judge even when the time is up."),
     "relations": ("none|one|all", "Metamorphic relations that each case is put to."),
     "store": ("FOLDER", "Where records and findings are kept."),
-    "report": ("FOLDER", "Where the HTML and Markdown report goes."),
+    "report": ("FOLDER", "Where the report goes, over the last one."),
     "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
     "plugins": ("MODULE,...", "Modules to import first: those that register ops of yours."),
     "device": (

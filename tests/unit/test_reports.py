@@ -142,7 +142,9 @@ def store_of(
     for record in records:
         writer.write(record)
     if ended and not any(isinstance(r, EndRecord) and not r.backend for r in records):
-        store.writer("r1", "run").write(EndRecord("", "", 0, 0.0))
+        ending = store.writer("r1", "run")
+        ending.write(EndRecord("", "", 0, 0.0))
+        ending.close()
     writer.close()
     return store
 
