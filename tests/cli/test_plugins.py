@@ -55,7 +55,7 @@ def test_a_run_with_a_plugin_is_followed_to_a_script(
             assert {"--plugins=breaks", "--store=kept"} < set(words)
     replay = commands(found, "replay")[0]
     done = amp_fuzz(*replay)
-    assert (done.code, "DIVERGES: dtype" in done.out) == (1, True)
+    assert (done.code, "DIVERGES: " in done.out) == (1, True)
     assert commands(done.out, "repro")
     explained = amp_fuzz("explain", *replay[1:])
     assert explained.code == 1
