@@ -285,7 +285,8 @@ class Supervisor:
         ours, theirs = connection.Pipe()
         shared = RawArray("q", 3)
         about = (self.settings, str(self.store.root), self.run_id, number, shared)
-        process = start(_worker_main, theirs, *about, fork=self.fork)
+        # A user's test may have started what does not survive a fork, since the last one.
+        process = start(_worker_main, theirs, *about, fork=self.fork and not unforkable())
         theirs.close()
         return _Worker(number, process, ours, shared, folder)
 

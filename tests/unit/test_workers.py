@@ -251,6 +251,25 @@ def test_what_was_done_to_torch_before_holds_in_the_workers(store: Store) -> Non
     assert [e for e in events if isinstance(e, Finding) and e.new and e.record.op == "mm"]
 
 
+def test_no_worker_is_a_fork_once_a_fork_is_not_safe_any_more(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    forks = []
+
+    def started(*args: object, fork: bool) -> None:
+        forks.append(fork)
+        raise StopIteration
+
+    monkeypatch.setattr(workers, "start", started)
+    supervisor = Supervisor(replace(SETTINGS, backends=("eager-cpu",)), store, "r1")
+    for why in ("", "autograd has started threads"):
+        monkeypatch.setattr(workers, "unforkable", lambda why=why: why)
+        with pytest.raises(StopIteration):
+            supervisor._start()
+    supervisor.close()
+    assert forks == [True, False]
+
+
 def test_a_worker_that_never_starts_is_an_error(
     fragile: Installer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
