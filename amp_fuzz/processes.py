@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import psutil
 
@@ -40,7 +41,9 @@ def unforkable() -> str:
     """Return why a fork of this process could not run cases, or "".
 
     A fork has one thread. The runtimes of accelerators and JAX do not survive that. torch's own
-    threads on a CPU do: a worker computes in one thread and never asks for the others.
+    threads on a CPU do: a worker computes in one thread and never asks for the others. Autograd's
+    do not. Where torch sees an accelerator, the first backward pass of all starts them, one of a
+    CPU's tensors too, and each backward pass of a fork raises then.
     """
     if sys.platform != "linux":
         return f"a fork is not safe on {sys.platform}"
@@ -50,7 +53,19 @@ def unforkable() -> str:
     for name in _ACCELERATORS if torch is not None else ():
         if getattr(torch, name).is_initialized():
             return f"torch.{name} is in use, and does not survive a fork"
+    if any(name.startswith(_AUTOGRAD) for name in _threads()):
+        return "autograd has started threads, which do not survive a fork"
     return ""
+
+
+_AUTOGRAD = "pt_autograd_"  # how torch names them, with the number of a device
+
+
+def _threads() -> Iterator[str]:
+    """Yield the names of this process's threads, as the system knows them."""
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended
+            yield path.read_text().strip()
 
 
 def start(entry: Callable[..., object], *args: object, fork: bool | None = None) -> BaseProcess:

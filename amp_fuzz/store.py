@@ -33,6 +33,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            _drop_cut_line(path)
             self._file: BinaryIO = path.open("ab", buffering=0)
         except OSError as error:
             raise StoreError(f"{path}: cannot write ({error.strerror})") from error
@@ -53,6 +54,16 @@ class Writer:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Drop a last line without an end, of a disk that was full: the next would be added to it."""
+    if not path.is_file():  # a device has no last line
+        return
+    with path.open("r+b") as file:
+        text = file.read()
+        if not text.endswith(b"\n"):
+            file.truncate(text.rfind(b"\n") + 1)
 
 
 class Store:

@@ -106,7 +106,7 @@ def unshared(settings: Settings) -> str:
 # -- the supervisor -------------------------------------------------------------------------------
 
 _START = 300.0  # seconds that a worker has to start: it imports torch on a machine that may be busy
-_STARTS = 3  # workers in a row that may end before they run a case
+_STARTS = 3  # workers that may end while they run no case, without a case judged in between
 _BY_CLOCK = 5  # times the CPU time that a case may take by the clock: it may be waiting for others
 _WATCH = 0.25  # seconds between two looks at what a worker uses
 _GRACE = 5.0  # seconds after its time for a worker to end its case
@@ -131,7 +131,8 @@ class _Worker:
     """A worker process as the supervisor sees it.
 
     reached: the kernels that cases of its task reached. noted: how many cases it had noted when the
-    present one was first seen, at `since`, when it had used `used` seconds of CPU time.
+    present one was first seen, at `since`, when it had used `used` seconds of CPU time. held: bytes
+    of memory when it was ready: a fork holds those of the process that forked, too.
     """
 
     number: int
@@ -147,6 +148,7 @@ class _Worker:
     noted: int = -1
     since: float = field(default_factory=time.monotonic)
     used: float = 0.0
+    held: int = 0
     looked: float = field(default_factory=time.monotonic)
 
     def owes(self) -> bool:
@@ -171,11 +173,11 @@ class _Worker:
         return "\n".join(lines[-_OUTPUT:] if fatal is None else lines[fatal:][:_OUTPUT])
 
     def look(self, now: float) -> Usage:
-        """Return what its case has used of CPU time, and what it holds of memory."""
+        """Return what its case has used of CPU time, and what it holds of memory for cases."""
         used = usage(self.process.pid or 0)
         if self.noted != self.shared[_NOTED]:
             self.noted, self.since, self.used = self.shared[_NOTED], now, used.cpu
-        return replace(used, cpu=used.cpu - self.used)
+        return Usage(used.cpu - self.used, used.memory - self.held)
 
 
 class Supervisor:
@@ -285,7 +287,8 @@ class Supervisor:
         ours, theirs = connection.Pipe()
         shared = RawArray("q", 3)
         about = (self.settings, str(self.store.root), self.run_id, number, shared)
-        process = start(_worker_main, theirs, *about, fork=self.fork)
+        # A user's test may have started what does not survive a fork, since the last one.
+        process = start(_worker_main, theirs, *about, fork=self.fork and not unforkable())
         theirs.close()
         return _Worker(number, process, ours, shared, folder)
 
@@ -336,7 +339,8 @@ class Supervisor:
 
     def _note(self, worker: _Worker, event: Event | None) -> Iterator[Event]:
         if event is None:
-            worker.ready, self.unstarted, worker.noted = True, 0, -1
+            worker.ready, worker.noted = True, -1
+            worker.held = usage(worker.process.pid or 0).memory
             return
         if isinstance(event, Suspected):
             worker.suspected = event.record
@@ -344,6 +348,7 @@ class Supervisor:
         task = worker.task
         if isinstance(event, Progress):
             worker.reached |= event.kernels
+            self.unstarted = 0
         if isinstance(event, Finished):
             worker.task = worker.suspected = None
             if task is not None and task.confirms is not None:

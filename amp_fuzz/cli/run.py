@@ -30,7 +30,7 @@ from amp_fuzz.cli.common import (
 )
 from amp_fuzz.cli.progress import Board, shown
 from amp_fuzz.cli.signals import Interrupted, Interrupts
-from amp_fuzz.config import OPTIONS, Options
+from amp_fuzz.config import OPTIONS, Options, Resolved
 from amp_fuzz.processes import few_primitives
 from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, RunRecord, incident_line
 from amp_fuzz.store import Store, StoreError
@@ -116,7 +116,7 @@ def run(resume: str | None, **given: Any) -> int:
             with interrupts.stoppable(), waiting("importing torch"):
                 from amp_fuzz.session import prepare
 
-                session = prepare(chosen, command=_again(chosen))
+                session = prepare(chosen, command=_again(resolved, chosen.seed))
                 session, kept = _keeping(session, store, chosen)
                 if before is not None:
                     session = _going_on(session, before, store)
@@ -155,12 +155,13 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
         raise Stopped(f"{record.id} is no run of this command: run it again: {record.command}")
     if store.is_running(record.id):
         raise Stopped(f"{record.id} is still running")
-    fixed = [f"--{name}" for name in _AGAIN if given.get(OPTIONS[name].field)]
+    now = {name: value for name, value in given.items() if value not in (None, ())}
+    fixed = [f"--{name}" for name in _AGAIN if OPTIONS[name].field in now]
     if fixed:
         raise Stopped(f"--resume goes on with the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
     then.pop("resume")
-    return record, then | {name: value for name, value in given.items() if value}
+    return record, then | now
 
 
 def _going_on(session: Session, before: RunRecord, store: Store) -> Session:
@@ -219,13 +220,17 @@ def _say_fixed(store: Store, session: Session, kept: dict[str, list[Kept]]) -> N
         say(f"fixed: {text}")
 
 
-def _again(chosen: Options) -> str:
-    """Return the command that draws the same cases again."""
+def _again(resolved: Resolved, seed: int | None) -> str:
+    """Return the command that draws the same cases again.
+
+    It says what was said, defaults too: a profile or a file may say otherwise.
+    """
+    chosen = dataclasses.replace(resolved.options, seed=seed)
     words = []
     for name in _AGAIN:
         option = OPTIONS[name]
         value = getattr(chosen, option.field)
-        if value == option.default:
+        if value == option.default and resolved.sources[name] == "default":
             continue
         if name == "baseline" and not value.exists():
             continue

@@ -86,6 +86,28 @@ def test_the_command_to_run_again_draws_the_same_cases(amp_fuzz: Command, tmp_pa
     assert {r.id for r in of(CaseRecord, records(tmp_path, one))} == before
 
 
+def test_the_command_to_run_again_says_a_default_that_was_said(
+    amp_fuzz: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "amp-fuzz.toml").write_text("aimed = 0\n")
+    first = amp_fuzz(
+        *("run", "--profile=nightly", "--backends=eager-cpu", "--ops=abs", "--cases=3"),
+        *("--seconds=90", "--aimed=20", "--relations=one", "--max-statements=12", "--seed=0"),
+    )
+    assert first.out.splitlines()[-1] == (
+        "again:  amp-fuzz run --seed=0 --backends=eager-cpu --ops=abs --cases=3 --aimed=20 "
+        "--relations=one --max-statements=12 --seconds=90 --floor=0"
+    )
+
+
+def test_what_a_run_that_goes_on_was_told_stays_zero_too(amp_fuzz: Command, tmp_path: Path) -> None:
+    amp_fuzz("run", "--backends=eager-cpu", "--ops=abs", "--cases=3", "--seed=0")
+    (run,) = Store(tmp_path / ".amp-fuzz").runs()
+    done = amp_fuzz("run", f"--resume={run}", "--seed=0", "--aimed=0")
+    assert done.code == 2
+    assert "leave out --seed, --aimed" in done.err
+
+
 def test_a_new_divergence(fuzzed: tuple[Path, Any]) -> None:
     folder, done = fuzzed
     assert (done.code, done.err) == (1, "")

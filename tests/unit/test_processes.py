@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz import heap
+from amp_fuzz import heap, privateuse1
 from amp_fuzz.processes import death, end, few_primitives, start
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
@@ -131,3 +131,41 @@ def _resident() -> float:
     """Return what this process has allocated and is in memory, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+# Where torch sees an accelerator, a backward pass of CPU tensors starts threads of autograd.
+BACKWARD = """
+import time
+import torch
+from amp_fuzz import privateuse1
+from amp_fuzz.processes import start, unforkable
+
+def backward():
+    torch.ones(3, requires_grad=True).sum().backward()
+
+def forked():
+    try:
+        backward()
+    except RuntimeError as error:
+        print("a fork:", str(error).partition(".")[0], flush=True)
+
+privateuse1.install("cuda")
+print("before:", unforkable(), flush=True)
+backward()
+time.sleep(0.5)  # a thread takes its name soon after its start
+print("after:", unforkable(), flush=True)
+start(forked, fork=True).join()
+"""
+
+REFUSED = "Unable to handle autograd's threading in combination with fork-based multiprocessing"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs forks")
+@pytest.mark.skipif(not privateuse1.supported(), reason="needs a device in Python")
+def test_no_fork_where_its_backward_passes_would_raise() -> None:
+    said = subprocess.run([sys.executable, "-c", BACKWARD], capture_output=True, text=True)
+    assert said.stdout.splitlines() == [
+        "before: ",
+        "after: autograd has started threads, which do not survive a fork",
+        f"a fork: {REFUSED}",
+    ]

@@ -143,6 +143,13 @@ def test_a_last_line_cut_short_is_left_out(store: Store) -> None:
         assert list(store.records("r1")) == RECORDS[:-1]
 
 
+def test_a_writer_that_goes_on_drops_a_last_line_cut_short(store: Store) -> None:
+    path = written(store, *RECORDS)
+    path.write_bytes(path.read_bytes()[:-9])
+    written(store, RECORDS[0])
+    assert list(store.records("r1")) == [*RECORDS[:-1], RECORDS[0]]
+
+
 @pytest.mark.parametrize("damage", [b"{", b"\x00\x00", b"\xff\xfe", b'{"type":"new"}', b"5", b"[]"])
 def test_a_damaged_line_is_named(store: Store, damage: bytes) -> None:
     path = written(store, *RECORDS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_fuzz import workers
+from amp_fuzz import engine, workers
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.case import Case
@@ -79,11 +79,13 @@ def drawn(settings: Settings = SETTINGS) -> list[Case]:
     return [case for task in tasks for case in draw(task, settings)]
 
 
-def worked(store: Store, settings: Settings = SETTINGS) -> list[Event]:
+def worked(
+    store: Store, settings: Settings = SETTINGS, backend: str = "fragile-cpu"
+) -> list[Event]:
     """Run the tasks of a run, without those that aim at kernels."""
     supervisor = Supervisor(settings, store, "r1")
     try:
-        return list(supervisor.work(plan_tasks(settings, [backends()["fragile-cpu"]])))
+        return list(supervisor.work(plan_tasks(settings, [backends()[backend]])))
     finally:
         supervisor.close()
 
@@ -252,6 +254,46 @@ def test_what_was_done_to_torch_before_holds_in_the_workers(store: Store) -> Non
     finally:
         library._destroy()
     assert [e for e in events if isinstance(e, Finding) and e.new and e.record.op == "mm"]
+
+
+def test_a_worker_that_always_dies_of_drawing_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    monkeypatch.setattr(engine, "draw_case", lambda *args, **kwargs: kill(signal.SIGKILL))
+    events = worked(store, replace(SETTINGS, backends=("eager-cpu",)), "eager-cpu")
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    said = failed.detail.splitlines()[0]
+    assert said == "the worker died of SIGKILL between two cases, 3 times in a row"
+
+
+def test_what_the_process_held_before_a_fork_is_no_memory_of_a_case(
+    fragile: Installer, store: Store
+) -> None:
+    fragile(lambda case: time.sleep(0.6))  # long enough for the supervisor to look
+    held = bytearray(b"x") * 2**30
+    events = worked(store, replace(SETTINGS, cases=2, memory=0.9))
+    assert len(held) == 2**30
+    assert len([event for event in events if isinstance(event, Progress)]) == 2
+    assert not [event for event in events if isinstance(event, (Crashed, Failed, Happened))]
+
+
+def test_no_worker_is_a_fork_once_a_fork_is_not_safe_any_more(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    forks = []
+
+    def started(*args: object, fork: bool) -> None:
+        forks.append(fork)
+        raise StopIteration
+
+    monkeypatch.setattr(workers, "start", started)
+    supervisor = Supervisor(replace(SETTINGS, backends=("eager-cpu",)), store, "r1")
+    for why in ("", "autograd has started threads"):
+        monkeypatch.setattr(workers, "unforkable", lambda why=why: why)
+        with pytest.raises(StopIteration):
+            supervisor._start()
+    supervisor.close()
+    assert forks == [True, False]
 
 
 def test_a_worker_that_never_starts_is_an_error(
