@@ -222,7 +222,7 @@ class Supervisor:
             if self.stopped:
                 break
         if self.stopped:
-            self._end_workers()
+            yield from self._end_workers()
         if self.cut:
             yield TimeUp()
 
@@ -232,7 +232,7 @@ class Supervisor:
                 self.workers.append(self._start())
             for worker in list(self.workers):
                 if worker.task is None and self._wanted():
-                    self._give(worker, self.queue.pop())
+                    yield from self._give(worker, self.queue.pop())
             yield from self._listen()
             self._stop()
             if self.stopped:
@@ -242,13 +242,17 @@ class Supervisor:
         """Do the tasks in this process, which a case may end."""
         path = self.store.run_path(self.run_id) / f"current-{self.label}.json"
         note = _Note(path, RawArray("q", 3))
-        with composed():
-            while self._wanted():
-                task = self.queue.pop()
-                covered = Covered(self.store, task.backend)
-                for event in _task(task, self.settings, self.writer, note, self.groups, covered):
-                    yield from self._taken(event)
-        path.unlink(missing_ok=True)
+        try:
+            with composed():
+                while self._wanted():
+                    task = self.queue.pop()
+                    covered = Covered(self.store, task.backend)
+                    about = self.settings, self.writer, note, self.groups, covered
+                    for event in _task(task, *about):
+                        yield from self._taken(event)
+        finally:
+            note.close()
+            path.unlink(missing_ok=True)
 
     def _wanted(self) -> bool:
         """Return whether there is a task to do, and drop those whose time is up."""
@@ -292,9 +296,9 @@ class Supervisor:
         theirs.close()
         return _Worker(number, process, ours, shared, folder)
 
-    def _give(self, worker: _Worker, task: Task) -> None:
+    def _give(self, worker: _Worker, task: Task) -> Iterator[Event]:
         if task.confirms is not None and not worker.fresh:
-            self._end(worker)
+            yield from self._end(worker)
             worker = self._start()
             self.workers.append(worker)
         worker.task, worker.fresh, worker.reached = task, False, set()
@@ -387,8 +391,7 @@ class Supervisor:
 
     def _lost(self, worker: _Worker, how: _Death) -> Iterator[Event]:
         """Record what a worker died of, and put back what it had not done."""
-        self.workers.remove(worker)
-        _end(worker)
+        yield from self._ended(worker)
         task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
         text = worker.current.read_bytes()
         worker.current.unlink()
@@ -447,20 +450,30 @@ class Supervisor:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _end(self, worker: _Worker) -> None:
+    def _ended(self, worker: _Worker) -> Iterator[Event]:
+        """End a worker, and yield what it had told by then."""
         self.workers.remove(worker)
-        _end(worker)
-        self._unminimised(worker)
+        end(worker.process)
+        with suppress(EOFError, OSError):
+            while worker.pipe.poll():
+                yield from self._note(worker, worker.pipe.recv())
+        worker.pipe.close()
+
+    def _end(self, worker: _Worker) -> Iterator[Event]:
+        """End a worker, and yield what it had found, as small as that was by then."""
+        yield from self._ended(worker)
+        if (kept := self._unminimised(worker)) is not None:
+            yield Finding(kept, new=not kept.known)
         worker.current.unlink(missing_ok=True)
 
-    def _end_workers(self) -> None:
-        """End the workers, and keep what they were making smaller."""
+    def _end_workers(self) -> Iterator[Event]:
         for worker in list(self.workers):
-            self._end(worker)
+            yield from self._end(worker)
 
     def close(self) -> None:
         """End the workers and close the records."""
-        self._end_workers()
+        for _ in self._end_workers():
+            pass  # nobody listens; what was found is kept
         self.writer.close()
 
 
@@ -481,11 +494,6 @@ def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Tas
     met = {name.removeprefix("aten::") for op in ops for name in op.overloads} | set(reached)
     aims = tuple(kernel for kernel in task.aims if kernel not in met)
     return replace(left, aims=aims, seed=seed_of(task.seed, "after", number))
-
-
-def _end(worker: _Worker) -> None:
-    worker.pipe.close()
-    end(worker.process, 0.0 if worker.task is not None else 0.5)
 
 
 # -- in a worker ----------------------------------------------------------------------------------
@@ -521,6 +529,10 @@ class _Note:
             raise StoreError(f"{self.path}: cannot write ({os.strerror(errno.ENOSPC)})")
         self.shared[_RUNNING] = 1
         self.shared[_NOTED] += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
     def rested(self) -> None:
         """Note that the case is recorded, and that none runs."""

@@ -32,7 +32,7 @@ from amp_fuzz.engine import (
     plan_tasks,
 )
 from amp_fuzz.harness import Observation
-from amp_fuzz.records import CaseRecord, IncidentRecord, RunRecord
+from amp_fuzz.records import CaseRecord, DivergenceRecord, IncidentRecord, RunRecord
 from amp_fuzz.store import Store
 from amp_fuzz.workers import Supervisor, _after, run
 from tests import helpers
