@@ -18,7 +18,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement, TensorSpec
+from amp_fuzz.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
 from amp_fuzz.reference.aot import _functions, _without_out, traced
 from amp_fuzz.reference.autocast import autocast, quirks
 from amp_fuzz.reference.lowered import _Lowering, _refuses, opaque
@@ -447,6 +447,55 @@ OUTS = {
     "hardtanh": call("hardtanh", "x0", form="out", out="b2"),
     "kthvalue": call("kthvalue", "x0", 1, -1, True, form="out", out=["b2", "b3"], to="v0 v1"),
 }
+
+
+def test_what_is_written_into_a_copy_that_dropout_makes_is_explained() -> None:
+    """In eager it is written into what dropout was given."""
+    body = [
+        call("neg", "x0"),
+        call("dropout", "v0", p=0.5, training=False, to="v1"),
+        call("exp2", "v1", form="inplace", to="v2"),
+    ]
+    one = case([x("x0", 3)], NEG, *body, contexts=(), backward="none")
+    example = Example(one, "exp2", returns=("v9", "v0", "v2"))
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.where, verdict.known) == ("v0", "compile-dropout")
+    assert judged(example, shipped(), wrong="exp2").outcome == "diverged"
+
+
+def test_a_gradient_through_a_view_of_a_result_that_no_grad_made_is_explained() -> None:
+    """A scaled view requires grad where the view does, and has no history in eager."""
+    body = (
+        call("mm", "x0", "w1"),
+        under(NoGrad(), call("unsqueeze", "v0", -1, form="method", to="v1")),
+    )
+    inputs = [x("x0", 2, 2), x("w1", 2, 2)]
+    for scaler, kind in ((False, "raise"), (True, "grad-value")):
+        one = case(inputs, *body, contexts=(), scaler=scaler)
+        example = Example(one, "mm", returns=("v0", "v1"))
+        verdict = judged(example, shipped())
+        assert verdict.divergence is not None
+        assert (verdict.divergence.kind, verdict.known) == (kind, "compile-views")
+        assert judged(example, shipped(), wrong="mm").outcome == "diverged"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_result_that_is_none_and_is_saved_is_explained(checkpoint: bool) -> None:
+    """In a checkpoint it is made again, and handed to the op of the backward pass."""
+    sizes = {"w0": (4, 4, 3), "w1": (8, 3), "x2": (8, 2), "x3": (8,), "x4": (4, 2), "x5": (3,)}
+    layer = call(
+        "mkldnn_rnn_layer",
+        *("w0", "w1", "x2", "x3", "x3", "x4", "x4"),
+        *(False, [], 2, 2, 1, True, False, False, True),
+        form="overload",
+        to="v0 v1 v2 v3",
+    )
+    body = [call("neg", "x5", to="v9"), under(Checkpoint(), layer) if checkpoint else layer]
+    one = case([x(name, *sizes[name]) for name in sizes], *body, contexts=())
+    example = Example(one, "neg", returns=("v9", "v0"))
+    assert judged(example, shipped()).known == "compile-saved-tensors"
+    assert judged(example, shipped(), wrong="neg").outcome == "diverged"
 
 
 @pytest.mark.parametrize("op", OUTS)
