@@ -348,6 +348,17 @@ EXAMPLES: Mapping[str, Example] = {
         "",
         "compile[aot_eager]",
     ),
+    "compile-promised-dtype": Example(
+        case(
+            [x("x0"), x("x1", 3, dtype="bfloat16")],
+            NEG,
+            call("addr", "x0", "x1", "x1"),
+            call("rms_norm", "v0", [3], to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "addr",
+    ),
     "compile-probability-checks": Example(
         case(
             [
@@ -478,6 +489,26 @@ def test_a_gradient_through_a_view_of_a_result_that_no_grad_made_is_explained() 
         assert verdict.divergence is not None
         assert (verdict.divergence.kind, verdict.known) == (kind, "compile-views")
         assert judged(example, shipped(), wrong="mm").outcome == "diverged"
+
+
+def test_a_loss_of_statistics_that_are_promised_to_be_float32_is_explained() -> None:
+    """They are not, and nothing casts them; nothing else of that loss is explained."""
+    norm = call(
+        "_native_batch_norm_legit_functional",
+        *("x0", None, None, "x1", "x1", True, 0.5, 1e-05),
+        form="overload",
+        to="v0 v1 v2 v3 v4",
+    )
+    inputs = [
+        x("x0", 3, 4, 2, dtype="float16"),
+        x("x1", 4, dtype="float16", domain="unit"),
+        x("x2", dtype="float16"),
+    ]
+    body = norm, under(BF16, call("kl_div", "v4", "x2", reduction=2, form="overload", to="v5"))
+    one = case(inputs, *body, contexts=(), backward="none")
+    example = Example(one, "kl_div", returns=("v5",))
+    assert judged(example, shipped()).known == "compile-promised-dtype"
+    assert judged(example, shipped(), wrong="kl_div").outcome == "diverged"
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
