@@ -202,18 +202,21 @@ def _truthful(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _without_promised_results() -> Iterator[None]:
-    """Let two ops promise what they return: they run, on zeros.
+    """Let three ops promise what they return: they run, on zeros.
 
-    A fake kernel of the first is asked before its meta function, and one of the second is its
-    decomposition, which nothing else asks for on ``aot_eager``.
+    A fake kernel of the first is asked before its meta function; those of the others are their
+    decompositions, which nothing else asks for on ``aot_eager``.
     """
     import torch
     from torch._decomp import decomposition_table
     from torch._subclasses import FakeTensorMode
     from torch._subclasses.fake_impls import op_implementations_dict
 
-    addr, norm = torch.ops.aten.addr.default, torch.ops.aten._native_batch_norm_legit_functional
-    norm = norm.default
+    aten = torch.ops.aten
+    decomposed: list[Any] = [
+        aten._native_batch_norm_legit_functional.default,
+        aten.soft_margin_loss.default,
+    ]
 
     def truthful(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         with mode:
@@ -222,8 +225,8 @@ def _without_promised_results() -> Iterator[None]:
     FakeTensorMode.cache_clear()  # it remembers what fake kernels return
     try:
         with (
-            patch.dict(op_implementations_dict, {addr: truthful}),
-            patch.dict(decomposition_table, {norm: partial(_truthful, norm)}),
+            patch.dict(op_implementations_dict, {aten.addr.default: truthful}),
+            patch.dict(decomposition_table, {op: partial(_truthful, op) for op in decomposed}),
         ):
             yield
     finally:

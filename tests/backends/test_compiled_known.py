@@ -511,6 +511,18 @@ def test_a_loss_of_statistics_that_are_promised_to_be_float32_is_explained() -> 
     assert judged(example, shipped(), wrong="kl_div").outcome == "diverged"
 
 
+@pytest.mark.parametrize("out", [False, True])
+def test_a_loss_that_is_promised_to_be_wider_is_explained(out: bool) -> None:
+    """With an ``out=`` eager refuses it; in the graph that has the dtype of the loss."""
+    inputs = [x("x0", 3, dtype="bfloat16"), x("x1", 3), x("b2")]
+    op = "soft_margin_loss"
+    loss = call(op, "x0", "x1", form="out", out="b2") if out else call(op, "x0", "x1")
+    body = NEG, loss, call("float", "v0", form="method", to="v1"), call("mul", "v1", "v1", to="v2")
+    example = Example(case(inputs, *body, contexts=(), backward="none"), op)
+    assert "compile-promised-dtype" in judged(example, shipped()).known.split("+")
+    assert judged(example, shipped(), wrong=op).outcome == "diverged"
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_result_that_is_none_and_is_saved_is_explained(checkpoint: bool) -> None:
     """In a checkpoint it is made again, and handed to the op of the backward pass."""
