@@ -74,6 +74,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "promised-statistics",
         "optimised-graphs",
         "promised-dtypes",
+        "promised-results",
         "reused-inputs",
         "separate-roundings",
     ] = ""

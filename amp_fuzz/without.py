@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 __all__ = ["WITHOUT"]
 
@@ -171,34 +173,75 @@ def _without_optimised_graphs() -> Iterator[None]:
         torch._C._set_graph_executor_optimize(before)
 
 
+def _zeros(x: Any) -> Any:
+    import torch
+
+    if isinstance(x, (list, tuple)):
+        return [_zeros(part) for part in x]
+    if not isinstance(x, torch.Tensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
+
+
+def _alike(made: Any) -> Any:
+    import torch
+
+    if isinstance(made, (list, tuple)):
+        return [_alike(part) for part in made]
+    return torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device=made.device)
+
+
+def _truthful(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return tensors as a function makes them of zeros."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        made = function(*_zeros(args), **{k: _zeros(v) for k, v in kwargs.items()})
+    return _alike(made)
+
+
+@contextmanager
+def _without_promised_results() -> Iterator[None]:
+    """Let three ops promise what they return: they run, on zeros.
+
+    A fake kernel of the first is asked before its meta function; those of the others are their
+    decompositions, which nothing else asks for on ``aot_eager``.
+    """
+    import torch
+    from torch._decomp import decomposition_table
+    from torch._subclasses import FakeTensorMode
+    from torch._subclasses.fake_impls import op_implementations_dict
+
+    aten = torch.ops.aten
+    decomposed: list[Any] = [
+        aten._native_batch_norm_legit_functional.default,
+        aten.soft_margin_loss.default,
+    ]
+
+    def truthful(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return _truthful(func, *args, **kwargs)
+
+    FakeTensorMode.cache_clear()  # it remembers what fake kernels return
+    try:
+        with (
+            patch.dict(op_implementations_dict, {aten.addr.default: truthful}),
+            patch.dict(decomposition_table, {op: partial(_truthful, op) for op in decomposed}),
+        ):
+            yield
+    finally:
+        FakeTensorMode.cache_clear()
+
+
 @contextmanager
 def _without_promised_dtypes() -> Iterator[None]:
     """Let the fake kernels of custom ops return what the ops do: those run, on zeros."""
-    import torch
     from torch._library.custom_ops import CustomOpDef
-    from torch.utils._python_dispatch import _disable_current_modes
 
     honest = CustomOpDef.register_fake
 
-    def zeros(x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return [zeros(part) for part in x]
-        if not isinstance(x, torch.Tensor):
-            return x
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
-
-    def alike(made: Any) -> Any:
-        if isinstance(made, (list, tuple)):
-            return [alike(part) for part in made]
-        return torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device=made.device)
-
     def register_fake(op: CustomOpDef, function: Callable[..., Any], /) -> Any:
-        def truthful(*args: Any, **kwargs: Any) -> Any:
-            with _disable_current_modes():
-                made = function(*zeros(args), **{k: zeros(v) for k, v in kwargs.items()})
-            return alike(made)
-
-        return honest(op, truthful)
+        return honest(op, partial(_truthful, function))
 
     CustomOpDef.register_fake = register_fake  # type: ignore[method-assign]
     try:
@@ -242,6 +285,7 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "kept-constants": _without_kept_constants,
     "optimised-graphs": _without_optimised_graphs,
     "promised-dtypes": _without_promised_dtypes,
+    "promised-results": _without_promised_results,
     "promised-statistics": _without_promised_statistics,
     "reused-inputs": _without_reused_inputs,
     "separate-roundings": lambda: _compiled_with("cpp.enable_floating_point_contract_flag", "fast"),

@@ -68,6 +68,22 @@ def _ranks() -> Iterator[None]:
 
 
 @contextmanager
+def _dropouts() -> Iterator[None]:
+    """Copy what a dropout leaves as it is, as its decomposition does; eager returns that itself."""
+    honest: Callable[..., torch.Tensor] = torch.dropout
+
+    def dropout(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = honest(x, *args, **kwargs)
+        return made.clone() if made is x else made
+
+    with (
+        patch.object(torch, "dropout", dropout),
+        patch.object(torch._VF, "dropout", dropout),  # what torch.nn.functional calls
+    ):
+        yield
+
+
+@contextmanager
 def _fractions() -> Iterator[None]:
     """Compute ``addcdiv(x, a, b, value=v)`` as ``x + (a / b) * v``, each step rounded.
 
@@ -223,6 +239,7 @@ def _register(name: str) -> None:
 
 QUIRKS: dict[str, Callable[[], Any]] = {
     "compile-addcdiv": _fractions,
+    "compile-dropout": _dropouts,
     "compile-functions": _functions,
     "compile-kernels": _Kernels,
     "compile-matrix-rank": _ranks,
@@ -263,8 +280,8 @@ def _differentiate(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tenso
 
 
 def _again(output: torch.Tensor) -> torch.Tensor:
-    """Return a view of a leaf that was made under ``no_grad`` as one that is made under grad."""
+    """Return a view that was made under ``no_grad`` as one that is made under grad."""
     base = output._base
-    if base is None or not (base.is_leaf and output.requires_grad and output.grad_fn is None):
+    if base is None or not (output.requires_grad and output.grad_fn is None):
         return output
     return base.as_strided(output.shape, output.stride(), output.storage_offset())

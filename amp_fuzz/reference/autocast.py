@@ -237,6 +237,7 @@ QUIRKS = (
     "compile-backward-autocast",
     "compile-cat-empty",
     "compile-checkpoint-zeros",
+    "compile-dropout",
     "compile-erf",
     "compile-expm1",
     "compile-fractional-pool",
@@ -364,6 +365,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         a lowering does it (`amp_fuzz.reference.lowered`).
     compile-checkpoint-zeros: a reentrant checkpoint is one that is not, so that no zeros come back
         to what none of its used results depends on.
+    compile-dropout: a dropout that drops nothing returns a copy, where eager returns its input.
     compile-functions: a Python function of torch that modes may override is called again from what
         it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
         `torch.chain_matmul` not its ``out=``.
@@ -371,7 +373,7 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         kernels call; in an ``inference_mode`` region composite ops are kernels too.
     compile-out: a composite op with an ``out=`` is called without it, so that autocast casts for
         it, and its result is copied; so is any op whose ``out=`` has another dtype.
-    compile-views: a view of a leaf that is made under ``no_grad`` in a program and returned from it
+    compile-views: a view that is made under ``no_grad`` in a program and returned from it
         has a ``grad_fn``.
     compile-weight-cache: a compiled program neither sees nor leaves a cast in the weight cache.
     compile-written-casts: what is computed from a float32 that the program casts to 16 bits takes

@@ -18,7 +18,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Checkpoint, DType, InferenceMode, Statement, TensorSpec
+from amp_fuzz.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
 from amp_fuzz.reference.aot import _functions, _without_out, traced
 from amp_fuzz.reference.autocast import autocast, quirks
 from amp_fuzz.reference.lowered import _Lowering, _refuses, opaque
@@ -348,6 +348,17 @@ EXAMPLES: Mapping[str, Example] = {
         "",
         "compile[aot_eager]",
     ),
+    "compile-promised-dtype": Example(
+        case(
+            [x("x0"), x("x1", 3, dtype="bfloat16")],
+            NEG,
+            call("addr", "x0", "x1", "x1"),
+            call("rms_norm", "v0", [3], to="v1"),
+            contexts=(),
+            backward="none",
+        ),
+        "addr",
+    ),
     "compile-probability-checks": Example(
         case(
             [
@@ -447,6 +458,87 @@ OUTS = {
     "hardtanh": call("hardtanh", "x0", form="out", out="b2"),
     "kthvalue": call("kthvalue", "x0", 1, -1, True, form="out", out=["b2", "b3"], to="v0 v1"),
 }
+
+
+def test_what_is_written_into_a_copy_that_dropout_makes_is_explained() -> None:
+    """In eager it is written into what dropout was given."""
+    body = [
+        call("neg", "x0"),
+        call("dropout", "v0", p=0.5, training=False, to="v1"),
+        call("exp2", "v1", form="inplace", to="v2"),
+    ]
+    one = case([x("x0", 3)], NEG, *body, contexts=(), backward="none")
+    example = Example(one, "exp2", returns=("v9", "v0", "v2"))
+    verdict = judged(example, shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.where, verdict.known) == ("v0", "compile-dropout")
+    assert judged(example, shipped(), wrong="exp2").outcome == "diverged"
+
+
+def test_a_gradient_through_a_view_of_a_result_that_no_grad_made_is_explained() -> None:
+    """A scaled view requires grad where the view does, and has no history in eager."""
+    body = (
+        call("mm", "x0", "w1"),
+        under(NoGrad(), call("unsqueeze", "v0", -1, form="method", to="v1")),
+    )
+    inputs = [x("x0", 2, 2), x("w1", 2, 2)]
+    for scaler, kind in ((False, "raise"), (True, "grad-value")):
+        one = case(inputs, *body, contexts=(), scaler=scaler)
+        example = Example(one, "mm", returns=("v0", "v1"))
+        verdict = judged(example, shipped())
+        assert verdict.divergence is not None
+        assert (verdict.divergence.kind, verdict.known) == (kind, "compile-views")
+        assert judged(example, shipped(), wrong="mm").outcome == "diverged"
+
+
+def test_a_loss_of_statistics_that_are_promised_to_be_float32_is_explained() -> None:
+    """They are not, and nothing casts them; nothing else of that loss is explained."""
+    norm = call(
+        "_native_batch_norm_legit_functional",
+        *("x0", None, None, "x1", "x1", True, 0.5, 1e-05),
+        form="overload",
+        to="v0 v1 v2 v3 v4",
+    )
+    inputs = [
+        x("x0", 3, 4, 2, dtype="float16"),
+        x("x1", 4, dtype="float16", domain="unit"),
+        x("x2", dtype="float16"),
+    ]
+    body = norm, under(BF16, call("kl_div", "v4", "x2", reduction=2, form="overload", to="v5"))
+    one = case(inputs, *body, contexts=(), backward="none")
+    example = Example(one, "kl_div", returns=("v5",))
+    assert judged(example, shipped()).known == "compile-promised-dtype"
+    assert judged(example, shipped(), wrong="kl_div").outcome == "diverged"
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_a_loss_that_is_promised_to_be_wider_is_explained(out: bool) -> None:
+    """With an ``out=`` eager refuses it; in the graph that has the dtype of the loss."""
+    inputs = [x("x0", 3, dtype="bfloat16"), x("x1", 3), x("b2")]
+    op = "soft_margin_loss"
+    loss = call(op, "x0", "x1", form="out", out="b2") if out else call(op, "x0", "x1")
+    body = NEG, loss, call("float", "v0", form="method", to="v1"), call("mul", "v1", "v1", to="v2")
+    example = Example(case(inputs, *body, contexts=(), backward="none"), op)
+    assert "compile-promised-dtype" in judged(example, shipped()).known.split("+")
+    assert judged(example, shipped(), wrong=op).outcome == "diverged"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_result_that_is_none_and_is_saved_is_explained(checkpoint: bool) -> None:
+    """In a checkpoint it is made again, and handed to the op of the backward pass."""
+    sizes = {"w0": (4, 4, 3), "w1": (8, 3), "x2": (8, 2), "x3": (8,), "x4": (4, 2), "x5": (3,)}
+    layer = call(
+        "mkldnn_rnn_layer",
+        *("w0", "w1", "x2", "x3", "x3", "x4", "x4"),
+        *(False, [], 2, 2, 1, True, False, False, True),
+        form="overload",
+        to="v0 v1 v2 v3",
+    )
+    body = [call("neg", "x5", to="v9"), under(Checkpoint(), layer) if checkpoint else layer]
+    one = case([x(name, *sizes[name]) for name in sizes], *body, contexts=())
+    example = Example(one, "neg", returns=("v9", "v0"))
+    assert judged(example, shipped()).known == "compile-saved-tensors"
+    assert judged(example, shipped(), wrong="neg").outcome == "diverged"
 
 
 @pytest.mark.parametrize("op", OUTS)

@@ -341,6 +341,15 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
         ),
     ),
+    "compile-dropout": Example(
+        AOT,
+        case(
+            [x("x0", 3), x("w1", 3)],
+            NEG,
+            under(NoGrad(), call("dropout", "w1", p=0.0, training=True)),
+            contexts=(),
+        ),
+    ),
     "compile-views": Example(
         AOT,
         case(
