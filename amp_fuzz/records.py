@@ -275,13 +275,16 @@ def incident_line(record: IncidentRecord) -> str:
 
 
 class EndRecord(msgspec.Struct, frozen=True, tag="end"):
-    """A worker, or the run, came to its end. planned: the cases that it was to run, if known."""
+    """A worker, or the run, came to its end. planned: the cases that it was to run, if known.
+
+    reason: ``resumed`` takes back an end before it, since the run goes on.
+    """
 
     backend: str
     family: str
     cases: int
     seconds: float
-    reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+    reason: Literal["done", "stopped", "interrupted", "crashed", "resumed"] = "done"
     planned: int = 0
 
 

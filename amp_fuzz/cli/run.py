@@ -124,6 +124,8 @@ def run(resume: str | None, **given: Any) -> int:
             click.echo("amp-fuzz: interrupted", err=True)
             return interrupts.code or 0
         with store.running(session.record):
+            if before is not None:
+                _write_end(store, session, EndRecord("", "", 0, 0.0, "resumed"))
             _head(session, chosen, resolved.files)
             _first(kept, chosen)
 
@@ -377,12 +379,17 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
         reason = "stopped"
     # Counted again: when a run is stopped, workers have recorded more than they had told of.
     tally.cases = _recorded(store.run_path(session.record.id))
+    end = EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned)
     try:
-        writer = store.writer(session.record.id, "run")
-        writer.write(EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned))
-        writer.close()
+        _write_end(store, session, end)
     except StoreError as error:
         tally.failure = tally.failure or str(error)
+
+
+def _write_end(store: Store, session: Session, end: EndRecord) -> None:
+    writer = store.writer(session.record.id, "run")
+    writer.write(end)
+    writer.close()
 
 
 def _recorded(folder: Path) -> int:

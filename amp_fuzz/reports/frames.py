@@ -116,7 +116,8 @@ def load(store: Store, run_id: str) -> RunData:
         for record in _read(path, tally.damage):
             tally.add(record)
     data = tally.finish(run, store.root)
-    if (data.ends["backend"] == "").any():
+    whole = data.ends.loc[data.ends["backend"] == "", "reason"]
+    if len(whole) and whole.iloc[-1] != "resumed":
         return data
     return replace(data, state="running" if store.is_running(run_id) else "killed")
 

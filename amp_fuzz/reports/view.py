@@ -607,7 +607,7 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
         yield "the run was killed, or its machine stopped: the numbers are of the part that ran"
     last = data.ends[data.ends["backend"] == ""].tail(1)
     ends = pd.concat([data.ends[data.ends["backend"] != ""], last])
-    early = ends[ends["reason"] != "done"]
+    early = ends[~ends["reason"].isin(["done", "resumed"])]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
         if whole and reason == "stopped" and int(last["planned"].sum()):

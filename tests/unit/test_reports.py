@@ -429,6 +429,15 @@ def test_a_run_that_was_killed_says_so_and_how_to_go_on(tmp_path: Path) -> None:
         assert view_of(store).verdict.sentence.startswith("STILL RUNNING: nothing new so far")
 
 
+def test_a_resumed_run_that_was_killed_did_not_end(tmp_path: Path) -> None:
+    ends = [EndRecord("", "", 1, 2.0, "interrupted"), EndRecord("", "", 0, 0.0, "resumed")]
+    seen = view_of(store_of(tmp_path, [ran(), *ends]))
+    assert seen.verdict.kind == "unended"
+    again = view_of(store_of(tmp_path / "again", [ran(), *ends, EndRecord("", "", 1, 3.0)]))
+    assert (again.verdict.kind, again.took) == ("clean", 5.0)
+    assert not [note for note in again.notes if "ended" in note or "killed" in note]
+
+
 def test_a_new_finding_of_a_killed_run_is_told_first(tmp_path: Path) -> None:
     found = [r for r in small_run() if not isinstance(r, EndRecord)]
     seen = view_of(store_of(tmp_path, found, ended=False))
