@@ -67,6 +67,11 @@ class Run:
         if self.settings.deadline == math.inf:
             self.settings = timed(self.settings)
 
+    @property
+    def apart(self) -> str:
+        """Why a worker process started anew, without the changes made to torch here, or ""."""
+        return self._supervisor.apart if self._supervisor is not None else ""
+
     def write(self, record: EndRecord) -> None:
         """Write a record. Raises `StoreError`."""
         self._begin().writer.write(record)

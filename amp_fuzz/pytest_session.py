@@ -47,6 +47,7 @@ __all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
 _KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
+_UNREACHED = "changes to torch do not reach the cases' processes"
 _REFUSED = (
     BackendError,
     BaselineError,
@@ -231,7 +232,7 @@ class FuzzSession:
         if not why:
             return []
         plugins = f"a module that {_PREFIX}plugins names makes them in both"
-        return [f"amp-fuzz: changes to torch do not reach the cases' processes: {why}; {plugins}"]
+        return [f"amp-fuzz: {_UNREACHED}: {why}; {plugins}"]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -272,6 +273,7 @@ class FuzzSession:
         if self.in_worker:
             did, found = self.run, [record.id for record in self.run.findings]
             output = {"cases": did.cases, "planned": did.planned, "cut": did.cut, "findings": found}
+            output |= {"apart": did.apart}
             session.config.workeroutput[_KEY] = json.dumps(output)  # type: ignore[attr-defined]
             return
         if self._ran():
@@ -341,6 +343,8 @@ class FuzzSession:
                 lines += [f"fixed: {text}" for text in fixed_lines(self.run.store, run, self.kept)]
         else:
             lines.append("amp-fuzz: no case ran")
+        apart = {self.run.apart, *(said["apart"] for said in self.workers.values())} - {""}
+        lines += [f"amp-fuzz: {_UNREACHED}: {why}" for why in sorted(apart)]
         return [*lines, *self._worker_lines(), *self._last_lines()]
 
     def _worker_lines(self) -> list[str]:

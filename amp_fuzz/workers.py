@@ -194,8 +194,8 @@ class Supervisor:
         self.kept: set[tuple[str, ...]] = set()
         self.deaths: Counter[str] = Counter()
         self.unstarted = 0
-        self.fork = settings.isolate and not unshared(settings)
-        if self.fork:
+        self.apart = ""  # why a worker started anew, without the changes made to torch here
+        if settings.isolate and not unshared(settings):
             # What torch imports at the first checkpoint or custom op, here once for all workers:
             # 1.3 s of CPU time of each worker (torch 2.13), of those that replace dead ones too.
             importlib.import_module("torch._dynamo")
@@ -292,7 +292,8 @@ class Supervisor:
         shared = RawArray("q", 3)
         about = (self.settings, str(self.store.root), self.run_id, number, shared)
         # A user's test may have started what does not survive a fork, since the last one.
-        process = start(_worker_main, theirs, *about, fork=self.fork and not unforkable())
+        self.apart = unshared(self.settings) or self.apart
+        process = start(_worker_main, theirs, *about, fork=not unshared(self.settings))
         theirs.close()
         return _Worker(number, process, ours, shared, folder)
 

@@ -372,3 +372,15 @@ def test_a_case_that_was_aimed_and_kills_runs_once_more_and_is_a_finding(
     assert [e.record.case.id for e in events if isinstance(e, Crashed)] == [first.id]
     assert ids(store).total() == tasks[0].cases - 1
     assert max(ids(store).values()) == 1
+
+
+def test_a_worker_that_is_no_fork_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "unforkable", lambda: "JAX is imported")
+    settings = Settings(("eager-cpu",), cases=2, ops=("mm",), seed=3, minimize=0)
+    supervisor = Supervisor(settings, store, "r1")
+    try:
+        list(supervisor.work(plan_tasks(settings, [backends()["eager-cpu"]])))
+    finally:
+        supervisor.close()
+    assert supervisor.apart == "JAX is imported"
+    assert len(ids(store)) == 2
