@@ -236,7 +236,7 @@ def fuzzed(
         "--cases=6",
         "--seed=1",
         "--minimize=2",
-        "--aimed=0",
+        "--workers=1",
     )
     return folder, run_in(folder, installed, "run", *arguments)
 
