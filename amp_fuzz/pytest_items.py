@@ -227,8 +227,9 @@ class FuzzItem(pytest.Item):
     def _judge(self, outcome: Outcome) -> None:
         late = self._overdue()
         noted = show_notes(outcome, self.run.settings.fail_on)
-        if outcome.diverged or late or noted:
-            shown = show(outcome, self.run) if outcome.diverged else ""
+        diverged = outcome.diverged or outcome.new
+        if diverged or late or noted:
+            shown = show(outcome, self.run) if diverged else ""
             pytest.fail("\n".join(filter(None, [*late, shown, *noted])), pytrace=False)
         if outcome.cases == 0 and outcome.done:
             pytest.fail(f"no case ran: none was drawn for {self.nodeid}", pytrace=False)

@@ -217,8 +217,8 @@ class Supervisor:
             yield event
             if isinstance(event, Failed):
                 self.stopped = True
-            if isinstance(event, (Finding, Crashed)) and self.settings.fail_fast:
-                self.stopped |= not event.record.known
+            if self.settings.fail_fast and _fails(event):
+                self.stopped = True
             if self.stopped:
                 break
         if self.stopped:
@@ -386,6 +386,7 @@ class Supervisor:
         if record is None:
             return None
         self.writer.write(record)
+        self.stopped |= self.settings.fail_fast and not record.known
         return record if self._keep(record) else None
 
     # -- deaths -----------------------------------------------------------------------------------
@@ -476,6 +477,13 @@ class Supervisor:
         for _ in self._end_workers():
             pass  # nobody listens; what was found is kept
         self.writer.close()
+
+
+def _fails(event: Event) -> bool:
+    """Whether a new divergence is told and counted: its case follows the finding."""
+    if isinstance(event, Crashed):
+        return not event.record.known
+    return isinstance(event, Progress) and event.outcome == "diverged"
 
 
 def _number(log: Path) -> int:

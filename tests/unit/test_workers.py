@@ -56,6 +56,18 @@ class Fragile(EagerBackend):
         return super().run(cases)
 
 
+class Widened(Fragile):
+    """Gives every bfloat16 result as float64."""
+
+    def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
+        seen = EagerBackend.run(self, cases)
+        for observation in seen:
+            for label, value in observation.values.items():
+                if value is not None and value.dtype is torch.bfloat16:
+                    observation.values[label] = value.double()
+        return seen
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "store")
@@ -210,17 +222,12 @@ def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
     cases = drawn()
     known = {case.id for case in cases}
 
-    class Wrong(Fragile):
+    class Wrong(Widened):
         def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
             for case in cases:
                 if case.id not in known and int(case.id[:2], 16) % 4 == 0:
                     kill(signal.SIGSEGV)
-            seen = EagerBackend.run(self, cases)
-            for observation in seen:
-                for label, value in observation.values.items():
-                    if value is not None and value.dtype is torch.bfloat16:
-                        observation.values[label] = value.double()
-            return seen
+            return super().run(cases)
 
     monkeypatch.setitem(backends(), "fragile-cpu", Wrong("cpu"))
     events = worked(store)
@@ -234,6 +241,19 @@ def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
     found = {r.case.id for r in store.records("r1") if isinstance(r, DivergenceRecord)}
     assert {*ids(store), *found} == known
     assert set(ids(store).values()) == {1}
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_the_case_of_a_finding_that_stops_a_run_is_counted(
+    monkeypatch: pytest.MonkeyPatch, store: Store, isolate: bool
+) -> None:
+    """The finding comes before its case, whose process may be ended between the two."""
+    monkeypatch.setitem(backends(), "fragile-cpu", Widened("cpu"))
+    events = worked(store, replace(SETTINGS, fail_fast=True, isolate=isolate, minimize=1))
+    told = [e for e in events if isinstance(e, Finding) and e.new]
+    counted = [e for e in events if isinstance(e, Progress) and e.outcome == "diverged"]
+    assert len(told) == len(counted) == 1
+    assert counted[0].groups == (told[0].record.fingerprint,)
 
 
 def test_what_was_done_to_torch_before_holds_in_the_workers(store: Store) -> None:
