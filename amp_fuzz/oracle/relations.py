@@ -7,7 +7,7 @@ case that must mean the same (`RELATIONS`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -16,7 +16,16 @@ import msgspec
 from amp_fuzz.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.oracle.compare import Divergence, compare
-from amp_fuzz.program import Autocast, NoGrad, Region, regions, returning_all, statements
+from amp_fuzz.program import (
+    Autocast,
+    NoGrad,
+    Ref,
+    Region,
+    Statement,
+    regions,
+    returning_all,
+    statements,
+)
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 
@@ -199,7 +208,7 @@ def _together(
     """Find what a case raises for, that neither of its halves does.
 
     That is the statement that raises, or if it is none of them, since the backward pass raises, the
-    first value that does so alone, or beside the first output with which it does; or that output.
+    first value that does so alone, or times what vmap maps over; or the first output that does.
     """
     raised = run(case).raised
     if raised is None or run(apart).raised or run(bare(case)).raised:
@@ -207,25 +216,34 @@ def _together(
     values = {n for s in statements(case.program.body) for n in s.outputs}  # returned or not
     made = [n for n in raised.text.partition(" = ")[0].split(", ") if n in values]
     # In the backward pass: the first value, returned or not, whose own backward pass raises for it.
-    # Nothing that vmap maps over may go into it: then it needs another output, into which it does.
     said, every = _line(raised), returning_all(case.program).outputs
-    alone = (n for n in every if _says(run(_only(case, n)), said))
+    ways = (_only, _times)
+    alone = (n for n in every if any(_says(run(way(case, n)), said) for way in ways))
     outputs = (n for i, n in enumerate(case.program.outputs) if run(_until(case, i)).raised)
-    beside = (n for o in islice(outputs, 1) for n in (*_beside(every, o, case, run, said), o))
-    made = made or list(islice(chain(alone, beside), 1))
+    made = made or list(islice(chain(alone, outputs), 1))
     where = made[0] if made else raised.text
     return Divergence("relation", f"{name}: {where}", "no error", f"{raised.kind}: {_line(raised)}")
 
 
-def _beside(
-    names: Sequence[str], output: str, case: Case, run: Callable[[Case], Observation], said: str
-) -> Iterator[str]:
-    """Return the values that raise beside an output, which does not beside itself."""
-    return (n for n in names if n != output and _says(run(_only(case, n, output)), said))
+def _only(case: Case, name: str) -> Case:
+    program = msgspec.structs.replace(case.program, outputs=(name,))
+    return msgspec.structs.replace(case, program=program)
 
 
-def _only(case: Case, *names: str) -> Case:
-    program = msgspec.structs.replace(case.program, outputs=names)
+def _times(case: Case, name: str) -> Case:
+    """Return the case with a value times an input: vmap then maps over its cotangent at least."""
+    specs = [s for s in case.program.inputs if not s.dtype.startswith("complex")]
+    if not specs:
+        return _only(case, name)
+    spec = min(specs, key=lambda spec: spec.requires_grad)  # vmap does not map over weights
+    last = max(int(n[1:]) for n in returning_all(case.program).outputs)
+    total, scaled = f"v{last + 1}", f"v{last + 2}"
+    body = (
+        *case.program.body,
+        Statement("sum", "function", (Ref(spec.name),), outputs=(total,)),
+        Statement("mul", "function", (Ref(name), Ref(total)), outputs=(scaled,)),
+    )
+    program = msgspec.structs.replace(case.program, body=body, outputs=(scaled,))
     return msgspec.structs.replace(case, program=program)
 
 

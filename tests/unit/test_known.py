@@ -1201,6 +1201,20 @@ def test_so_it_is_where_another_output_brings_what_vmap_maps_over() -> None:
     assert (verdict.divergence.where, verdict.known) == ("transform: v1", "vmap-batching-rules")
 
 
+def test_so_it_is_where_what_is_mapped_over_comes_in_after_it() -> None:
+    """The first value that raises by itself is the product after the norm."""
+    one = case(
+        [x("w0", 1, 1), x("x1", 1, 1)],
+        call("mm", "w0", "w0"),
+        call("layer_norm", "v0", [1, 1], "w0", to="v1"),
+        call("mm", "v1", "x1", to="v2"),
+        transform="vmap_grad",
+    )
+    verdict = judged(Example("eager-cpu", one), shipped())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.where, verdict.known) == ("transform: v1", "vmap-batching-rules")
+
+
 def test_a_relation_that_the_reference_breaks_too_is_explained_by_no_quirk() -> None:
     listed = tuple(k for k in shipped() if k.quirk)
     assert judged(Example("eager-cpu", NORMS), listed).outcome == "diverged"
