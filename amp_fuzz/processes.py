@@ -68,16 +68,21 @@ def _threads() -> Iterator[str]:
             yield path.read_text().strip()
 
 
-def start(entry: Callable[..., object], *args: object, fork: bool | None = None) -> BaseProcess:
+def start(
+    entry: Callable[..., object],
+    *args: object,
+    fork: bool | None = None,
+    has_children: bool = False,
+) -> BaseProcess:
     """Start ``entry(*args)`` in a new process, the leader of a group of its own.
 
     It ends with its group when the process that started it ends. fork: whether it is a fork of this
-    process; by default if that is safe.
+    process; by default if that is safe. has_children: whether it may start processes this way, too.
     """
     fork = not unforkable() if fork is None else fork
     context = get_context("fork" if fork else "spawn")
     process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-        target=_lead, args=(fork, entry, *args), daemon=True
+        target=_lead, args=(fork, entry, *args), daemon=not has_children
     )
     with no_interrupts(), warnings.catch_warnings():
         # Python 3.12 warns of a fork beside threads, such as xdist's: the fork needs none of them.

@@ -158,13 +158,16 @@ _BY_CLOCK = 5  # times the CPU time that an answer may take by the clock
 _WATCH = 0.25  # seconds between two looks at what a process uses
 
 
-def talk(timeout: float, entry: Callable[..., None], *args: object) -> Iterator[Any]:
+def talk(
+    timeout: float, entry: Callable[..., None], *args: object, has_children: bool = False
+) -> Iterator[Any]:
     """Start a process and yield what it sends, until it sends None. Raises `Dead`.
 
     timeout: CPU seconds for each message; by the clock it may take five times as long.
+    has_children: whether the process may start others in the same way.
     """
     ours, theirs = connection.Pipe()
-    process = start(entry, theirs, *args)
+    process = start(entry, theirs, *args, has_children=has_children)
     theirs.close()
     try:
         while (message := _heard(ours, process.pid or 0, timeout)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking import telling
+from amp_fuzz.checking.apart import Died, apart
 from amp_fuzz.checking.customops import declare_custom_ops
 from amp_fuzz.checking.judging import Judged, judged, others
 from amp_fuzz.checking.locate import Place, locate
@@ -30,6 +32,7 @@ from amp_fuzz.devices import judging_options
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import quiet
 from amp_fuzz.known import Known
+from amp_fuzz.processes import unforkable
 from amp_fuzz.program import FLOAT_DTYPES, Autocast, Program
 from amp_fuzz.reference import load_table
 from amp_fuzz.session import MissingBackend, choose_backends, known_of
@@ -41,6 +44,7 @@ __all__ = ["BACKENDS", "check"]
 BACKENDS = ("eager-cpu", "fake-cuda", "compile[aot_eager]")
 """What `check` calls a callable on unless it is told: on any machine, in seconds."""
 
+Call = Callable[..., Any]
 Context = torch.dtype | str | Mapping[str, Any] | None
 
 
@@ -56,6 +60,7 @@ def check(
     known: Iterable[str | Path] = (),
     seconds: float = 60.0,
     store: str | Path | None = ".amp-fuzz",
+    isolate: bool | None = None,
 ) -> CheckResult:
     """Compare what a callable does under autocast on real backends with what the reference says.
 
@@ -79,6 +84,8 @@ def check(
         known: files of known findings, beside the list that comes with the package.
         seconds: how long to look for the submodule and op of a divergence, for each.
         store: the folder where the case of a divergence is kept; None keeps none.
+        isolate: whether each backend has a fork of this process, so that a kernel or a compiler
+            that crashes ends that; False calls it here, for a debugger. None: where forks are safe.
 
     Returns what it found; it is true if all is well, and `raise_if_failed` raises if not.
 
@@ -90,6 +97,7 @@ def check(
     _check_surroundings(backward=backward)
     subject = Subject.of(function, inputs, kwargs, seed)
     declare_custom_ops()
+    call = _caller(isolate)
     chosen = _chosen(backends)
     contexts = _contexts(autocast)
     entries = known_of(Options(known=tuple(map(Path, known))))
@@ -97,15 +105,41 @@ def check(
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     try:
         runs = [
-            _run(subject, backend, context, entries, backward, seconds, store)
+            _survived(call, subject, backend, context, entries, backward, seconds, store)
             for backend in chosen
             for context in contexts
         ]
-        notes = _notes(subject, chosen, contexts)
+        notes = _noted(call, subject, chosen, contexts)
     finally:
         torch.set_num_threads(threads)
         kept.restore()  # the cases that were cut out seed torch too
     return CheckResult(subject.name, tuple(runs), seed, merged(notes))
+
+
+def _caller(isolate: bool | None) -> Call:
+    """Return what calls a function with arguments: in a fork, or here. Raises `CheckError`."""
+    reason = unforkable()
+    if isolate and reason:
+        raise CheckError(f"isolate=True: {reason}")
+    if reason or isolate is False:
+        return lambda function, *args: function(*args)
+    # What torch imports at the first checkpoint, custom op or compiler, here once for all forks.
+    with quiet():
+        importlib.import_module("torch._dynamo")
+    return apart
+
+
+def _noted(
+    call: Call,
+    subject: Subject,
+    chosen: Sequence[Backend],
+    contexts: Sequence[tuple[Autocast, ...]],
+) -> list[OwnCast]:
+    try:
+        found: list[OwnCast] = call(_notes, subject, chosen, contexts)
+    except Died:  # as a run did, under the reference too
+        return []
+    return found
 
 
 def _notes(
@@ -190,6 +224,48 @@ def _context(one: Any) -> tuple[Autocast, ...]:
 # -- one backend under one autocast ---------------------------------------------------------------
 
 
+def _survived(
+    call: Call,
+    subject: Subject,
+    backend: Backend,
+    contexts: tuple[Autocast, ...],
+    known: Sequence[Known],
+    backward: bool,
+    *more: Any,
+) -> Ran:
+    """Return what a backend came to, or that the process died of it."""
+    try:
+        ran: Ran = call(_run, subject, backend, contexts, known, backward, *more)
+        return ran
+    except Died as died:
+        how, line, shown = str(died), died.line, _shown(contexts)
+    ran_as = partial(Ran, backend=backend.name, autocast=shown)
+    try:
+        call(_refer, subject, backend, contexts, backward)
+    except Died:
+        at = f" at {line}" if line else ""
+        return ran_as(status="raised", detail=f"{how}{at}, {telling.TOO}", advice=telling.DIES)
+    found = Diverged(
+        backend=backend.name,
+        autocast=shown,
+        kind="crash",
+        where=line,
+        expected="an answer",
+        observed=how,
+        notes=(telling.DIED,),
+    )
+    return ran_as(status="diverged", detail="crash", divergence=found)
+
+
+def _refer(
+    subject: Subject, backend: Backend, contexts: tuple[Autocast, ...], backward: bool
+) -> None:
+    """Call the callable under the reference alone."""
+    checked, plan = Checked(subject, backend), _plan(contexts, backward)
+    with quiet():
+        checked.reference().run(checked.fit(Case(Program((), (), ()), plan, subject.seed)))
+
+
 def _run(
     subject: Subject,
     backend: Backend,
@@ -208,9 +284,7 @@ def _run(
     if reason:
         return ran("skipped", reason)
     checked = Checked(subject, backend)
-    plan = msgspec.structs.replace(
-        Plan(), contexts=contexts, backward="outside" if backward else "none"
-    )
+    plan = _plan(contexts, backward)
     found = judged(checked, plan, known)
     if found.verdict.divergence is None:
         ran = partial(ran, notes=notes_of(checked, found))
@@ -253,6 +327,12 @@ def _run(
         place = locate(checked, found.case.plan, known, divergence.kind, seconds)
         divergence = _placed(divergence, place, checked, found, store)
     return ran("diverged", divergence.kind, divergence=divergence, **counts)
+
+
+def _plan(contexts: tuple[Autocast, ...], backward: bool) -> Plan:
+    return msgspec.structs.replace(
+        Plan(), contexts=contexts, backward="outside" if backward else "none"
+    )
 
 
 def _raises_bare(checked: Checked, plan: Plan) -> bool:

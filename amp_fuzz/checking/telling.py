@@ -12,8 +12,11 @@ from amp_fuzz.known import Known
 from amp_fuzz.oracle.compare import same
 
 __all__ = [
+    "DIED",
+    "DIES",
     "LEAVE",
     "RETURN",
+    "TOO",
     "agreement",
     "first_line",
     "left",
@@ -35,6 +38,9 @@ def left(found: Judged) -> str:
 
 
 LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
+DIED = "It returns under the reference. isolate=False calls it in this process, for a debugger."
+TOO = "under the reference too"
+DIES = "Mend the callable or its inputs first: it ends its process under the reference, too."
 RETURN = "Return the tensors to compare, and give inputs for which they are finite."
 
 
@@ -52,7 +58,7 @@ def raises(*, bare: bool, contexts: bool) -> tuple[str, str]:
     if bare:
         about = "under the reference and without autocast too"
         return (
-            about if contexts else "under the reference too",
+            about if contexts else TOO,
             "Mend the callable or its inputs first: it raises without autocast too.",
         )
     return "under the reference too, and not without autocast", _TURN_OFF
