@@ -60,7 +60,7 @@ def main() -> None:
             print(f"{name}: {now:.2f} a second of CPU time isolated, {then:.2f} before", flush=True)
         ratios = [now / then for now, then in pairs]
         found[name] = {
-            "a second of CPU time, isolated and before": [
+            "cases (idle: commands) a second of CPU time, isolated and before": [
                 [round(now, 3), round(then, 3)] for now, then in pairs
             ],
             "median of the ratios": round(statistics.median(ratios), 3),
