@@ -616,7 +616,7 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             yield f"stopped after {after}: {done:,} of {plural(planned, 'case')}"
             continue
         what = "the run" if whole else plural(len(rows), "task")
-        yield f"{what} {_ENDED[str(reason)]}: the numbers are of the part that ran"
+        yield f"{_ENDED[str(reason)].format(what)}: the numbers are of the part that ran"
     for line in list(map(incident_line, data.incidents))[:_INCIDENTS]:
         yield f"incident: {clean(line)}"
     if len(data.incidents) > _INCIDENTS:
@@ -647,9 +647,9 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
 
 
 _ENDED = {
-    "stopped": "stopped before the end",
-    "interrupted": "ended by an interrupt",
-    "crashed": "ended by an error",
+    "stopped": "{} stopped before the end",
+    "interrupted": "an interrupt ended {}",
+    "crashed": "an error ended {}",
 }
 
 

@@ -254,7 +254,7 @@ def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: 
     cases = whole_lines(tmp_path)
     assert cases >= 1
     assert re.search(rf"^ *eager-cpu +{cases} ", done.out, re.MULTILINE)
-    assert "the run ended by an interrupt" in done.out
+    assert "an interrupt ended the run" in done.out
     assert done.out.splitlines()[-1].startswith("again:  amp-fuzz run --seed=")
     assert whole_run(records(tmp_path)).reason == "interrupted"
     assert whole_run(records(tmp_path)).cases == cases
@@ -270,7 +270,7 @@ def test_sigterm_does_the_same(tmp_path: Path, start: Command) -> None:
     done = running.end()
     assert (done.code, done.err) == (143, "")
     assert whole_lines(tmp_path) >= 1
-    assert "the run ended by an interrupt" in done.out
+    assert "an interrupt ended the run" in done.out
     running.leaves_nothing()
 
 

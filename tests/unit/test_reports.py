@@ -565,7 +565,7 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
         EndRecord("eager-cpu", "x", 1, 1.0, "stopped"),
     ]
     assert view_of(store_of(tmp_path, [ran(), *ends])).notes[1:] == (
-        "the run ended by an interrupt: the numbers are of the part that ran",
+        "an interrupt ended the run: the numbers are of the part that ran",
         "1 task stopped before the end: the numbers are of the part that ran",
     )
 
