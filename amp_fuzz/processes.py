@@ -72,17 +72,18 @@ def start(
     entry: Callable[..., object],
     *args: object,
     fork: bool | None = None,
-    has_children: bool = False,
+    stands_in: bool = False,
 ) -> BaseProcess:
     """Start ``entry(*args)`` in a new process, the leader of a group of its own.
 
     It ends with its group when the process that started it ends. fork: whether it is a fork of this
-    process; by default if that is safe. has_children: whether it may start processes this way, too.
+    process; by default if that is safe. stands_in: whether it does what this process would have
+    done: it keeps the handlers of signals, and may start processes this way, too.
     """
     fork = not unforkable() if fork is None else fork
     context = get_context("fork" if fork else "spawn")
     process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-        target=_lead, args=(fork, entry, *args), daemon=not has_children
+        target=_lead, args=(fork, stands_in, entry, *args), daemon=not stands_in
     )
     with no_interrupts(), warnings.catch_warnings():
         # Python 3.12 warns of a fork beside threads, such as xdist's: the fork needs none of them.
@@ -91,9 +92,9 @@ def start(
     return process
 
 
-def _lead(fork: bool, entry: Callable[..., object], *args: object) -> None:
+def _lead(fork: bool, stands_in: bool, entry: Callable[..., object], *args: object) -> None:
     if fork:
-        _leave_behind()
+        _leave_behind(handlers=not stands_in)
     parent = parent_process()
     assert parent is not None
     if _GROUPS:
@@ -102,14 +103,14 @@ def _lead(fork: bool, entry: Callable[..., object], *args: object) -> None:
     entry(*args)
 
 
-def _leave_behind() -> None:
-    """Drop what a fork inherits and must not act on: handlers, hooks, tracing, garbage.
+def _leave_behind(*, handlers: bool) -> None:
+    """Drop what a fork inherits and must not act on: hooks, tracing, garbage, handlers if asked.
 
     Garbage of the process that forked, such as a temporary folder, is not this one's to finalise.
     """
     gc.freeze()
     faulthandler.disable()  # it would write to the terminal of the process that forked
-    for number in signal.valid_signals():
+    for number in signal.valid_signals() if handlers else ():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     sys.settrace(None)

@@ -61,6 +61,10 @@ def amp_check(request: pytest.FixtureRequest) -> AmpCheck:
         defaults["known"] = options.known
     if options.seed is not None:
         defaults["seed"] = options.seed
+    if options.isolate != "auto":
+        defaults["isolate"] = options.isolate == "always"
+    elif config.option.usepdb:
+        defaults["isolate"] = False
     return AmpCheck(defaults | _marked(request))
 
 

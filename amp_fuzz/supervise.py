@@ -7,6 +7,7 @@ crash, which is the answer to the candidate that was running, after an interrupt
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -156,21 +157,27 @@ def _answering(pipe: connection.Connection, function: Callable[..., Any], *args:
 
 _BY_CLOCK = 5  # times the CPU time that an answer may take by the clock
 _WATCH = 0.25  # seconds between two looks at what a process uses
+_IDLE = 0.01  # the part of a core that a process which only waits may use
 
 
 def talk(
-    timeout: float, entry: Callable[..., None], *args: object, has_children: bool = False
+    timeout: float,
+    entry: Callable[..., None],
+    *args: object,
+    idle: float = math.inf,
+    stands_in: bool = False,
 ) -> Iterator[Any]:
     """Start a process and yield what it sends, until it sends None. Raises `Dead`.
 
-    timeout: CPU seconds for each message; by the clock it may take five times as long.
-    has_children: whether the process may start others in the same way.
+    timeout: CPU seconds for each message; by the clock it may take five times as long. idle:
+    seconds by the clock in which it and all that it started use next to no CPU time. stands_in: as
+    of `amp_fuzz.processes.start`.
     """
     ours, theirs = connection.Pipe()
-    process = start(entry, theirs, *args, has_children=has_children)
+    process = start(entry, theirs, *args, stands_in=stands_in)
     theirs.close()
     try:
-        while (message := _heard(ours, process.pid or 0, timeout)) is not None:
+        while (message := _heard(ours, process.pid or 0, timeout, idle)) is not None:
             yield message
     except EOFError:
         raise Dead("crash", f"the process died {death(process)}") from None
@@ -179,10 +186,15 @@ def talk(
         end(process)
 
 
-def _heard(pipe: connection.Connection, pid: int, timeout: float) -> Any:
+def _heard(pipe: connection.Connection, pid: int, timeout: float, idle: float) -> Any:
     began, before = time.monotonic(), usage(pid).cpu
+    worked, used = 0.0, 0.0  # when it last did, and its CPU time by then
     while not pipe.poll(_WATCH):
         spent, took = usage(pid).cpu - before, time.monotonic() - began
+        if spent - used > _IDLE * (took - worked):
+            worked, used = took, spent
+        if took - worked > idle:
+            raise Dead("timeout", f"it waited for {took - worked:.0f} s and used no CPU time")
         if spent > timeout:
             raise Dead("timeout", f"no answer after {spent:.0f} s of CPU time")
         if took > timeout * _BY_CLOCK:

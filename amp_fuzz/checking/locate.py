@@ -7,9 +7,10 @@ on the reference's values.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -23,11 +24,11 @@ from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import Checked
 from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
-from amp_fuzz.oracle import Kind
+from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.program import Autocast
 from amp_fuzz.supervise import Dead, ask
 
-__all__ = ["Place", "locate"]
+__all__ = ["Place", "locate", "locate_crash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +76,21 @@ class _Search:
         return msgspec.structs.replace(self.plan, contexts=contexts)
 
     def diverges(self, subject: Subject, plan: Plan) -> Judged | None:
+        if self.kind == "crash":  # it would end this process; a case has one of its own
+            return None
         checked = Checked(subject, self.checked.inner)
         found = judged(checked, plan, self.known, confirm=False)
         return found if found.diverged and self.alike(found.verdict) else None
 
     def alike(self, verdict: Verdict) -> bool:
-        """Return whether a divergence is an error if one is looked for, and none if not.
+        """Return whether a divergence is an error or a crash if one is looked for, and none if not.
 
         The others become one another: a wrong dtype inside is other bits further on.
         """
         found = verdict.divergence
-        return found is not None and (found.kind == "raise") == (self.kind == "raise")
+        return found is not None and all(
+            (found.kind == kind) == (self.kind == kind) for kind in ("raise", "crash")
+        )
 
 
 def locate(
@@ -108,10 +113,25 @@ def locate(
         # A part may be within its rounding alone, and an op in it not be.
         path = ".".join(filter(None, (path, place.module)))
         name = _class(search.checked.subject, path)
-    notes = (*place.notes, *dict.fromkeys(search.died))
-    if search.late:
-        notes = (*notes, f"the search ended after {seconds:g} s: seconds= gives it more")
+    notes = (*place.notes, *dict.fromkeys(search.died), *_late(search, seconds))
     return Place(path, name, place.op, place.dtypes, stage, place.verdict, notes)
+
+
+def locate_crash(checked: Checked, plan: Plan, seconds: float) -> Place:
+    """Return which op that a call makes ends its process; search for so many seconds at most."""
+    search = _Search(checked, plan, (), "crash", time.monotonic() + seconds)
+    with quiet():
+        place = _op(search, checked.subject, plan)
+    return replace(
+        place,
+        kind=_class(checked.subject, place.module) if place.op else "",
+        notes=(*place.notes, *_late(search, seconds)),
+    )
+
+
+def _late(search: _Search, seconds: float) -> tuple[str, ...]:
+    said = f"the search ended after {seconds:g} s: seconds= gives it more"
+    return (said,) if search.late else ()
 
 
 def _class(subject: Subject, path: str) -> str:
@@ -228,11 +248,17 @@ def _judge(search: _Search, case: Case) -> Verdict | None:
     A case that was cut out runs in a process of its own: nobody wrote it, and it may crash torch.
     """
     judge = Judge(search.checked.inner, search.known, "none")
+    daemonic = multiprocessing.current_process().daemon  # may start none: as the callable, here
     try:
-        verdict: Verdict = ask(_TIMEOUT, _verdict, judge, case)
+        verdict: Verdict = (
+            _verdict(judge, case) if daemonic else ask(_TIMEOUT, _verdict, judge, case)
+        )
     except BackendError:  # it has no words for the op
         return None
     except Dead as dead:
+        if dead.kind == search.kind:
+            died = Divergence("crash", "", "an answer", str(dead))
+            return Verdict(case, search.checked.name, "diverged", died)
         search.died.append(f"{dead} when it ran case {case.id}, cut out of this call")
         return None
     steady = verdict.divergence is not None and verdict.divergence.kind != "nondeterminism"

@@ -11,7 +11,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.oracle import Kind
 from amp_fuzz.records import Note
 
-__all__ = ["CheckFailed", "CheckResult", "Diverged", "OwnCast", "Ran"]
+__all__ = ["CheckFailed", "CheckResult", "Diverged", "OwnCast", "Ran", "Status"]
 
 Outcome: TypeAlias = Literal["agrees", "diverges", "unjudged"]
 Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "leaked", "nothing", "skipped"]
@@ -169,12 +169,14 @@ class CheckResult:
 
     True if `ok`. Its text says what ran, what agreed, and of each divergence where it comes from.
     own_casts: what the callable does by itself against autocast's policy; off the verdict.
+    remarks: what a reader should know of how it was called.
     """
 
     name: str
     runs: tuple[Ran, ...]
     seed: int = 0
     own_casts: tuple[OwnCast, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Outcome:
@@ -255,6 +257,8 @@ class CheckResult:
             detail = f": {run.detail}" if run.detail else ""
             lines.append(f"  {name:<{width}}  {_WORDS[run.status]}{detail}")
         lines += [] if self.ok else _row("to do", self.advice, whole=False)
+        for remark in self.remarks:
+            lines += _row("note", remark, whole=False)
         for run in self.runs:
             if run.divergence is not None:
                 lines += ["", str(run.divergence)]

@@ -12,11 +12,17 @@ from amp_fuzz.known import Known
 from amp_fuzz.oracle.compare import same
 
 __all__ = [
+    "BESIDE",
+    "BETWEEN",
+    "DEBUG",
     "DIED",
     "DIES",
     "LEAVE",
+    "ONCE",
     "RETURN",
+    "SOUGHT",
     "TOO",
+    "WAITS",
     "agreement",
     "first_line",
     "left",
@@ -38,7 +44,16 @@ def left(found: Judged) -> str:
 
 
 LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
-DIED = "It returns under the reference. isolate=False calls it in this process, for a debugger."
+DIED = "isolate=False calls it in this process, for a debugger."
+BESIDE = "when it was called for notes, without autocast or with the policies of other devices"
+SOUGHT = "while what else diverges, and where it comes from, was sought"
+BETWEEN = "and neither the backend nor the reference alone does that"
+ONCE = "once before, the process of the same call ended, which is the machine's doing or chance"
+WAITS = (
+    "Say isolate=False, which calls it in this process: a fork has none of the threads that this "
+    "process has started, and waits in vain for one that it needs."
+)
+DEBUG = "Say isolate=False, which calls it in this process, for a debugger."
 TOO = "under the reference too"
 DIES = "Mend the callable or its inputs first: it ends its process under the reference, too."
 RETURN = "Return the tensors to compare, and give inputs for which they are finite."

@@ -63,6 +63,8 @@ _AGAIN = (
     "notes",
     "fail-on",
 )
+# What it depends on in time alone; --resume may say otherwise.
+_LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
 
 
 @click.command(short_help="Fuzz: random programs, a summary, a report.")
@@ -229,7 +231,7 @@ def _again(resolved: Resolved, seed: int | None) -> str:
     """
     chosen = dataclasses.replace(resolved.options, seed=seed)
     words = []
-    for name in _AGAIN:
+    for name in (*_AGAIN, *_LIMITS):
         option = OPTIONS[name]
         value = getattr(chosen, option.field)
         if value == option.default and resolved.sources[name] == "default":
@@ -238,6 +240,8 @@ def _again(resolved: Resolved, seed: int | None) -> str:
             continue
         if option.kind == "paths":
             words += [f"--{name}={path}" for path in value]
+        elif option.kind == "flag":
+            words.append(f"--{name}" if value else f"--no-{name}")
         else:
             words.append(f"--{name}={shown_value(value)}")
     return command_line("run", *words)

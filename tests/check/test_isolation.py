@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,10 @@ import pytest
 import torch
 
 import amp_fuzz
-from amp_fuzz.checking import api, locate
-from amp_fuzz.checking.apart import apart
+from amp_fuzz.checking import apart, api, locate
+from amp_fuzz.checking.apart import Apart
 from amp_fuzz.processes import unforkable
+from amp_fuzz.store import load_finding
 from tests.check.test_models import Broken, kernels
 
 pytestmark = pytest.mark.skipif(bool(unforkable()), reason="needs forks")
@@ -60,6 +66,20 @@ def test_a_crash_under_a_backend_is_a_divergence_with_its_line() -> None:
     assert (result.verdict, result.ok) == ("diverges", False)
 
 
+def test_the_op_that_crashes_is_named_with_a_case_that_does_it() -> None:
+    def dies(op: Any, *args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.GELU())
+    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    (found,) = amp_fuzz.check(model, torch.randn(3, 4), backends=wrong).divergences
+    assert (found.module, found.module_type, found.op) == ("1", "Tanh", "tanh")
+    assert found.path is not None
+    record = load_finding(found.path)
+    assert (record.kind, record.case) == ("crash", found.case)
+    assert [command.split()[1] for command in found.commands] == ["minimize", "repro"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_crash_under_the_reference_too_cannot_be_judged(number: signal.Signals) -> None:
     def ends(x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +111,167 @@ def test_where_no_fork_is_safe_it_must_not_be_asked_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(api, "unforkable", lambda: "threads are about")
     with pytest.raises(amp_fuzz.CheckError, match=r"^isolate=True: threads are about$"):
         amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu", isolate=True)
-    assert amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu")
+    result = amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu")
+    assert result.ok
+    assert "It was called in this process" in str(result)
+    assert "threads are about" in result.remarks[0]
+
+
+def _callers() -> set[str]:
+    frame, names = sys._getframe(), set()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        names.add(frame.f_code.co_name)
+    return names
+
+
+def test_what_was_known_before_a_search_dies_is_kept() -> None:
+    def dies(op: Any, x: torch.Tensor) -> torch.Tensor:
+        if "locate" in _callers():
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return op(x) * 2
+
+    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
+    (found,) = amp_fuzz.check(model, torch.randn(3, 4), backends=wrong).divergences
+    assert (found.kind, found.where) == ("bitwise", "output")
+    assert "was sought: the process died of SIGSEGV" in found.notes[-1]
+
+
+def test_a_death_without_autocast_is_no_divergence() -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_autocast_enabled("cpu"):
+            os.abort()
+        raise ValueError("autocast is on")
+
+    result = amp_fuzz.check(raises, torch.randn(3), backends="eager-cpu")
+    (run,) = result.runs
+    assert (run.status, result.verdict) == ("raised", "unjudged")
+    assert run.detail.startswith("ValueError: autocast is on")
+    assert "without autocast" in run.detail
+    assert run.detail.endswith("the process died of SIGABRT")
+
+
+def test_a_crash_where_the_reference_raises_says_so() -> None:
+    def ends(x: torch.Tensor) -> torch.Tensor:
+        if "_on_reference" not in _callers():
+            os.abort()
+        raise ValueError("no")
+
+    (found,) = amp_fuzz.check(ends, torch.randn(3), backends="eager-cpu").divergences
+    assert (found.expected, found.observed) == ("ValueError: no", "the process died of SIGABRT")
+
+
+def test_a_death_that_does_not_come_again_is_no_divergence(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        if not flag.exists():
+            flag.touch()
+            os.abort()
+        return torch.relu(x)
+
+    result = amp_fuzz.check(once, torch.randn(3), backends="eager-cpu")
+    assert result.ok
+    assert result.runs[0].detail.endswith("the process died of SIGABRT")
+
+
+def test_a_death_of_neither_side_cannot_be_judged() -> None:
+    def ends(x: torch.Tensor) -> torch.Tensor:
+        if "judged" in _callers():
+            os.abort()
+        return torch.relu(x)
+
+    result = amp_fuzz.check(ends, torch.randn(3), backends="eager-cpu")
+    assert result.verdict == "unjudged"
+    assert "neither the backend nor the reference" in result.runs[0].detail
+
+
+def test_casts_of_its_own_that_a_death_hides_are_not_passed_over() -> None:
+    def ends(x: torch.Tensor) -> torch.Tensor:
+        if "own_casts" in _callers():
+            os.abort()
+        return torch.relu(x)
+
+    result = amp_fuzz.check(ends, torch.randn(3), backends="eager-cpu")
+    assert result.ok
+    assert "own casts are not known in full" in str(result)
+
+
+def test_a_fork_that_waits_for_a_thread_of_ours_is_no_divergence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apart, "_IDLE", 1.0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+
+        def asks(x: torch.Tensor) -> torch.Tensor:
+            pool.submit(int).result()
+            return torch.relu(x)
+
+        result = amp_fuzz.check(asks, torch.randn(3), backends=["eager-cpu", "fake-cuda"])
+        assert {run.status for run in result.runs} == {"nothing"}
+        assert "used no CPU time" in result.runs[0].detail
+        assert "was not called" in result.runs[1].detail
+        assert result.advice.startswith("Say isolate=False")
+        assert amp_fuzz.check(asks, torch.randn(3), backends="eager-cpu", isolate=False)
+
+
+def test_a_fork_that_computes_for_long_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "_IDLE", 0.5)
+
+    def busy() -> Iterator[int]:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+        yield 1
+
+    assert list(Apart()(busy)) == [1]
+
+
+def _checks() -> str:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    return str(amp_fuzz.check(model, torch.randn(3, 4), backends=["eager-cpu", wrong], store=None))
+
+
+def test_a_daemonic_process_calls_it_in_itself() -> None:
+    with get_context("fork").Pool(1) as pool:
+        said = pool.apply(_checks)
+    assert "a daemonic process may start no other" in " ".join(said.split())
+    assert "op        tanh" in said
+
+
+def test_a_signal_that_the_process_handles_is_handled() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *about: None)
+
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return torch.relu(x)
+
+    try:
+        assert amp_fuzz.check(raises, torch.randn(3), backends="eager-cpu")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_ends_a_program_ends_the_check(error: type[BaseException]) -> None:
+    def ends(x: torch.Tensor) -> None:
+        raise error("now")
+
+    for isolate in (True, False):
+        with pytest.raises(error, match=r"^now$"):
+            amp_fuzz.check(ends, torch.randn(3), backends="eager-cpu", isolate=isolate)
+
+
+def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def says() -> Iterator[None]:
+        sys.stdout.write("said\n")
+        yield None
+
+    list(Apart()(says))
+    assert capfd.readouterr().out == "said\n"
 
 
 class Awkward(Exception):
@@ -101,12 +281,14 @@ class Awkward(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def test_an_error_in_a_fork_comes_with_its_traceback() -> None:
-    def wrong(error: Exception) -> None:
-        raise error
+def _raising(error: Exception) -> Iterator[None]:
+    yield None
+    raise error
 
+
+def test_an_error_in_a_fork_comes_with_its_traceback() -> None:
     with pytest.raises(KeyError) as told:
-        apart(wrong, KeyError("a"))
-    assert "in wrong" in str(told.value.__cause__)
+        list(Apart()(_raising, KeyError("a")))
+    assert "in _raising" in str(told.value.__cause__)
     with pytest.raises(RuntimeError, match="Awkward: 1 and 2"):
-        apart(wrong, Awkward(1, 2))
+        list(Apart()(_raising, Awkward(1, 2)))

@@ -96,8 +96,17 @@ def test_the_command_to_run_again_says_a_default_that_was_said(
     )
     assert first.out.splitlines()[-1] == (
         "again:  amp-fuzz run --seed=0 --backends=eager-cpu --ops=abs --cases=3 --aimed=20 "
-        "--relations=one --max-statements=12 --seconds=90 --floor=0"
+        "--relations=one --max-statements=12 --seconds=90 --floor=0 --minimize=60"
     )
+
+
+def test_the_command_to_run_again_says_the_limits_that_were_said(amp_fuzz: Command) -> None:
+    limits = "--workers=1 --timeout=30 --memory=4 --minimize=0 --fail-fast"
+    given = "--seed=0 --backends=eager-cpu --ops=abs --cases=3"
+    first = amp_fuzz("run", *given.split(), *limits.split())
+    again = first.out.splitlines()[-1].removeprefix("again:").strip()
+    assert again == f"amp-fuzz run {given} {limits}"
+    assert amp_fuzz(*again.split()[1:]).out.splitlines()[-1].endswith(again)
 
 
 def test_what_a_run_that_goes_on_was_told_stays_zero_too(amp_fuzz: Command, tmp_path: Path) -> None:
