@@ -150,8 +150,11 @@ def _answering(pipe: connection.Connection, function: Callable[..., Any], *args:
         result = function(*args)
     except Exception as raised:
         error = raised
-    # Bytes: the pipe itself would send tensors as memory that both processes share.
-    pipe.send(pickle.dumps((result, error)))
+    try:
+        data = pickle.dumps((result, error))
+    except Exception as raised:
+        data = pickle.dumps((None, RuntimeError(f"{function.__qualname__}: {raised}")))
+    pipe.send(data)  # bytes: the pipe itself would send tensors as memory that both share
     pipe.send(None)
 
 

@@ -28,6 +28,7 @@ from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import Smaller
 from amp_fuzz.plugins import inherited
+from amp_fuzz.processes import expendable
 from amp_fuzz.records import DivergenceRecord, unanswered
 from amp_fuzz.shrink import (
     PARTS,
@@ -162,6 +163,7 @@ def prepared() -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    expendable()
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     inherited()
     # What libraries print of hundreds of candidates helps nobody.

@@ -56,7 +56,16 @@ from amp_fuzz.engine import (
 from amp_fuzz.findings import Groups, signature_of
 from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.plugins import inherited
-from amp_fuzz.processes import Usage, death, end, few_primitives, start, unforkable, usage
+from amp_fuzz.processes import (
+    Usage,
+    death,
+    end,
+    expendable,
+    few_primitives,
+    start,
+    unforkable,
+    usage,
+)
 from amp_fuzz.program import statements
 from amp_fuzz.records import (
     CaseRecord,
@@ -583,7 +592,7 @@ def _worker_main(
     """Take tasks from the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
     few_primitives()
-    _expendable()
+    expendable()
     store = Store(root)
     folder = store.run_path(run_id)
     try:
@@ -606,19 +615,6 @@ def _worker_main(
         import traceback
 
         pipe.send(Failed(traceback.format_exc()))
-
-
-def _expendable() -> None:
-    """Have the system end this process, not the user's, when memory runs out; it leaves no core.
-
-    A replay of the case makes one, if the shell allows it.
-    """
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    with suppress(ImportError):  # not on Windows
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _redirect(path: Path) -> None:

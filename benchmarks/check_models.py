@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import amp_fuzz
-from tests.check.faults import FAULTS, Broken, kernels
+from tests.check.faults import (
+    COMPILED,
+    FAKED,
+    FAULTS,
+    LOWERED,
+    Broken,
+    BrokenCompiler,
+    BrokenFake,
+    Fault,
+    Named,
+    kernels,
+    lowering,
+)
 from tests.check.models import MODELS, training_step
 
 BACKENDS = "eager-cpu,fake-cuda,compile[aot_eager],compile[inductor]"
@@ -32,10 +45,12 @@ def checked(name: str, dtype: torch.dtype, backends: list[Any]) -> amp_fuzz.Chec
     if name == "scaler":
         step, given = training_step(dtype)
         return amp_fuzz.check(
-            step, *given, backends=backends, autocast=None, backward=False, store=None
+            step, *given, backends=backends, autocast=None, backward=False, store=None, seconds=300
         )
     model, inputs = MODELS[name]()
-    return amp_fuzz.check(model, *inputs, backends=backends, autocast=dtype, store=None)
+    return amp_fuzz.check(
+        model, *inputs, backends=backends, autocast=dtype, store=None, seconds=300
+    )
 
 
 def honest(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
@@ -52,17 +67,38 @@ def honest(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
     }
 
 
-def broken(name: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return what is named in a model with its fault, on eager."""
-    fault = FAULTS[name]
-    result = checked(name, dtype, [Broken(patches=kernels(fault.kernels))])
+def broken(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any] | None:
+    """Return what is named in a model with its fault on a backend; None where there is no fault."""
+    tables: dict[str, Mapping[str, Fault | Named]] = {
+        "eager-cpu": FAULTS,
+        "fake-cuda": FAKED,
+        "compile[aot_eager]": COMPILED,
+        "compile[inductor]": LOWERED,
+    }
+    table = tables[backend]
+    if name not in table:
+        return None
+    fault = table[name]
+    wrong = [fault.wrong] if isinstance(fault, Named) else sorted(fault.kernels)
+    if isinstance(fault, Fault):
+        patches = kernels(fault.kernels)
+        planted: Any = Broken(patches=patches)
+        if backend != "eager-cpu":
+            planted = BrokenCompiler("aot_eager", patches=patches)
+    elif backend == "fake-cuda":
+        planted = BrokenFake(op=fault.wrong)
+    else:
+        planted = BrokenCompiler("inductor", patches=lowering(fault.wrong))
+    start = time.perf_counter()
+    result = checked(name, dtype, [planted])
     found = next(iter(result.divergences), None)
     return {
-        "kernels": sorted(fault.kernels),
+        "wrong": wrong,
         "verdict": result.verdict,
         "module": found.module if found else "",
         "op": found.op if found else "",
         "right": found is not None and (found.module, found.op) == fault[1:],
+        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
@@ -73,8 +109,6 @@ def main() -> None:
     parser.add_argument("--backends", default=BACKENDS)
     asked = parser.parse_args()
     data = json.loads(FILE.read_text()) if FILE.exists() else {"honest": {}, "faults": {}}
-    for backend in asked.backends.split(","):
-        data.get("about", {}).pop(backend, None)  # measured here, then
     data["torch"], data["machine"] = torch.__version__, platform.platform()
     for name in asked.models.split(","):
         for dtype in (torch.bfloat16, torch.float16):
@@ -83,9 +117,10 @@ def main() -> None:
             for backend in filter(None, asked.backends.split(",")):
                 rows[backend] = honest(name, dtype, backend)
                 print(key, backend, rows[backend], flush=True)
-            data["faults"][key] = broken(name, dtype)
-            print(key, "fault", data["faults"][key], flush=True)
-            FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+                found = broken(name, dtype, backend)
+                data["faults"].setdefault(key, {})[backend] = found
+                print(key, backend, "with a fault", found, flush=True)
+                FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

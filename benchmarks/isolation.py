@@ -1,6 +1,6 @@
 """What worker processes cost: cases a second of ``run`` and of pytest, isolated and in one process.
 
-    python benchmarks/isolation.py [--cases=1500] [--pairs=3] [--seed=1] [--before=CHECKOUT]
+    python benchmarks/isolation.py [--cases=1500] [--pairs=4] [--seed=1] [--before=CHECKOUT]
 
 Each pair runs the same command twice, one after the other, in an empty folder; which side comes
 first changes from pair to pair. What is compared are the cases on record for each second of CPU
@@ -34,10 +34,12 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=1500)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--before", type=Path)
     args = parser.parse_args()
+    if args.pairs % 2:
+        parser.error("--pairs: use an even number, so that each side comes first as often")
     told = [f"cases={args.cases}", f"seed={args.seed}", "backends=eager-cpu", "minimize=0"]
     told += [f"ops={OPS}", "seconds=600"]
     commands = {
@@ -68,12 +70,18 @@ def main() -> None:
     result = {
         "cases": args.cases,
         "seed": args.seed,
-        "before": "an older checkout" if args.before else "isolate=never",
+        "before": f"commit {commit(args.before)}" if args.before else "isolate=never",
         "commands": found,
         "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     JSON.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def commit(checkout: Path) -> str:
+    """Return the commit of a checkout, short."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def speed(checkout: Path, command: list[str]) -> float:

@@ -18,6 +18,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
 
+from amp_fuzz.processes import expendable
 from amp_fuzz.supervise import Dead, talk
 
 __all__ = ["Apart", "Died", "InFork"]
@@ -73,6 +74,7 @@ def _call(
     *args: object,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    expendable()
     faulthandler.enable(log, all_threads=False)
     try:
         # Bytes: the pipe itself would send tensors as memory that both processes share.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +26,7 @@ __all__ = [
     "ModuleCall",
     "followed",
     "function_calls",
+    "in_backward",
     "module_calls",
     "names_called",
 ]
@@ -83,7 +85,7 @@ def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> l
     device = reference.runtime.device
 
     def enter(path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if len(stack) == 1 and not _in_backward():  # a recomputation is no call of its own
+        if len(stack) == 1 and not in_backward():  # a recomputation is no call of its own
             given, named = _copied((args, kwargs))
             around, grad = _around(device), torch.is_grad_enabled()
             found.append(ModuleCall(path, module, given, named, around, grad))
@@ -125,7 +127,8 @@ def followed(
             hook.remove()
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Return whether a backward pass runs in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -142,11 +145,12 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
             given = _tensors((args, kwargs))
             if (
                 not given
-                or _in_backward()
+                or in_backward()
                 or getattr(func, "__name__", "") in ("__get__", "__set__")
             ):
                 return func(*args, **kwargs)
-            copies, named = _copied((args, kwargs))
+            said, *words = _plain(func, args, kwargs)
+            copies, named = _copied(words)
             around, grad = _around(device), torch.is_grad_enabled()
             path, result, raised = stack[-1] if stack else "", None, True
             with log_kernels() as log:
@@ -158,7 +162,7 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
                         kernels = tuple(dict.fromkeys(k.overload for k in log))
                         found.append(
                             FunctionCall(
-                                func,
+                                said,
                                 copies,
                                 named,
                                 tuple(given),
@@ -179,6 +183,29 @@ def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) ->
     with followed(subject, lambda *call: None) as stack:
         _call(subject, reference, plan, invoke)
     return found
+
+
+_PLAIN = {
+    functional.relu: (torch.relu, torch.Tensor.relu_),
+    functional.relu_: (torch.Tensor.relu_, torch.Tensor.relu_),
+    functional.selu: (torch.selu, torch.selu_),
+    functional.sigmoid: (torch.sigmoid, torch.Tensor.sigmoid_),
+    functional.tanh: (torch.tanh, torch.Tensor.tanh_),
+}
+
+
+def _plain(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return a call by the name that the catalogue has for it, where it has another."""
+    try:
+        plain, inplace = _PLAIN[func]
+    except (KeyError, TypeError):  # not hashable
+        return func, args, kwargs
+
+    def unary(input: Any, inplace: bool = False) -> tuple[Any, bool]:  # noqa: A002 (torch's name)
+        return input, inplace
+
+    tensor, writes = unary(*args, **kwargs)
+    return inplace if writes else plain, (tensor,), {}
 
 
 def names_called(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> set[str]:

@@ -270,4 +270,4 @@ _TIMEOUT = 120.0  # CPU seconds for a case
 
 def _verdict(judge: Judge, case: Case) -> Verdict:
     with quiet():
-        return judge.judge(case)
+        return replace(judge.judge(case), seen=None)  # fake tensors do not pickle

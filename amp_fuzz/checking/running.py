@@ -35,8 +35,8 @@ class Names:
     """What a report calls the values of a call, by label.
 
     Labels are those of a case: ``v3`` an output, ``w2.grad`` the gradient of an input or of what
-    the callable holds, ``b2`` what such a tensor is after the call. A name has the same label in
-    every call, so that values are compared by what they are called.
+    the callable holds, ``b2`` what such a tensor is after the call; and ``i4`` a result inside. A
+    name has the same label in every call, so that values are compared by what they are called.
     """
 
     of: dict[str, str] = field(default_factory=dict)
@@ -53,8 +53,9 @@ class Names:
     def complete(self, seen: Observation) -> None:
         """Let outputs that another call returned, and this one did not, be missing from it."""
         if seen.raised is None:
+            inside = {label: t for label, t in seen.values.items() if label.startswith("i")}
             outputs = {label: None for label in self.of if label.startswith("v")}
-            seen.values = {**outputs, **seen.values}
+            seen.values = {**inside, **outputs, **seen.values}
 
     def __call__(self, label: str) -> str:
         """Return the name of a label."""

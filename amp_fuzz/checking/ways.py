@@ -10,6 +10,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from amp_fuzz.backends.torchbackend import TorchBackend, inferring
 from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.checking.calls import followed
+from amp_fuzz.checking.inside import Inside
 from amp_fuzz.checking.running import Names, call, in_thread, outputs_of
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import mapped
@@ -139,22 +143,47 @@ class Checked:
         return CheckedReference(self.inner.reference().runtime, self)
 
     def _observe(self, case: Case) -> Observation:
-        self.seen["observed"] = found = _way(self.inner)(self.inner, self, case.plan)
-        for seen in self.seen.values():
-            self.names.complete(seen)
+        found = _way(self.inner)(self.inner, self, case.plan)
+        self.saw("observed", found)
         return found
 
     def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
-        """Call the subject under one implementation."""
-        return call(
+        """Call the subject under one implementation; without values, observe what is inside too."""
+        run = partial(
+            call,
             self.subject,
             runtime,
             plan,
             self.names,
-            invoke=invoke,
             numbers=self.exact and self.values,
             redirect=runtime.autocast is not torch.autocast,
         )
+        if self.values:
+            return run(invoke=invoke)
+        with followed(self.subject, lambda *call: None) as stack:
+            inside = Inside(stack)
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                with inside:
+                    return self.subject.function(*args, **kwargs)
+
+            seen = run(invoke=watched)
+        own = {self.names.label("i", name): t for name, t in inside.results.items()}
+        seen.values = {**own, **seen.values}
+        return seen
+
+    def saw(self, side: str, found: Observation) -> None:
+        """Keep what a side did, and let each side lack what the other does not say either.
+
+        Of results inside, only those that both have are compared: code may take another way.
+        """
+        self.seen[side] = found
+        for seen in self.seen.values():
+            self.names.complete(seen)
+        if len(self.seen) > 1:
+            for one, other in permutations(self.seen.values()):
+                kept = {k: v for k, v in one.values.items() if k[0] != "i" or k in other.values}
+                one.values = kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +198,7 @@ class CheckedReference(ReferenceRuntime):
         with reference.log_kernels() as kernels:
             seen = checked.called(self._runtime(), self._plan(case), self._traced())
         seen.kernels = kernels
-        checked.names.complete(seen)
-        checked.seen["expected"] = seen
+        checked.saw("expected", seen)
         assert inner is not None
         return seen
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 import amp_fuzz
 from amp_fuzz import checking
 from amp_fuzz.backends import BackendError
+from amp_fuzz.checking.ways import CheckedReference
 from amp_fuzz.session import MissingBackend
-from tests.check.faults import Broken, kernels
+from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
 from tests.helpers import one_line
 
 EAGER = ["eager-cpu"]
@@ -289,7 +290,7 @@ def test_the_text_of_a_divergence() -> None:
     lines[0] = lines[0].replace(result.name, "NAME")
     assert lines == [
         "amp_fuzz.check of NAME, seed 0: DIVERGES",
-        "  fake-cuda, bfloat16  agrees: 1 value, dtypes and shapes",
+        "  fake-cuda, bfloat16  agrees: 1 value, 2 results inside, dtypes and shapes",
         "  eager-cpu, bfloat16  DIVERGES: bitwise",
         "  to do     Run the commands after `next`: they shrink the case and write a script for a",
         "            bug report.",
@@ -379,3 +380,49 @@ def test_what_cannot_be_checked_says_what_to_give() -> None:
 def test_the_public_name_is_the_function() -> None:
     assert amp_fuzz.check is checking.check
     assert callable(amp_fuzz.check)
+
+
+def _lower_inside(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x, torch.ones(2, 2, device=x.device)).relu().float()
+
+
+def test_a_wrong_dtype_inside_is_seen_on_a_fake_device() -> None:
+    """What comes out is float32 all the same."""
+    honest = amp_fuzz.check(_lower_inside, torch.ones(3, 2), backends="fake-cuda")
+    assert honest.ok
+    assert "4 results inside" in honest.runs[0].detail
+    wrong = BrokenFake(op="linear")
+    (found,) = amp_fuzz.check(_lower_inside, torch.ones(3, 2), backends=wrong).divergences
+    assert (found.kind, found.where) == ("dtype", "linear")
+    assert (found.expected, found.observed) == ("bfloat16", "float32")
+    assert found.also == ("relu",)
+    assert found.op == "linear"
+    assert found.case is not None
+
+
+def test_what_only_one_side_calls_inside_is_not_compared() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        if _under_reference():
+            x = x + 1
+        return x * 2
+
+    assert amp_fuzz.check(asks, torch.ones(3, 2), backends="fake-cuda")
+
+
+def _under_reference() -> bool:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), CheckedReference):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_function_with_a_plainer_name_is_named_by_it_with_a_case(inplace: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=inplace))
+    twice = kernels({"aten.relu.default": lambda op, x: op(x) * 2})
+    wrong = BrokenCompiler("aot_eager", patches=twice)
+    (found,) = amp_fuzz.check(model, torch.randn(8, 2), backends=wrong).divergences
+    assert (found.module, found.op) == ("1", "relu")
+    assert found.case is not None

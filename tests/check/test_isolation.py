@@ -242,6 +242,13 @@ def test_a_daemonic_process_calls_it_in_itself() -> None:
     assert "op        tanh" in said
 
 
+def test_a_fork_is_the_first_to_go_when_memory_runs_out() -> None:
+    def told() -> Iterator[str]:
+        yield Path("/proc/self/oom_score_adj").read_text().strip()
+
+    assert list(Apart()(told)) == ["1000"]
+
+
 def test_a_signal_that_the_process_handles_is_handled() -> None:
     before = signal.signal(signal.SIGUSR1, lambda *about: None)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,19 @@ import torch
 
 import amp_fuzz
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.harness import Runtime
+from amp_fuzz.backends.fake import FakeBackend
 from amp_fuzz.judge import Judge, quiet
-from tests.check.faults import FAULTS, Broken, kernels
+from tests.check.faults import (
+    COMPILED,
+    FAKED,
+    FAULTS,
+    LOWERED,
+    Broken,
+    BrokenCompiler,
+    BrokenFake,
+    kernels,
+    lowering,
+)
 from tests.check.models import MODELS, training_step
 from tests.faults.numeric import NUMERIC
 from tests.faults.wrapper import POLICIES, Wrapper, installed
@@ -24,20 +32,6 @@ from tests.helpers import lstm_of_bfloat16
 
 HALVES = [torch.bfloat16, torch.float16]
 DTYPES = ["bfloat16", "float16"]
-
-
-@dataclass(frozen=True)
-class BrokenCompiler(CompileBackend):
-    """A rung of torch.compile in a torch that is patched while it runs, as are those below."""
-
-    patches: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext, compare=False)
-
-    def runtime(self, **more: Any) -> Runtime:
-        return CompileBackend.runtime(self, **{"scope": self.patches, **more})
-
-    def ladder(self) -> list[Backend]:
-        rungs = CompileBackend.ladder(self)
-        return [replace(self, rung=r.rung) for r in rungs if isinstance(r, CompileBackend)]
 
 
 @pytest.fixture(autouse=True)
@@ -115,18 +109,46 @@ def test_a_wrong_kernel_is_found_in_its_submodule(name: str, dtype: torch.dtype)
     if name == "tagger" and (dtype is torch.float16 or not lstm_of_bfloat16()):
         pytest.skip("this CPU has no LSTM of this dtype")
     wrong, module, op = FAULTS[name]
-    backend = Broken(patches=kernels(wrong))
+    _finds(name, dtype, Broken(patches=kernels(wrong)), module, op)
+
+
+def _finds(name: str, dtype: torch.dtype, backend: Backend, module: str, op: str) -> None:
+    """Check a model on a backend with a fault, and hold the check to naming the place."""
     if name == "scaler":
         step, given = training_step(dtype)
-        result = amp_fuzz.check(step, *given, backends=[backend], autocast=None, backward=False)
+        more: Any = {"autocast": None, "backward": False}
+        result = amp_fuzz.check(step, *given, backends=[backend], seconds=300, **more)
     else:
         model, inputs = MODELS[name]()
-        result = amp_fuzz.check(model, *inputs, backends=[backend], autocast=dtype)
+        result = amp_fuzz.check(model, *inputs, backends=[backend], autocast=dtype, seconds=300)
     assert result.verdict == "diverges"
     (found,) = result.divergences
     assert (found.module, found.op) == (module, op), result
     if found.case is not None:
         _replays(found, backend)
+
+
+@pytest.mark.parametrize("name", FAKED)
+@pytest.mark.parametrize("dtype", HALVES, ids=DTYPES)
+def test_a_wrong_cast_inside_is_found_on_a_fake_device(name: str, dtype: torch.dtype) -> None:
+    wrong, module, op = FAKED[name]
+    _finds(name, dtype, BrokenFake(op=wrong), module, op)
+
+
+@pytest.mark.parametrize("name", sorted(set(COMPILED) - {"gru-tagger", "tagger"}))
+@pytest.mark.parametrize("dtype", HALVES, ids=DTYPES)
+@pytest.mark.slow
+def test_a_wrong_kernel_is_found_under_a_compiler(name: str, dtype: torch.dtype) -> None:
+    wrong, module, op = COMPILED[name]
+    _finds(name, dtype, BrokenCompiler("aot_eager", patches=kernels(wrong)), module, op)
+
+
+@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.slow
+def test_a_wrong_lowering_is_found_under_inductor(name: str) -> None:
+    wrong, module, op = LOWERED[name]
+    backend = BrokenCompiler("inductor", patches=lowering(wrong))
+    _finds(name, torch.bfloat16, backend, module, op)
 
 
 def test_a_wrong_kernel_within_an_op_is_found() -> None:
@@ -138,6 +160,10 @@ def test_a_wrong_kernel_within_an_op_is_found() -> None:
     _replays(found, backend)
 
 
+def _mended(backend: Any) -> Backend:
+    return replace(backend, patches=nullcontext)  # type: ignore[no-any-return]
+
+
 def _replays(found: Any, backend: Backend) -> None:
     """Hold the case that was cut to diverging alike where the fault is, and to agreeing without."""
     assert found.case is not None
@@ -145,8 +171,9 @@ def _replays(found: Any, backend: Backend) -> None:
     assert amp_fuzz.loads(found.case.json()) == found.case
     with quiet():
         again = Judge(backend).judge(found.case)
-        honest = replace(backend, patches=nullcontext)  # type: ignore[type-var]
-        assert Judge(honest).judge(found.case).outcome == "agreed"
+        fake = isinstance(backend, BrokenFake)
+        mended: Any = FakeBackend("cuda") if fake else _mended(backend)
+        assert Judge(mended).judge(found.case).outcome == "agreed"
     assert again.outcome == "diverged"
 
 
