@@ -146,7 +146,12 @@ class CompileBackend(TorchBackend):
             functorch["backward_pass_autocast"] = _backward_context(plan, self.device)
         # Beyond its limit dynamo runs eager instead, and nothing would be tested.
         dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
-        inductor = {"fx_graph_cache": False, "compile_threads": 1, "freezing": self.freezing}
+        inductor = {
+            "fx_graph_cache": False,
+            "compile_threads": 1,
+            "freezing": self.freezing,
+            "fallback_random": True,  # dropout draws from torch's generator, as it does in eager
+        }
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         # Where someone listens to it (pytest does), the structured trace raises for a dtype in

@@ -298,7 +298,6 @@ def _compiled(backend: CompileBackend, checked: Checked, plan: Plan) -> Observat
 
 def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
     import torch._dynamo
-    import torch._inductor.config
 
     torch._dynamo.reset()
     subject = checked.subject
@@ -306,13 +305,11 @@ def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observati
         invoke = backend.compiled(subject.function)
         if backend.freezing:
             invoke = torch.no_grad()(invoke)
-        # Dropout draws from torch's generator, as it does in eager.
-        with torch._inductor.config.patch(fallback_random=True):
-            before, refused = graphs(), _breaks()
-            runtime = backend.runtime()
-            seen: Observation = backend.configured(
-                backend.configuring(plan), checked.called, runtime, plan, invoke
-            )
+        before, refused = graphs(), _breaks()
+        runtime = backend.runtime()
+        seen: Observation = backend.configured(
+            backend.configuring(plan), checked.called, runtime, plan, invoke
+        )
         seen.graphs = graphs() - before
         if seen.raised is not None:
             seen.leaked = "; ".join(filter(None, (seen.leaked, backend.undone()))) or None

@@ -18,8 +18,13 @@ from torch import Tensor, nn
 import amp_fuzz
 from amp_fuzz import checking
 from amp_fuzz.backends import BackendError
+from amp_fuzz.case import Plan
+from amp_fuzz.checking.calls import function_calls
+from amp_fuzz.checking.cut import cut
+from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import CheckedReference
-from amp_fuzz.session import MissingBackend
+from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.session import MissingBackend, choose_backends
 from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
 from tests.helpers import one_line
 
@@ -426,3 +431,14 @@ def test_a_function_with_a_plainer_name_is_named_by_it_with_a_case(inplace: bool
     (found,) = amp_fuzz.check(model, torch.randn(8, 2), backends=wrong).divergences
     assert (found.module, found.op) == ("1", "relu")
     assert found.case is not None
+
+
+def test_a_dropout_that_was_cut_out_draws_the_same_under_inductor() -> None:
+    x = torch.randn(4, 8)
+    subject = Subject.of(nn.Dropout(0.5), (x,), None, 0)
+    (backend,) = choose_backends(["compile[inductor]"])
+    calls = function_calls(subject, backend.reference(), Plan())
+    case = cut(calls, (), backward=False, values=True)
+    with quiet():
+        seen = Judge(backend).judge(case)
+    assert seen.outcome == "agreed", seen.divergence
