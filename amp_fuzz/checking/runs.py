@@ -115,13 +115,14 @@ def _examined(call: Call, asked: Asked, first: Died) -> Ran:
     _, died = _last(call(_on_backend, asked))
     if died is None:
         ran, again = _last(call(_run, asked))
-        if ran is None or again is not None:
+        if ran is None:
             return asked.ran("nothing", f"{again}, {telling.BETWEEN}", advice=telling.DEBUG)
-        assert isinstance(ran, Ran)
-        return replace(ran, detail=f"{ran.detail}; {telling.ONCE}: {first}")
-    if died.waits:
-        return asked.ran("nothing", str(died), advice=telling.WAITS)
+        ran = replace(ran, detail=f"{ran.detail}; {telling.ONCE}: {first}")
+        return ran if again is None else _cut_short(ran, again)
     expected, under = _last(call(_on_reference, asked))
+    for one in filter(None, (died, under)):
+        if one.waits:
+            return asked.ran("nothing", str(one), advice=telling.WAITS)
     at = f" at {died.line}" if died.line else ""
     if under is not None:
         return asked.ran("raised", f"{died}{at}, {telling.TOO}", advice=telling.DIES)
@@ -296,7 +297,7 @@ def _placed(
     divergence: Diverged, place: Place, checked: Checked, store: str | Path | None
 ) -> Diverged:
     """Return a divergence with where it comes from, its case kept."""
-    notes = list(place.notes)
+    notes = [*divergence.notes, *place.notes]
     case, path, policy = None, None, ""
     commands: tuple[str, ...] = ()
     op = place.op

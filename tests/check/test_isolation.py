@@ -74,6 +74,7 @@ def test_the_op_that_crashes_is_named_with_a_case_that_does_it() -> None:
     wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
     (found,) = amp_fuzz.check(model, torch.randn(3, 4), backends=wrong).divergences
     assert (found.module, found.module_type, found.op) == ("1", "Tanh", "tanh")
+    assert any("for a debugger" in note for note in found.notes)
     assert found.path is not None
     record = load_finding(found.path)
     assert (record.kind, record.case) == ("crash", found.case)
@@ -174,6 +175,23 @@ def test_a_death_that_does_not_come_again_is_no_divergence(tmp_path: Path) -> No
     result = amp_fuzz.check(once, torch.randn(3), backends="eager-cpu")
     assert result.ok
     assert result.runs[0].detail.endswith("the process died of SIGABRT")
+
+
+def test_a_verdict_at_the_second_try_is_kept_though_a_search_dies(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def dies(op: Any, x: torch.Tensor) -> torch.Tensor:
+        if "locate" in _callers() or not flag.exists():
+            flag.touch()
+            os.abort()
+        return op(x) * 2
+
+    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    (run,) = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong).runs
+    assert run.status == "diverged"
+    assert run.detail.endswith("the process died of SIGABRT")
+    assert run.divergence is not None
+    assert run.divergence.kind == "bitwise"
 
 
 def test_a_death_of_neither_side_cannot_be_judged() -> None:
