@@ -110,7 +110,7 @@ def test_the_text_of_a_note() -> None:
     assert text.splitlines() == [
         "amp_fuzz.check of Sequential, seed 0: agrees",
         "  eager-cpu, bfloat16  agrees: 1 value, 2 gradients, bit for bit",
-        "  fake-cuda, bfloat16  agrees: 1 value, dtypes and shapes",
+        "  fake-cuda, bfloat16  agrees: 1 value, 3 results inside, dtypes and shapes",
         "",
         "The callable's own casts, which are no part of the verdict:",
         "  note      FILE in 0: .half() casts bfloat16 to float16 under bfloat16",
