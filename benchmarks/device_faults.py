@@ -6,7 +6,6 @@ what, and the case that showed it, minimised. Cases are drawn as in a run, witho
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -26,16 +25,15 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from benchmarks.common import ROOT, arguments, write
 from tests.faults.device import FAULTS, UNREGISTERED
-
-ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "device_faults.json"
 
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=5000, help="for each fault (default 5,000)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--only", metavar="NAME", help="only this fault; prints, no file")
@@ -53,7 +51,7 @@ def main() -> int:
             print({k: v for k, v in rows[-1].items() if k != "case"}, flush=True)
     found = {"torch": torch.__version__, "seed": options.seed, "cases": options.cases}
     if not options.only:
-        JSON.write_text(json.dumps({**found, "faults": rows}, indent=1) + "\n")
+        write(JSON, {**found, "faults": rows})
     return int(not all(row["found"] for row in rows))
 
 

@@ -8,8 +8,6 @@ nothing is read from a disk. Seconds are CPU seconds of this process. Writes ``j
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
@@ -28,13 +26,14 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.jaxed import JaxBackend, Program, record
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.judge import quiet
+from benchmarks.common import arguments, show
 
 JSON = Path(__file__).with_suffix(".json")
 
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seed", type=int, default=3)
@@ -89,8 +88,7 @@ def main() -> int:
         "together, s a program": round(together / len(kept), 4),
         "other bits": differ,
     }
-    print(json.dumps(result, indent=1))
-    JSON.write_text(json.dumps(result, indent=1) + "\n")
+    show(JSON, result)
     return 0
 
 

@@ -27,9 +27,8 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from benchmarks.common import ROOT, arguments, write
 from tests.faults.lowerings import FAULTS, Faulty
-
-ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "jax_faults.json"
 OPS = {
@@ -56,7 +55,7 @@ class Here:
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=500, help="for each fault (default 500)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--shrink", type=float, default=30, help="seconds for each (default 30)")
@@ -73,7 +72,7 @@ def main() -> int:
             print({k: v for k, v in rows[-1].items() if k != "case"}, flush=True)
             found = {"jax": version("jax"), "seed": options.seed, "cases": options.cases}
             if not options.only:
-                JSON.write_text(json.dumps({**found, "faults": rows}, indent=1) + "\n")
+                write(JSON, {**found, "faults": rows})
     return int(not all(row["found"] for row in rows))
 
 
