@@ -57,7 +57,8 @@ def judged(case: str, name: str) -> str:
     found = verdict.divergence
     if found is None or verdict.known:
         return f"{verdict.outcome} {verdict.known}".strip()
-    return f"{found.kind} {guilty_op(verdict.case, found) or found.where}"
+    at = guilty_op(verdict.case, found) or ("" if found.kind == "raise" else found.where)
+    return f"{found.kind} {at}".strip()
 
 
 if __name__ == "__main__":
