@@ -12,7 +12,6 @@ bugs come besides.
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import os
@@ -27,11 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case, loads
+from amp_fuzz.case import Case, load, loads
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.fingerprints import fingerprint
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
+from benchmarks.common import arguments
+from benchmarks.open_cases import OPEN, index
 
 CASES = Path(__file__).with_name("golden.jsonl.xz")
 SEED = 20261124
@@ -67,7 +68,7 @@ COUNTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = arguments(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
     run = commands.add_parser("run")
@@ -96,23 +97,11 @@ def drawn() -> Iterator[tuple[str, Case]]:
 
     for example in (*EXAMPLES.values(), *COMPILED.values()):
         yield example.backend, example.case
-    for path in sorted(Path(__file__).parent.glob("*_*.json")):
-        yield from _kept(json.loads(path.read_text()))
+    for name, entry in index().items():
+        yield entry["backend"], load(OPEN / f"{name}.json")
     for name, count in COUNTS.items():
         for case in draw(Task(name, "all", (), count, SEED), Settings((name,))):
             yield name, case
-
-
-def _kept(value: Any) -> Iterator[tuple[str, Case]]:
-    """Yield each case that stands beside its backend, anywhere in what JSON holds."""
-    if isinstance(value, dict):
-        name, case = value.get("backend"), value.get("case")
-        if name in backends() and isinstance(case, dict):
-            yield name, loads(json.dumps(case))
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _kept(each)
 
 
 def judge_all(output: Path, only: list[str]) -> None:
