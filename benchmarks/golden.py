@@ -1,10 +1,11 @@
 """The golden run: what each of some thousand stored cases comes to, before and after a change.
 
     python benchmarks/golden.py draw                      # write the cases, from seeds
-    python benchmarks/golden.py run OUTPUT [BACKEND ...]  # judge them; continues an OUTPUT that is cut short
+    python benchmarks/golden.py run OUTPUT [BACKEND ...]  # judge them
     python benchmarks/golden.py compare BEFORE AFTER      # exit 1 and list each difference
 
-A line of an output is a verdict: outcome, known entries, divergence, guilty op, fingerprint, notes.
+A run that was cut short goes on where it stood if it is given its output again. A line of an output
+is a verdict: outcome, known entries, divergence, guilty op, fingerprint, notes.
 Each backend runs in a process of its own. If a process dies of a case, the line says so.
 The cases are drawn by the engine over all ops; those that hunts left open and the examples of known
 bugs come besides.
