@@ -96,8 +96,8 @@ def drawn() -> Iterator[tuple[str, Case]]:
     from tests.backends.test_compiled_known import EXAMPLES as COMPILED
     from tests.unit.test_known import EXAMPLES
 
-    for example in (*EXAMPLES.values(), *COMPILED.values()):
-        yield example.backend, example.case
+    for table in (EXAMPLES, COMPILED):
+        yield from ((example.backend, example.case) for example in table.values())
     for name, entry in index().items():
         yield entry["backend"], load(OPEN / f"{name}.json")
     for name, count in COUNTS.items():
@@ -139,7 +139,7 @@ def _judged(name: str, cases: list[Any], output: Path) -> None:
             "unjudged": verdict.unjudged,
             "uncompiled": verdict.uncompiled,
             "kernels": [[k.overload, k.policy.value, len(k.casts)] for k in verdict.kernels],
-            "notes": [[note.kind, note.op, note.statement] for note in verdict.notes],
+            "notes": [[note.kind, note.op, note.where] for note in verdict.notes],
         }
         if (found := verdict.divergence) is not None:
             line |= {
