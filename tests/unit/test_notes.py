@@ -51,7 +51,7 @@ NO_POLICY = under(
 
 @pytest.fixture
 def torch_2_7(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The policy tables of torch 2.7.1, of which maia has none."""
+    """Give the policy tables of torch 2.7.1, of which maia has none."""
     tables._stock.cache_clear()
     tables._held.cache_clear()
     with monkeypatch.context() as patch:
