@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, check
+from amp_fuzz.entered import inside
 from amp_fuzz.inputs import bits_text
 from amp_fuzz.judge import Judge
 from amp_fuzz.oracle.compare import same
@@ -74,7 +75,7 @@ class _Call:
 class _Told(TorchDispatchMode):
     """Records the calls of kernels that compute; gives calls of one kernel the results in `right`.
 
-    Of that kernel, the first call beyond those in `right` is recorded, and no other.
+    A kernel comes after those that it calls itself. Of the one, the first call beyond those in `right` is recorded, and no other.
     """
 
     def __init__(self, kernel: Any = None, right: Sequence[Any] = ()) -> None:
@@ -82,7 +83,6 @@ class _Told(TorchDispatchMode):
         self.kernel, self.right = kernel, list(right)
         self.calls: list[_Call] = []
         self.count = 0
-        self.within = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -91,31 +91,15 @@ class _Told(TorchDispatchMode):
         if not _computes(func, args):
             return func(*args, **kwargs)
         if self.kernel not in (None, func):
-            return self.inside(func, args, kwargs)
+            return inside(self, func, args, kwargs)
         self.count += 1
         if self.count <= len(self.right):
             return _copied(self.right[self.count - 1])
         given = _copied(args), _copied(dict(kwargs))
-        result = self.inside(func, args, kwargs)
+        result = inside(self, func, args, kwargs)
         if self.kernel is None or not self.calls:
             self.calls.append(_Call(func, *given, _copied(result)))
         return result
-
-    def inside(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Call a kernel, and record what it calls itself, before its own call is recorded."""
-        tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-        # torch 2.13 dies of a key for which a kernel has no entry of its own.
-        own = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
-        plain = all(t.device.type == "cpu" and t.layout is torch.strided for t in tensors)
-        if self.within or not own or not plain:
-            return func(*args, **kwargs)
-        # As where torch calls it: below autograd and autocast, which the mode has let in again.
-        self.within = True
-        try:
-            with self, torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
-                return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
-        finally:
-            self.within = False
 
 
 def culprit(judge: Judge, case: Case) -> Culprit | None:
