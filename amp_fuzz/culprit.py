@@ -8,7 +8,7 @@ A case with a second cause does not agree then, and nothing is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,8 @@ class _Call:
 class _Told(TorchDispatchMode):
     """Records the calls of kernels that compute; gives calls of one kernel the results in `right`.
 
-    A kernel comes after those that it calls itself. Of the one, the first call beyond those in `right` is recorded, and no other.
+    A kernel comes after those that it calls itself. Of the one, the first call beyond those in
+    `right` is recorded, and no other.
     """
 
     def __init__(self, kernel: Any = None, right: Sequence[Any] = ()) -> None:

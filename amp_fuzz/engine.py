@@ -116,10 +116,10 @@ class Task:
     cases: the number after that of the last case. given: the cases, where none are drawn. first:
     the number of the first case; a worker that died ran those before it. confirms: how a worker
     died of its one case, which runs once more; `suspect` is the op that it died in then, if known.
-    told: nothing is recorded of that run, which tells of each kernel that it enters. aims: kernels to aim at, each until a case reaches
-    it; the task's other cases are drawn as all are. again: the cases are judged as a replay does:
-    by all relations, and as they are. until: when it ends, in seconds since the epoch, once
-    `promised` cases of it ran.
+    told: nothing is recorded of that run, which tells of each kernel that it enters. aims: kernels
+    to aim at, each until a case reaches it; the task's other cases are drawn as all are. again: the
+    cases are judged as a replay does: by all relations, and as they are. until: when it ends, in
+    seconds since the epoch, once `promised` cases of it ran.
     """
 
     backend: str

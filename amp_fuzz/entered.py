@@ -83,7 +83,7 @@ def told(shared: Any) -> Iterator[None]:
         with Entered(shared):
             run(thread)
 
-    threading.Thread.run = telling  # type: ignore[method-assign]
+    threading.Thread.run = telling  # type: ignore[method-assign, assignment]
     try:
         with Entered(shared):
             yield

@@ -320,7 +320,7 @@ def test_what_they_do_not_do_is_a_third() -> None:
     assert third.fingerprint not in known
 
 
-# -- one kernel inside ops that are made of others --------------------------------------------------
+# -- one kernel inside ops that are made of others -------------------------------------------------
 
 BMM = case([x("x0", 1, 2, 2)], call("bmm", "x0", "x0"), contexts=(), backward="none")
 ATTENTION = case(
