@@ -58,7 +58,7 @@ class Run:
                 self.planned += event.cases
             elif isinstance(event, TimeUp):
                 self.cut = True
-            elif isinstance(event, (Crashed, Finding)):
+            elif isinstance(event, Finding) or (isinstance(event, Crashed) and event.first):
                 self.findings.append(event.record)
             yield event
 
