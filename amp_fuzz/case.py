@@ -224,6 +224,21 @@ def bare(case: Case) -> Case:
     return msgspec.structs.replace(case, plan=plan, program=program)
 
 
+def inferring(case: Case) -> Case:
+    """Return a case that never asks for a gradient or changes a weight."""
+    plan = msgspec.structs.replace(
+        case.plan,
+        backward="none",
+        backward_context=None,
+        second="none",
+        steps=1,
+        loop="outside",
+        scaler=False,
+        interrupted=False,
+    )
+    return msgspec.structs.replace(case, plan=plan)
+
+
 def single(case: Case) -> Case:
     """Return the case with float32 for each 16-bit floating dtype that it names.
 

@@ -12,8 +12,10 @@ import dataclasses
 import gc
 import logging
 import os
+import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +26,14 @@ import msgspec
 import torch
 
 from amp_fuzz import harness, prelude
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends import bisection
+from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
 from amp_fuzz.backends.exported import DATA_DEPENDENT
 from amp_fuzz.backends.reference import ReferenceRuntime, threading
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
-from amp_fuzz.backends.torchstate import torch_state
-from amp_fuzz.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.backends.reproducing import TorchRepros, opaque
+from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
+from amp_fuzz.backends.torchstate import in_thread_alike, torch_state
+from amp_fuzz.case import CUSTOM_OPS, Case, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import (
@@ -46,8 +50,9 @@ from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.shadows import Promise
+from amp_fuzz.source import program_source
 
-__all__ = ["LADDER", "CompileBackend", "backends", "graphs"]
+__all__ = ["LADDER", "CompileBackend", "backends"]
 
 QUIRK = "compile-backward-autocast"
 # Each does more than the one before it: the first that diverges is where a bug is.
@@ -55,7 +60,7 @@ LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
 
 @dataclass(frozen=True, slots=True)
-class CompileBackend(TorchBackend):
+class CompileBackend(TorchRepros, TorchBackend):
     """``torch.compile(program, backend=rung)`` on the CPU.
 
     label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
@@ -134,6 +139,58 @@ class CompileBackend(TorchBackend):
             return seen
         finally:
             torch._dynamo.reset()
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return why a callable cannot be called, or "": only modules can be frozen."""
+        return "only modules can be frozen" if self.freezing and not modules else ""
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether no backward pass runs: what is frozen only infers."""
+        return self.freezing
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Compile a callable and call it, in a thread of its own as `run` does."""
+        return in_thread_alike(self._called, function, plan, call)  # type: ignore[no-any-return]
+
+    def _called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        import torch._dynamo
+
+        torch._dynamo.reset()
+        try:
+            invoke = self.compiled(function)
+            if self.freezing:
+                invoke = torch.no_grad()(invoke)
+            before, refused = graphs(), _breaks()
+            seen: Observation = self.configured(
+                self.configuring(plan), call, self.runtime(), invoke
+            )
+            seen.graphs = graphs() - before
+            if seen.raised is not None:
+                seen.leaked = "; ".join(filter(None, (seen.leaked, self.undone()))) or None
+            # Of this call: dynamo counts on from one call to the next.
+            new = (text.partition("\n")[0] for text in _breaks() - refused)
+            seen.breaks = tuple(dict.fromkeys(new))
+            return seen
+        finally:
+            torch._dynamo.reset()
+
+    def traced(self) -> Callable[..., Any] | None:
+        """Return what AOTAutograd does to a program, in what the quirks ask for."""
+        return None if self.rung == "eager" else aot.traced
+
+    def facts(self) -> Facts:
+        """Return what `torch.compile` promises."""
+        link = documentation("generated/torch.compile.html")
+        return Facts(
+            area=f"torch.compile, {self.rung}",
+            made="compiled with `torch.compile`",
+            promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
+            compiles=True,
+        )
+
+    def blame(self, agrees: Callable[[], bool]) -> str:
+        """Return the part of the rung without which a case agrees, by torch's own bisector."""
+        return bisection.blame(self.rung, agrees) if self.rung in bisection.BISECTED else ""
 
     def configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function as a plan needs torch configured; nothing is cached, nor logged."""
@@ -236,6 +293,29 @@ class CompileBackend(TorchBackend):
                 f"holding({function}, {numbers(case, 'weight')}, lambda f: torch.compile(f, {how}))"
             )
         return f"torch.compile({function}, {how})"
+
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of its compilation, for a repro."""
+        again = "plain = program\n" if case.plan.entry in ("decorator", *CUSTOM_OPS) else ""
+        compiled = f"program = {self.expression('program', case)}"
+        return f"{program_source(case.program).rstrip()}\n\n\n{again}{compiled}\n"
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, for a repro.
+
+        The decorator's context is compiled with the program, the others stand around it; of a
+        custom op, the call is compiled.
+        """
+
+        def compiled(match: re.Match[str]) -> str:
+            return f"entered = {self.expression(f'{match[1]}(plain)', case)}"
+
+        text = re.sub(r"entered = (autocast\(.*\))\(program\)", compiled, text)
+        return opaque(text, lambda function: self.expression(function, case))
+
+    def cleanup(self) -> list[str]:
+        """Return the line that takes away what is compiled, for a test."""
+        return ["torch._dynamo.reset()"]
 
     def configuration(self, case: Case) -> str:
         """Return the source that configures torch as `run` does, for a repro."""
@@ -380,6 +460,12 @@ def graphs() -> int:
     """Return how many graphs dynamo has handed to a compiler in this process."""
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return count
+
+
+def _breaks() -> Counter[str]:
+    """Return why dynamo has left code to eager in this process, and how often."""
+    counters = torch._dynamo.utils.counters
+    return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
 
 
 def _backward_context(plan: Plan, device: str) -> Any:

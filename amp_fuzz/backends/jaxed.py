@@ -21,7 +21,7 @@ import torch
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
@@ -100,6 +100,17 @@ class JaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors that it takes for those of the device."""
         return _reference(self.device)
+
+    def facts(self) -> Facts:
+        """Return what JAX has to do."""
+        return Facts(
+            promise="[JAX](https://docs.jax.dev): a lowered program computes what eager computes.",
+            installs="amp-fuzz[jax]",
+        )
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that only programs are lowered."""
+        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
 
 
 def _reference(device: str) -> ReferenceRuntime:

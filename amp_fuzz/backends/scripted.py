@@ -21,12 +21,13 @@ import torch
 from torch.autograd import profiler
 
 from amp_fuzz import harness, prelude
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
 from amp_fuzz.backends.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
-from amp_fuzz.case import CUSTOM_OPS, Case
+from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
+from amp_fuzz.case import CUSTOM_OPS, Case, inferring
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.program import (
@@ -66,6 +67,8 @@ MERGING_QUIRK = "torchscript-common-subexpressions"
 _QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
 
+_MADE: Mapping[Mode, str] = {"script": "scripted", "trace": "traced"}
+
 # A scripted function cannot make a module, and torch refuses to trace one that is called with
 # weights which are not its own.
 _UNSAYABLE_CALLS: Mapping[Mode, re.Pattern[str]] = {
@@ -96,7 +99,7 @@ _REFUSED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptBackend(TorchBackend):
+class ScriptBackend(TorchRepros, TorchBackend):
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count; with 1 no call runs an optimised graph, however often the
@@ -167,6 +170,19 @@ class ScriptBackend(TorchBackend):
 
         return harness.run(case, self.runtime(driver=driver))
 
+    def facts(self) -> Facts:
+        """Return what TorchScript promises."""
+        link = documentation("jit.html")
+        return Facts(
+            area=f"torch.jit.{self.mode}",
+            made=f"{_MADE[self.mode]} with `torch.jit.{self.mode}`",
+            promise=f"[TorchScript]({link}): a scripted program computes what eager computes.",
+        )
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables are not judged."""
+        return "TorchScript's own casts can be told from bugs in drawn cases only"
+
     def source(self, case: Case) -> str:
         """Return the source of the program and of how it is scripted, for a repro."""
         if case.plan.entry == "decorator":
@@ -191,6 +207,16 @@ class ScriptBackend(TorchBackend):
     def opaque(self, case: Case) -> str:
         """Return the source that does so with a call of the custom op ``called``, for a repro."""
         return self.expression("opaque" if self.mode == "script" else "called", case)
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, for a repro.
+
+        The decorator's context is a region of the program already; of a custom op, the call is
+        scripted.
+        """
+        text = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", text)
+        lines = rf"\1called = \2(plain, \3)\n\1entered = {self.opaque(case)}"
+        return re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, text)
 
     def explicit(self, case: Case) -> str:
         """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""

@@ -17,7 +17,7 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -30,9 +30,10 @@ import torch
 import torch.utils.checkpoint
 
 from amp_fuzz import harness, reference
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.apart import REFUSES, Apart
+from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
@@ -58,6 +59,7 @@ from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
 from amp_fuzz.reference.torchax import Cutting, Unlisted, inside, torchs_derivatives
+from amp_fuzz.source import program_source
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -109,7 +111,7 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchaxBackend(TorchBackend):
+class TorchaxBackend(TorchRepros, TorchBackend):
     """``torchax.amp.autocast`` on the platform that JAX finds. process: where torchax is."""
 
     mode: Mode
@@ -176,17 +178,31 @@ class TorchaxBackend(TorchBackend):
             seen.elided = tuple(label for label in seen.values if label.endswith(".grad"))
         return found
 
-    def expression(self, function: str) -> str:
-        """Return the source that runs a function on JAX, for a repro."""
-        if self.mode.autograd:
-            return f"on_torchax({function})"
-        return f"on_jax({function}{', jitted=True' if self.mode.jitted else ''})"
+    def facts(self) -> Facts:
+        """Return what torchax has to do."""
+        return Facts(
+            promise=(
+                "[torchax](https://google.github.io/torchax/): a program on JAX computes what "
+                "eager computes."
+            )
+        )
 
-    def setup(self) -> str:
-        """Return the source that imports torchax and sets it up, for a repro."""
-        return _SETUP.format(flags=self.mode.flags)
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables stay in their process."""
+        return REFUSES
 
-    def helpers(self, names: set[str]) -> list[str]:
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of how it runs on JAX, for a repro."""
+        run = f"on_jax(program{', jitted=True' if self.mode.jitted else ''})"
+        run = "on_torchax(program)" if self.mode.autograd else run
+        return f"{program_source(case.program).rstrip()}\n\n\nprogram = {run}\n"
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the source that sets torchax up, and of what a program uses of it, for a repro."""
+        device = TorchRepros.setup(self, names)
+        return [*device, _SETUP.format(flags=self.mode.flags), *self.helpers(names)]
+
+    def helpers(self, names: Set[str]) -> list[str]:
         """Return the source of what a program under these names uses, for a repro."""
         renamed = {} if self.mode.autograd else {"recomputed": "checkpoint"}
         renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
