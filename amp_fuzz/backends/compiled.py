@@ -16,10 +16,9 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
 from amp_fuzz.backends.torchstate import in_thread_alike, torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.patching import patched
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import (
     Autocast,
@@ -214,9 +214,9 @@ class CompileBackend(TorchRepros, TorchBackend):
         # Where someone listens to it (pytest does), the structured trace raises for a dtype in
         # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
         trace = logging.getLogger("torch.__trace")
-        listeners, trace.handlers = trace.handlers, []
         try:
             with (
+                patched(trace, "handlers", []),
                 torch._functorch.config.patch(functorch),
                 torch._inductor.config.patch(inductor),
                 torch._dynamo.config.patch(dynamo),
@@ -225,7 +225,6 @@ class CompileBackend(TorchRepros, TorchBackend):
             ):
                 return function(*args)
         finally:
-            trace.handlers = listeners
             logging.disable(disabled)
 
     def undone(self) -> str | None:
@@ -407,8 +406,7 @@ def _infers(case: Case) -> bool:
     return any(isinstance(context, InferenceMode) for context in regions(case.program.body))
 
 
-@contextmanager
-def untimed() -> Iterator[None]:
+def untimed() -> AbstractContextManager[None]:
     """Let dynamo not time the guards of what it has compiled, in every thread.
 
     For a number in its log it flushes the caches of the processor, 40 ms for each graph (torch
@@ -416,44 +414,17 @@ def untimed() -> Iterator[None]:
     """
     import torch._dynamo.guards as guards
 
-    with _replaced(guards, "profile_guard_manager", lambda *of: 0.0):
-        yield
+    return patched(guards, "profile_guard_manager", lambda *of: 0.0)
 
 
-@contextmanager
-def unwritten() -> Iterator[None]:
+def unwritten() -> AbstractContextManager[None]:
     """Let AOTAutograd leave no file in the working folder where it cannot partition a graph.
 
     It writes the graph there, under a new name each time, which stands in the error (torch 2.13).
     """
     import torch._functorch.partitioners as partitioners
 
-    with _replaced(partitioners, "_get_unique_path", lambda *of: os.devnull):
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace a function of torch, if it is there, for as long as any thread is in such a block."""
-    key = module.__name__, name
-    with _lock:
-        entered = _entered.setdefault(key, [])
-        honest = entered[0] if entered else getattr(module, name, None)
-        entered.append(honest)
-        if honest is not None:
-            setattr(module, name, value)
-    try:
-        yield
-    finally:
-        with _lock:
-            entered.pop()
-            if not entered and honest is not None:
-                setattr(module, name, honest)
-
-
-_lock = Lock()
-_entered: dict[tuple[str, str], list[Any]] = {}
-"""What torch has under a name, once for each thread that is in `_replaced` for it."""
+    return patched(partitioners, "_get_unique_path", lambda *of: os.devnull)
 
 
 def graphs() -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, numbers
 from amp_fuzz.backends.torchstate import in_thread_alike
 from amp_fuzz.case import Case, Entry, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.patching import patched
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import aot
@@ -268,8 +269,7 @@ def _under(runtime: Runtime, context: Callable[[], Any]) -> Runtime:
     return replace(runtime, scope=scope)
 
 
-@contextmanager
-def _left_without_grad() -> Iterator[None]:
+def _left_without_grad() -> AbstractContextManager[None]:
     """Let an error that leaves a ``no_grad`` region leave gradients off."""
     honest = torch.no_grad.__exit__
 
@@ -277,11 +277,7 @@ def _left_without_grad() -> Iterator[None]:
         if kind is None:
             honest(self, kind, value, traceback)
 
-    torch.no_grad.__exit__ = leave  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.no_grad.__exit__ = honest  # type: ignore[method-assign]
+    return patched(torch.no_grad, "__exit__", leave)
 
 
 class _Losses(TorchFunctionMode):

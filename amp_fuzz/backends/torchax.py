@@ -39,6 +39,7 @@ from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
+from amp_fuzz.patching import patched
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
@@ -472,11 +473,8 @@ def _called_inside() -> Iterator[None]:
         with inside():
             return plain(*args, **kwargs)
 
-    functional.multi_head_attention_forward = called
-    try:
+    with patched(functional, "multi_head_attention_forward", called):
         yield
-    finally:
-        functional.multi_head_attention_forward = plain
 
 
 def _unlisted() -> AbstractContextManager[Any]:
