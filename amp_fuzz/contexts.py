@@ -113,8 +113,7 @@ def saying(case: Case, name: str) -> Case:
     field, _, text = name.partition("=")
     value = dict(_SAID)[field][[str(v) for v in dict(_SAID)[field]].index(text)]
     said = msgspec.structs.replace(case.plan.contexts[-1], **{field: value})
-    plan = msgspec.structs.replace(case.plan, contexts=(*case.plan.contexts[:-1], said))
-    return msgspec.structs.replace(case, plan=plan)
+    return case.with_plan(contexts=(*case.plan.contexts[:-1], said))
 
 
 def alike(names: Sequence[str]) -> tuple[str, ...]:

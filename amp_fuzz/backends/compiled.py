@@ -45,6 +45,7 @@ from amp_fuzz.program import (
     Region,
     regions,
     statements,
+    transform,
 )
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
@@ -99,16 +100,14 @@ class CompileBackend(TorchRepros, TorchBackend):
         What is frozen only infers, and calls no custom op: its weights would be the op's arguments.
         """
         if self.freezing and case.plan.entry in CUSTOM_OPS:
-            plan = msgspec.structs.replace(case.plan, entry="context")
-            case = msgspec.structs.replace(case, plan=plan)
+            case = case.with_plan(entry="context")
         if self.freezing:
             case = under(inferring(case), NoGrad())
         if case.plan.entry in CUSTOM_OPS:
             case = _opaque(case)
-        plan = msgspec.structs.replace(case.plan, transform="none")
-        if self.rung != "eager" and plan.second == "double":
-            plan = msgspec.structs.replace(plan, second="retain")
-        return msgspec.structs.replace(case, plan=plan)
+        if self.rung != "eager" and case.plan.second == "double":
+            case = case.with_plan(second="retain")
+        return case.with_plan(transform="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Compile and run cases one by one.
@@ -378,28 +377,20 @@ class _UntoldReference(_TracedReference):
     def meant(self, case: Case) -> Case:
         if QUIRK not in active_quirks() or case.plan.backward == "none":
             return case
-        plan = msgspec.structs.replace(case.plan, backward="inside", backward_context=None)
-        return msgspec.structs.replace(case, plan=plan)
+        return case.with_plan(backward="inside", backward_context=None)
 
 
 def _opaque(case: Case) -> Case:
     """Return a case whose program can be the body of a custom op in a graph, or is none."""
     if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
-        plan = msgspec.structs.replace(case.plan, entry="context")
-        return msgspec.structs.replace(case, plan=plan)
-    body = _unreentrant(case.program.body)
-    return msgspec.structs.replace(case, program=msgspec.structs.replace(case.program, body=body))
+        return case.with_plan(entry="context")
+    return case.with_program(body=transform(case.program.body, region=_unreentrant))
 
 
-def _unreentrant(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    nodes: list[Node] = []
-    for node in body:
-        if isinstance(node, Region):
-            reentrant = isinstance(node.context, Checkpoint)
-            context = Checkpoint(use_reentrant=False) if reentrant else node.context
-            node = Region(context, _unreentrant(node.body))
-        nodes.append(node)
-    return tuple(nodes)
+def _unreentrant(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+    """Return a region; a checkpoint is none that is reentrant."""
+    checkpoint = isinstance(node.context, Checkpoint)
+    return (Region(Checkpoint(use_reentrant=False) if checkpoint else node.context, body),)
 
 
 def _infers(case: Case) -> bool:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -86,10 +85,7 @@ class ExportBackend(TorchRepros, TorchBackend):
         another mode, no other thread, no function transforms. Decomposed, it only infers.
         """
         case = inferring(case) if self.decomposed else case
-        plan = msgspec.structs.replace(
-            case.plan, first_pass="none", transform="none", thread="none"
-        )
-        return msgspec.structs.replace(case, plan=plan)
+        return case.with_plan(first_pass="none", transform="none", thread="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in its own thread: a failed export leaves modes behind."""
@@ -204,8 +200,7 @@ class _Exported(ReferenceRuntime):
         if active_quirks().isdisjoint(_QUIRKS):
             return case
         body = _Modes().body(case.program.body, inside=_without_grad(case))
-        program = msgspec.structs.replace(case.program, body=body)
-        return msgspec.structs.replace(case, program=program)
+        return case.with_program(body=body)
 
     def run(self, case: Case) -> Observation:
         """Run one case, and go back to the grad mode of before."""

@@ -34,13 +34,13 @@ from amp_fuzz.program import (
     Autocast,
     Checkpoint,
     InferenceMode,
-    Node,
     NoGrad,
     Program,
     Ref,
-    Region,
     Statement,
     substituted,
+    transform,
+    unwrapped,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
 from amp_fuzz.reference.formulas import scripted
@@ -144,21 +144,15 @@ class ScriptBackend(TorchRepros, TorchBackend):
         transforms are left out. A frozen module has no gradients, and keeps the casts of the
         thread that froze it.
         """
-        body = _without(case.program.body, _UNSAYABLE[self.mode])
-        program = msgspec.structs.replace(case.program, body=body)
-        case = msgspec.structs.replace(case, program=program)
-        plan = msgspec.structs.replace(case.plan, transform="none")
-        if (self.freeze or self.check) and plan.entry == "cast_inputs":
-            plan = msgspec.structs.replace(plan, entry="context")  # its weights are copies
-        if plan.checkpoint == "non_reentrant":
-            plan = msgspec.structs.replace(plan, checkpoint="reentrant")
-        case = msgspec.structs.replace(case, plan=plan)
+        body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
+        case = case.with_program(body=body).with_plan(transform="none")
+        if (self.freeze or self.check) and case.plan.entry == "cast_inputs":
+            case = case.with_plan(entry="context")  # its weights are copies
+        if case.plan.checkpoint == "non_reentrant":
+            case = case.with_plan(checkpoint="reentrant")
         if self.freeze:
-            thread = "whole" if plan.thread == "whole" else "none"
-            case = inferring(case)
-            case = msgspec.structs.replace(
-                case, plan=msgspec.structs.replace(case.plan, thread=thread)
-            )
+            thread = "whole" if case.plan.thread == "whole" else "none"
+            case = inferring(case).with_plan(thread=thread)
             case = under(case, NoGrad())  # its weights are constants
         return case
 
@@ -319,13 +313,13 @@ _REDUCTIONS = {
 def _reduced(program: Program) -> Program:
     """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
 
-    def said(call: Statement) -> Statement:
+    def said(call: Statement) -> tuple[Statement]:
         number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
         if number is None or len(call.args) > number or "reduction" in dict(call.kwargs):
-            return call
-        return msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1)))
+            return (call,)
+        return (msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1))),)
 
-    return msgspec.structs.replace(program, body=_rewritten(program.body, said))
+    return msgspec.structs.replace(program, body=transform(program.body, statement=said))
 
 
 _OF_TWO = {"max": "maximum", "min": "minimum"}
@@ -338,17 +332,17 @@ def _of_two(program: Program) -> Program:
     """
     names: dict[str, str] = {}
 
-    def two(call: Statement) -> Statement:
+    def two(call: Statement) -> tuple[Statement]:
         call = substituted(call, names)
         out = dict(call.kwargs).get("out")
         if call.op not in _OF_TWO or not isinstance(out, Ref):
-            return call
+            return (call,)
         made = f"{out.name}_" if call.outputs == ("_",) else call.outputs[0]
         older = [name for name, now in names.items() if now == out.name]
         names.update(dict.fromkeys([out.name, *older], made))
-        return Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,))
+        return (Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,)),)
 
-    body = _rewritten(program.body, two)
+    body = transform(program.body, statement=two)
     outputs = tuple(names.get(name, name) for name in program.outputs)
     return msgspec.structs.replace(program, body=body, outputs=outputs)
 
@@ -357,17 +351,6 @@ _CHANGES: Mapping[str, Callable[[Program], Program]] = {
     EXTREMUM_QUIRK: _of_two,
     MERGING_QUIRK: merged,
 }
-
-
-def _rewritten(
-    body: tuple[Node, ...], change: Callable[[Statement], Statement]
-) -> tuple[Node, ...]:
-    return tuple(
-        Region(node.context, _rewritten(node.body, change))
-        if isinstance(node, Region)
-        else change(node)
-        for node in body
-    )
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -498,19 +481,6 @@ _UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
     "script": (Checkpoint, InferenceMode),
     "trace": (NoGrad, InferenceMode, Checkpoint),
 }
-
-
-def _without(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...]:
-    """Return a body without the regions of some kinds; what stood in them stays."""
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-        elif isinstance(node.context, kinds):
-            nodes += _without(node.body, kinds)
-        else:
-            nodes.append(Region(node.context, _without(node.body, kinds)))
-    return tuple(nodes)
 
 
 def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> Any:

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import torch
@@ -43,6 +43,7 @@ from amp_fuzz.patching import patched
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
+    Context,
     Node,
     NoGrad,
     Program,
@@ -53,6 +54,8 @@ from amp_fuzz.program import (
     returning_all,
     statements,
     substituted,
+    transform,
+    unwrapped,
     uses,
 )
 from amp_fuzz.reference import aot
@@ -167,7 +170,8 @@ class TorchaxBackend(TorchRepros, TorchBackend):
                 loop="outside",
                 checkpoint="none",
             )
-        body = _only_under(kept, case.program.body)
+        left_out = tuple(kind for kind in get_args(Context) if kind not in kept)
+        body = unwrapped(case.program.body, left_out)
         program = msgspec.structs.replace(case.program, body=body)
         program = program if self.mode.jitted else returning_all(program)
         return msgspec.structs.replace(case, plan=plan, program=program)
@@ -262,19 +266,6 @@ torchax.default_env()
 torch._ops.OpOverloadPacket.__getattr__ = plain
 torchax.enable_accuracy_mode()
 """
-
-
-def _only_under(contexts: tuple[type, ...], body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return a body without the regions of other contexts, but with what is in them."""
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-        elif isinstance(node.context, contexts):
-            nodes.append(Region(node.context, _only_under(contexts, node.body)))
-        else:
-            nodes += _only_under(contexts, node.body)
-    return tuple(nodes)
 
 
 @cache
@@ -427,23 +418,23 @@ def _around(
     """
     names = before
 
-    def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    def region(node: Region, inner: tuple[Node, ...]) -> Iterator[Node]:
         nonlocal names
-        for node in nodes:
-            if isinstance(node, Region):
-                yield Region(node.context, tuple(walk(node.body)))
-                names = {} if node is until else names
-                continue
-            found = node.outputs == call.outputs
-            node = instead if found and instead is not None else node
-            outputs = tuple(names.get(n, n) if names is before else n for n in node.outputs)
-            yield msgspec.structs.replace(substituted(node, names), outputs=outputs)
-            if found and names is before:
-                names = after
-                if more is not None:
-                    yield more
+        yield Region(node.context, inner)
+        names = {} if node is until else names
 
-    return tuple(walk(body))
+    def statement(node: Statement) -> Iterator[Node]:
+        nonlocal names
+        found = node.outputs == call.outputs
+        node = instead if found and instead is not None else node
+        outputs = tuple(names.get(n, n) if names is before else n for n in node.outputs)
+        yield msgspec.structs.replace(substituted(node, names), outputs=outputs)
+        if found and names is before:
+            names = after
+            if more is not None:
+                yield more
+
+    return transform(body, region=region, statement=statement)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 import torch.utils.checkpoint
 
@@ -102,8 +101,7 @@ def under(case: Case, context: Context) -> Case:
     body = case.program.body
     if len(body) == 1 and isinstance(body[0], Region) and body[0].context == context == NoGrad():
         return case
-    program = msgspec.structs.replace(case.program, body=(Region(context, body),))
-    return msgspec.structs.replace(case, program=program)
+    return case.with_program(body=(Region(context, body),))
 
 
 def numbers(case: Case, role: Role) -> list[int]:
