@@ -110,9 +110,9 @@ def _eager(judge: Judge, case: Case) -> str:
     if not facts_of(backend).promise or not backend.values:
         return ""
     eager = backends().get(f"eager-{backend.device}")
-    if eager is None or not all(
-        eager.supports(s.op, s.form) for s in statements(case.program.body)
-    ):
+    if eager is None or eager.availability().status != "ready":
+        return ""
+    if not all(eager.supports(s.op, s.form) for s in statements(case.program.body)):
         return ""
     found = replace(judge, backend=eager).judge(case).divergence
     return "agrees" if found is None else "diverges"
