@@ -183,15 +183,13 @@ def program(x0):
 
 
 def drive(x0):
-    inputs = [x0]
     with autocast(device, dtype=torch.bfloat16):
-        outputs = program(*inputs)
-    return outputs[0]
+        outputs = program(x0)
+        return outputs[0]
 
 
 value = drive(x0)
 expected, observed = torch.bfloat16, value.dtype
-
 print("torch:   ", torch.__version__)
 print("expected:", expected)
 print("observed:", observed)
