@@ -24,9 +24,12 @@ from amp_fuzz.program import (
     Program,
     ProgramError,
     Region,
+    Statement,
     TensorSpec,
     check_context,
     show_context,
+    transform,
+    unwrapped,
 )
 
 __all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
@@ -164,6 +167,15 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         # Quotes inside a string are escaped: these bytes can only be the fields of these names.
         return text.replace(b',"transform":"none"', b"").replace(b',"values":""', b"")
 
+    def with_plan(self, **fields: object) -> Case:
+        """Return the case with other fields of its plan."""
+        return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, **fields))
+
+    def with_program(self, **fields: object) -> Case:
+        """Return the case with other fields of its program."""
+        program = msgspec.structs.replace(self.program, **fields)
+        return msgspec.structs.replace(self, program=program)
+
     def __str__(self) -> str:
         return f"case {self.id} seed={self.seed}\nplan: {self.plan}\n{self.program}"
 
@@ -217,11 +229,22 @@ def load(path: Path | str) -> Case:
 
 def bare(case: Case) -> Case:
     """Return the case with no autocast context anywhere: what autocast with enabled=False means."""
-    plan = msgspec.structs.replace(
-        case.plan, contexts=(), entry="context", backward_context=None, backward=_bare(case.plan)
+    bare = case.with_program(body=unwrapped(case.program.body, (Autocast,)))
+    backward = "outside" if case.plan.backward == "under" else case.plan.backward
+    return bare.with_plan(contexts=(), entry="context", backward_context=None, backward=backward)
+
+
+def inferring(case: Case) -> Case:
+    """Return a case that never asks for a gradient or changes a weight."""
+    return case.with_plan(
+        backward="none",
+        backward_context=None,
+        second="none",
+        steps=1,
+        loop="outside",
+        scaler=False,
+        interrupted=False,
     )
-    program = msgspec.structs.replace(case.program, body=_strip(case.program.body))
-    return msgspec.structs.replace(case, plan=plan, program=program)
 
 
 def single(case: Case) -> Case:
@@ -242,41 +265,16 @@ def single(case: Case) -> Case:
             return Items(tuple(map(argument, arg.items)))
         return DType("float32") if isinstance(arg, DType) and arg.name in _NARROW else arg
 
-    def walk(body: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(
-            Region(n.context, walk(n.body))
-            if isinstance(n, Region)
-            else msgspec.structs.replace(
-                n,
-                args=tuple(map(argument, n.args)),
-                kwargs=tuple((name, argument(a)) for name, a in n.kwargs),
-            )
-            for n in body
-        )
+    def call(node: Statement) -> tuple[Statement]:
+        args = tuple(map(argument, node.args))
+        kwargs = tuple((name, argument(a)) for name, a in node.kwargs)
+        return (msgspec.structs.replace(node, args=args, kwargs=kwargs),)
 
-    program = msgspec.structs.replace(
-        case.program, inputs=tuple(map(tensor, case.program.inputs)), body=walk(case.program.body)
-    )
-    return msgspec.structs.replace(case, program=program)
+    inputs = tuple(map(tensor, case.program.inputs))
+    return case.with_program(inputs=inputs, body=transform(case.program.body, statement=call))
 
 
 _NARROW = ("bfloat16", "float16")
-
-
-def _bare(plan: Plan) -> Backward:
-    return "outside" if plan.backward == "under" else plan.backward
-
-
-def _strip(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-        elif isinstance(node.context, Autocast):
-            nodes += _strip(node.body)
-        else:
-            nodes.append(Region(node.context, _strip(node.body)))
-    return tuple(nodes)
 
 
 def map_autocast(case: Case, **changes: object) -> Case:
@@ -285,25 +283,16 @@ def map_autocast(case: Case, **changes: object) -> Case:
     def change(context: Autocast) -> Autocast:
         return msgspec.structs.replace(context, **changes)
 
-    def walk(body: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(
-            Region(
-                change(n.context) if isinstance(n.context, Autocast) else n.context, walk(n.body)
-            )
-            if isinstance(n, Region)
-            else n
-            for n in body
-        )
+    def region(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+        context = node.context
+        return (Region(change(context) if isinstance(context, Autocast) else context, body),)
 
-    plan = case.plan
-    under = plan.backward_context
-    plan = msgspec.structs.replace(
-        plan,
-        contexts=tuple(change(c) for c in plan.contexts),
+    under = case.plan.backward_context
+    changed = case.with_program(body=transform(case.program.body, region=region))
+    return changed.with_plan(
+        contexts=tuple(change(c) for c in case.plan.contexts),
         backward_context=None if under is None else change(under),
     )
-    program = msgspec.structs.replace(case.program, body=walk(case.program.body))
-    return msgspec.structs.replace(case, plan=plan, program=program)
 
 
 def has_context(body: tuple[Node, ...], kind: type[Checkpoint] | type[Autocast]) -> bool:

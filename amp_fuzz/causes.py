@@ -24,7 +24,7 @@ from amp_fuzz.culprit import culprit
 from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, Verdict
-from amp_fuzz.program import Items, Node, Ref, Region, Statement, TensorSpec, statements, uses
+from amp_fuzz.program import Items, Ref, Statement, TensorSpec, statements, transform, uses
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import KernelCall, Policy, load_table
 from amp_fuzz.shrink import Target, answer_of
@@ -278,12 +278,5 @@ def _call(op: str, *args: object) -> Statement:
 
 
 def _with(case: Case, inputs: tuple[TensorSpec, ...], statement: Statement) -> Case:
-    def walk(body: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(
-            Region(n.context, walk(n.body)) if isinstance(n, Region) else statement for n in body
-        )
-
-    program = msgspec.structs.replace(
-        case.program, inputs=inputs, body=walk(case.program.body), outputs=statement.outputs
-    )
-    return msgspec.structs.replace(case, program=program)
+    body = transform(case.program.body, statement=lambda _: (statement,))
+    return case.with_program(inputs=inputs, body=body, outputs=statement.outputs)

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.backends.fake import FakeBackend
+from amp_fuzz.backends.base import Watches
 from amp_fuzz.backends.torchstate import restoring, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import special
@@ -39,14 +38,14 @@ def unrestored(judge: Judge, case: Case) -> tuple[str, ...]:
     backends that are not given contexts of ours.
     """
     backend = judge.backend
-    if not isinstance(backend, (EagerBackend, FakeBackend)):
+    if not isinstance(backend, Watches):
         return ()
     left: dict[str, None] = {}
 
     def watched(autocast: Any) -> Any:
         return _restoring(autocast, backend.device, left.setdefault)
 
-    careful = replace(judge, backend=replace(backend, watched=watched), relations="none")
+    careful = replace(judge, backend=backend.watching(watched), relations="none")
     if careful.judge(case).outcome not in ("agreed", "raised"):
         return ()
     return tuple(left)
@@ -114,8 +113,7 @@ def saying(case: Case, name: str) -> Case:
     field, _, text = name.partition("=")
     value = dict(_SAID)[field][[str(v) for v in dict(_SAID)[field]].index(text)]
     said = msgspec.structs.replace(case.plan.contexts[-1], **{field: value})
-    plan = msgspec.structs.replace(case.plan, contexts=(*case.plan.contexts[:-1], said))
-    return msgspec.structs.replace(case, plan=plan)
+    return case.with_plan(contexts=(*case.plan.contexts[:-1], said))
 
 
 def alike(names: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from multiprocessing import connection
 
 import msgspec
 
-from amp_fuzz.backends import BackendError, backends
+from amp_fuzz.backends import BackendError, backends, facts_of
 from amp_fuzz.case import Case, bare
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, quiet
@@ -107,12 +107,12 @@ def _without(judge: Judge, case: Case, kind: str) -> bool:
 def _eager(judge: Judge, case: Case) -> str:
     """Return how eager torch compares with the reference, for a backend that stands beside it."""
     backend = judge.backend
-    if backend.name.startswith("eager") or not backend.values:
+    if not facts_of(backend).promise or not backend.values:
         return ""
     eager = backends().get(f"eager-{backend.device}")
-    if eager is None or not all(
-        eager.supports(s.op, s.form) for s in statements(case.program.body)
-    ):
+    if eager is None or eager.availability().status != "ready":
+        return ""
+    if not all(eager.supports(s.op, s.form) for s in statements(case.program.body)):
         return ""
     found = replace(judge, backend=eager).judge(case).divergence
     return "agrees" if found is None else "diverges"

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends.scripted import ScriptBackend
+from amp_fuzz.backends.base import Explains
 from amp_fuzz.baseline import Entry, match
 from amp_fuzz.blame import Named, tainted
 from amp_fuzz.case import Case, Plan, bare
@@ -528,7 +528,7 @@ def _of(record: DivergenceRecord, case: Case) -> DivergenceRecord:
 def _explicit(judge: Judge, case: Case) -> str:
     try:
         text = explicit_form(case, judge.backend.reference())
-        theirs = judge.backend.explicit(case) if isinstance(judge.backend, ScriptBackend) else ""
+        theirs = judge.backend.explicit(case) if isinstance(judge.backend, Explains) else ""
         return f"{text}\n{theirs}" if theirs else text
     except Exception as error:  # the explicit form explains; it must not cost the finding
         return f"# no explicit form: {type(error).__name__}: {error}"

@@ -54,6 +54,7 @@ class Observation:
     graphs a compiler made of it; None where none are made. platform: what it ran on, where an
     implementation chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX. elided: the labels of
     values that come out otherwise since a compiler may keep more precision than the program says.
+    breaks: why a compiler left parts to eager, in its words.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Observation:
     graphs: int | None = None
     platform: str = ""
     elided: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from amp_fuzz.backends import Backend
+from amp_fuzz.backends import Backend, facts_of
+from amp_fuzz.backends.base import documentation
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.examine import Examined
@@ -27,10 +28,7 @@ from amp_fuzz.source import argument, program_source
 
 __all__ = ["issue", "title"]
 
-_COMPILE = "https://docs.pytorch.org/docs/{docs}/generated/torch.compile.html"
-_EXPORT = "https://docs.pytorch.org/docs/{docs}/export.html"
-_SCRIPT = "https://docs.pytorch.org/docs/{docs}/jit.html"
-_AMP = "https://docs.pytorch.org/docs/{docs}/amp.html"
+_AMP = documentation("amp.html")
 _FILE = "https://github.com/pytorch/pytorch/blob/v{version}/{path}"
 
 _MEANING: Mapping[str, str] = {
@@ -103,25 +101,14 @@ def issue(
 
 def title(case: Case, backend: Backend, record: DivergenceRecord) -> str:
     """Return the title: where, which call, and what is wrong with it."""
-    nested = len(_autocasts(case)) > 1 and not _compiled(backend)
+    nested = len(_autocasts(case)) > 1 and not facts_of(backend).compiles
     call = f"{_call(case, record)} under nested autocast" if nested else _call(case, record)
     return f"[{_area(backend, record)}] {call}: {_wrong(backend, record)}"
 
 
 def _area(backend: Backend, record: DivergenceRecord) -> str:
-    name = record.stage or backend.name
-    if _compiled(backend):
-        rung = re.sub(r"^compile\[([^+\]]*).*", r"\1", name)
-        return f"torch.compile, {rung}"
-    if name.startswith("export"):
-        return "torch.export"
-    if name.startswith(("script", "trace")):
-        return f"torch.jit.{name.partition('[')[0]}"
-    return f"amp, {backend.device}"
-
-
-def _compiled(backend: Backend) -> bool:
-    return backend.name.startswith("compile[")
+    stage = next((rung for rung in backend.ladder() if rung.name == record.stage), backend)
+    return facts_of(stage).area or f"amp, {backend.device}"
 
 
 def _call(case: Case, record: DivergenceRecord) -> str:
@@ -140,7 +127,7 @@ def _call(case: Case, record: DivergenceRecord) -> str:
 def _wrong(backend: Backend, record: DivergenceRecord) -> str:
     kind = record.kind.removeprefix("grad-")
     subject = "gradient" if record.kind.startswith("grad-") else "result"
-    other = "eager" if _other(backend) else "documented"
+    other = "eager" if facts_of(backend).promise else "documented"
     texts = {
         "dtype": f"{subject} is {record.observed}, not {record.expected}",
         "shape": f"shape of the {subject} is {record.observed}, not {record.expected}",
@@ -192,11 +179,6 @@ def _error(text: str) -> str:
     return text.partition(":")[0]
 
 
-def _other(backend: Backend) -> bool:
-    """Return whether a backend has to do what eager does, and is not eager itself."""
-    return not backend.name.startswith(("eager", "fake"))
-
-
 # -- what happens ---------------------------------------------------------------------------------
 
 
@@ -211,17 +193,11 @@ def _reported(record: DivergenceRecord, known: Iterable[Known]) -> list[str]:
 
 def _what(case: Case, backend: Backend, record: DivergenceRecord) -> str:
     under = " in ".join(f"`{show_context(c)}`" for c in reversed(case.plan.contexts))
-    how = {
-        "compile": "compiled with `torch.compile`",
-        "export": "exported with `torch.export`",
-        "script": "scripted with `torch.jit.script`",
-        "trace": "traced with `torch.jit.trace`",
-    }.get(backend.name.partition("[")[0], "")
-    parts = [part for part in (how, f"run under {under}" if under else "") if part]
+    facts = facts_of(backend)
+    parts = [part for part in (facts.made, f"run under {under}" if under else "") if part]
     program = " and ".join(parts)
     text = f"`{_call(case, record)}`: {_wrong(backend, record)}"
-    if backend.name.startswith("fake"):
-        text += ". It was seen on fake tensors, with torch's own autocast kernels for that device"
+    text += f". {facts.seen}" if facts.seen else ""
     return f"{text}. The program{f', {program}' if program else ''}:"
 
 
@@ -291,8 +267,8 @@ def _documented(case: Case, backend: Backend, found: Examined) -> str:
     assert found.record is not None
     record = found.record
     texts = []
-    if _other(backend):
-        texts.append(_agreement(backend, found))
+    if promise := facts_of(backend).promise:
+        texts.append(_agreement(promise, found))
     if _autocasts(case) and backend.device in DEVICES:
         texts += _policies(record, load_table(backend.device), found.reached)
     if record.kind == "relation":
@@ -300,23 +276,15 @@ def _documented(case: Case, backend: Backend, found: Examined) -> str:
         doc = relation.pair.__doc__ if relation else "One run, looked at twice."
         texts.append(f"Two ways have to agree: {' '.join((doc or '').split())}")
     if record.kind == "state":
-        link = _AMP.format(docs=_docs())
-        texts.append(f"A context manager puts back what it found ([amp]({link})).")
+        texts.append(f"A context manager puts back what it found ([amp]({_AMP})).")
     if record.kind in ("crash", "timeout"):
         texts.append("A program that torch accepts ends in a result or an exception.")
-    return " ".join(texts) or f"See [amp]({_AMP.format(docs=_docs())})."
+    return " ".join(texts) or f"See [amp]({_AMP})."
 
 
-def _agreement(backend: Backend, found: Examined) -> str:
+def _agreement(promise: str, found: Examined) -> str:
     assert found.record is not None
-    names = {
-        "compile": ("[`torch.compile`]", _COMPILE, "a compiled program"),
-        "export": ("[`torch.export`]", _EXPORT, "an exported program"),
-    }
-    shown, link, what = names.get(
-        backend.name.partition("[")[0], ("[TorchScript]", _SCRIPT, "a scripted program")
-    )
-    text = f"{shown}({link.format(docs=_docs())}): {what} computes what eager computes."
+    text = promise
     if found.eager == "agrees":
         text += " Eager gives what is expected here."
     elif found.eager == "diverges":
@@ -362,7 +330,7 @@ def _row(rule: Rule, table: PolicyTable) -> str:
 
 def _lists(table: PolicyTable) -> str:
     link = next((p for p in table.source.split("; ") if p.startswith("https:")), "")
-    return f"[op reference]({link})" if link else f"[amp]({_AMP.format(docs=_docs())})"
+    return f"[op reference]({link})" if link else f"[amp]({_AMP})"
 
 
 def _source(text: str) -> str:
@@ -396,10 +364,6 @@ def _explicit(case: Case, record: DivergenceRecord) -> list[str]:
 
 def _torch() -> str:
     return importlib.metadata.version("torch")
-
-
-def _docs() -> str:
-    return ".".join(_torch().split(".")[:2])
 
 
 def _versions() -> str:

@@ -21,11 +21,10 @@ from functools import partial
 import msgspec
 
 from amp_fuzz import reference
-from amp_fuzz.backends.fake import FakeBackend
+from amp_fuzz.backends import without_values
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.backends.torchbackend import inferring
 from amp_fuzz.blame import named
-from amp_fuzz.case import Case, Plan, bare, map_autocast, single
+from amp_fuzz.case import Case, Plan, bare, inferring, map_autocast, single
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.judge import Judge, Verdict, refuses
@@ -351,8 +350,9 @@ def _elsewhere(
     lent = under_policies(judge.backend.reference(), load_table(other), device)
     came = _came(lent.run(case), made)
     if came.startswith("raises "):
-        there = FakeBackend(other)
-        came = _came(there.observe(case), made)
+        there = without_values(other)
+        (seen,) = there.run([case])
+        came = _came(seen, made)
         control = under_policies(there.reference(), load_table(device), other).run(case)
         if _came(control, made) != here:
             return ""

@@ -8,7 +8,7 @@ anything that it contains. This module imports neither torch nor Hypothesis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -39,6 +39,8 @@ __all__ = [
     "returning_last",
     "statements",
     "substituted",
+    "transform",
+    "unwrapped",
     "uses",
 ]
 
@@ -218,6 +220,38 @@ def regions(body: tuple[Node, ...]) -> Iterator[Context]:
         if isinstance(node, Region):
             yield node.context
             yield from regions(node.body)
+
+
+def transform(
+    body: tuple[Node, ...],
+    *,
+    region: Callable[[Region, tuple[Node, ...]], Iterable[Node]] = lambda node, body: (
+        Region(node.context, body),
+    ),
+    statement: Callable[[Statement], Iterable[Node]] = lambda node: (node,),
+) -> tuple[Node, ...]:
+    """Return a body with other nodes in the place of its own, in the order of execution.
+
+    region: given a region and its body, which is transformed already, returns what takes its place.
+    statement: does so for a statement.
+    """
+    nodes: list[Node] = []
+    for node in body:
+        if isinstance(node, Region):
+            nodes += region(node, transform(node.body, region=region, statement=statement))
+        else:
+            nodes += statement(node)
+    return tuple(nodes)
+
+
+def unwrapped(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...]:
+    """Return a body without the regions of some kinds; what stood in them stays."""
+    return transform(
+        body,
+        region=lambda node, inner: (
+            inner if isinstance(node.context, kinds) else (Region(node.context, inner),)
+        ),
+    )
 
 
 def refs(arg: Arg) -> Iterator[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.case import Case
 from amp_fuzz.program import statements
 from amp_fuzz.repro import TIMEOUT, imports, joined, pieces
@@ -33,11 +33,13 @@ def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "
     body = [part for part in parts.body if part not in helpers]
     body[-1] = _asserting(body[-1])
     device, *fake = parts.setup
-    if not backend.values:
-        fake[0] = fake[0].removesuffix(_ENTER)
+    entered = [part.removesuffix(_ENTER) for part in fake]
+    contexts = [*patches, *(["FakeTensorMode()"] if entered != fake else [])]
     inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body]))
     test = f"def {name}(as_before):\n{textwrap.indent(inside, PAD)}"
-    code = joined([*fake, prefix, *parts.helpers, *helpers, _fixture(backend, patches), test])
+    code = joined(
+        [*entered, prefix, *parts.helpers, *helpers, _fixture(contexts, parts.cleanup), test]
+    )
     return f"{parts.head}\n{_imports(code, ahead)}{parts.modules}\n\n\n{code}\n"
 
 
@@ -72,13 +74,10 @@ def _configured(text: str) -> tuple[list[str], list[str]]:
     return ahead, [f"{m[1]}.patch({m[2]}={m[3]})" for m in settings if m]
 
 
-def _fixture(backend: Backend, patches: list[str]) -> str:
-    contexts = ["torch.random.fork_rng(devices=[])", *patches]
-    contexts += [] if backend.values else ["FakeTensorMode()"]
+def _fixture(contexts: Sequence[str], after: Sequence[str]) -> str:
     inside = ["yield"]
-    for context in reversed(contexts):
+    for context in reversed(["torch.random.fork_rng(devices=[])", *contexts]):
         inside = [f"with {context}:", *(PAD + line for line in inside)]
-    after = ["torch._dynamo.reset()"] if isinstance(backend, CompileBackend) else []
     before = "threads = torch.get_num_threads()"
     lines = [before, *after, *inside, "torch.set_num_threads(threads)", *after]
     doc = '"""Leave torch as the test found it."""'

@@ -1,5 +1,7 @@
 """Write a finding as a script that imports only torch, for an upstream issue.
 
+Only amp-fuzz itself can run some backends: the script for one of these imports it.
+
 The script exits 1 when the divergence is there, 0 when it is not, and 125 when it cannot tell:
 torch is missing, an op is, or another error comes (``git bisect run`` skips a version on 125). It
 carries the case's own source, the helpers that this leans on, the inputs as literals, and what the
@@ -9,7 +11,6 @@ reference expects as constants.
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,15 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from amp_fuzz import prelude
-from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.backends.fake import FakeAutocast
-from amp_fuzz.backends.guards import _REGISTRY, _TYPES
-from amp_fuzz.backends.jaxed import JaxBackend
-from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
-from amp_fuzz.backends.torchax import TorchaxBackend
+from amp_fuzz.backends import Backend, facts_of
+from amp_fuzz.backends.base import Repros
+from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.backends.torchstate import torch_state
-from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.config import did_you_mean
@@ -35,7 +31,7 @@ from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.plugins import loaded
 from amp_fuzz.reference import quirks
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Promise, leans, unit
-from amp_fuzz.script import PAD, Found, ReproError, Script, literal, wrapped
+from amp_fuzz.script import PAD, Found, ReproError, Script, head, literal, wrapped
 from amp_fuzz.source import driver_source, imports_of
 
 __all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
@@ -48,9 +44,9 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     is run once, for what it expects. `prefix` is source to put before the program, such as a fault
     that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
     """
-    if isinstance(backend, JaxBackend):
+    if not isinstance(backend, Repros):
         _kind(finding)
-        return on_jax(Script(case, backend, finding))
+        return _judging(case, backend, finding)
     parts = pieces(case, backend, finding)
     setup = [*parts.setup, parts.configuration]
     code = joined([*setup, prefix, *parts.helpers, *parts.body])
@@ -58,18 +54,21 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     return f"{parts.head}\n{standard}\n\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
 
 
-def on_jax(script: Script) -> str:
-    """Return a script for JAX: what lowers a program is amp-fuzz itself, so that it is imported."""
+def _judging(case: Case, backend: Backend, finding: Found) -> str:
+    """Return a script that judges a case by amp-fuzz, for a backend that only amp-fuzz can run."""
+    installs = facts_of(backend).installs
+    needs = f"pip install '{installs}'" if installs else f"amp-fuzz, and what adds {backend.name}"
+    modules = "".join(f"import {module}\n" for module in _modules(case))
     return (
-        f"{script.head()}\n# needs: pip install 'amp-fuzz[jax]'\nimport sys\n\n\n{_HOOK}\n"
+        f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n\n{_HOOK}\n{modules}"
         "from amp_fuzz.backends import backends\nfrom amp_fuzz.case import loads\n"
         "from amp_fuzz.judge import Judge, quiet\n\n"
-        f"case = loads({script.case.json().decode()!r})\n"
+        f"case = loads({case.json().decode()!r})\n"
         f"print(case)\nwith quiet():\n{PAD}verdict = Judge(backends()"
-        f'["{script.backend.name}"]).judge(case)\n'
+        f'["{backend.name}"]).judge(case)\n'
         "found = verdict.divergence\n"
         "print(found or verdict.outcome)\n"
-        f'same = found is not None and found.kind == "{script.finding.kind}"\n'
+        f'same = found is not None and found.kind == "{finding.kind}"\n'
         "sys.exit(1 if same else 0 if found is None else 125)\n"
     )
 
@@ -81,6 +80,7 @@ class Pieces:
     setup: of torch and of fake devices. configuration: of a compiler, or "". helpers: functions
     that the body uses. body: inputs, what is expected, program, driver, and what compares; it ends
     in `sys.exit`. modules: imports of what defines the user's own ops, each after a newline.
+    cleanup: lines that take away what a run leaves behind.
     """
 
     head: str
@@ -89,27 +89,26 @@ class Pieces:
     helpers: tuple[str, ...]
     body: tuple[str, ...]
     modules: str
+    cleanup: tuple[str, ...]
 
 
 def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
     """Return the pieces of a repro, as `repro` takes them. Raises `ReproError`."""
-    script = Script(case, backend, finding)
-    if isinstance(backend, JaxBackend):
-        raise ReproError(
-            f"a program on {backend.name} is lowered by amp-fuzz itself: use --format=script"
-        )
+    if not isinstance(backend, Repros):
+        raise ReproError(f"only amp-fuzz can run {backend.name}: use --format=script")
+    script = Script(case, backend, finding, backend)
     body = _KINDS[_kind(finding)](script)
     if not backend.values:
         body = [part.replace(_VALUES, "") for part in body]
     whole = joined(body)
-    configuration = backend.configuration(case) if isinstance(backend, CompileBackend) else ""
     return Pieces(
-        script.head(),
-        tuple(_setup(backend, whole)),
-        configuration,
+        head(case, backend, finding),
+        tuple(backend.setup(_names(whole))),
+        backend.configuration(case),
         tuple(_helpers(whole)),
         tuple(body),
         "".join(f"\nimport {module}" for module in _modules(case)),
+        tuple(backend.cleanup()),
     )
 
 
@@ -183,49 +182,6 @@ def _names(code: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
-def _setup(backend: Backend, body: str) -> list[str]:
-    device = backend.device
-    if isinstance(backend, PrivateUse1Backend):
-        text = _INSTALLED.format(policies=device, threads=torch.get_num_threads())
-        return ["from amp_fuzz import privateuse1", text]
-    text = f'device = "{device}"'
-    if isinstance(backend, VendorBackend):
-        return [*(f"import {module}  # registers the device" for module in backend.modules()), text]
-    if device == "cpu":
-        # How many threads share a sum decides its last bits.
-        text += f"\ntorch.set_num_threads({torch.get_num_threads()})"
-    if isinstance(backend, TorchaxBackend):
-        return [text, backend.setup(), *backend.helpers(_names(body))]
-    if backend.values:
-        return [text]
-    numbers = {"number": _TYPES[device], "meta": _TYPES["meta"]}
-    parts = [text, _FAKE.format(device=device, registry=_REGISTRY, **numbers)]
-    if "autocast" in _names(body):
-        parts.append(_source(FakeAutocast).replace("class FakeAutocast", "class autocast"))
-    return parts
-
-
-_INSTALLED = """\
-# A device in Python, which follows the policies of {policies} with the kernels of the CPU.
-device = privateuse1.install("{policies}")
-torch.set_num_threads({threads})
-"""
-
-# The guard is what `amp_fuzz.backends.guards` registers, without its checks.
-_FAKE = """\
-# Without {device}, torch has no guard for its tensors, or one that raises: lend it that of the meta
-# device, which does nothing (c10/core/impl/DeviceGuardImplInterface.h).
-c10 = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libc10.*"))))
-guards = (ctypes.c_void_p * 20).in_dll(c10, "{registry}")
-if torch.accelerator.current_accelerator(check_available=True) is None or not guards[{number}]:
-    guards[{number}] = guards[{meta}]
-
-# Every tensor from here on has a dtype and a shape but no values.
-logging.getLogger("torch._subclasses.fake_tensor").disabled = True
-FakeTensorMode().__enter__()
-"""
-
-
 def _helpers(body: str) -> list[str]:
     """Return the source of the helpers that a body uses, and that these use."""
     ours = {name: getattr(prelude, name) for name in prelude.__all__}
@@ -234,13 +190,9 @@ def _helpers(body: str) -> list[str]:
     wanted = _names(body)
     while missing := (wanted & ours.keys()) - found.keys():
         for name in missing:
-            found[name] = _source(ours[name])
+            found[name] = source_of(ours[name])
             wanted |= _names(found[name])
     return [found[name] for name in ours if name in found]
-
-
-def _source(thing: type | Callable[..., object]) -> str:
-    return re.sub(r"  # type: ignore\[[^]]*\]", "", inspect.getsource(thing)).rstrip()
 
 
 # -- one function a kind --------------------------------------------------------------------------

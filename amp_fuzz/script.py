@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,19 +12,15 @@ import torch
 
 from amp_fuzz import inputs
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.backends.exported import ExportBackend
-from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
-from amp_fuzz.backends.scripted import ScriptBackend
-from amp_fuzz.backends.torchax import TorchaxBackend
-from amp_fuzz.case import CUSTOM_OPS, Case
+from amp_fuzz.backends.base import Repros
+from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import TensorSpec
 from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.source import driver_source, program_source
+from amp_fuzz.source import driver_source
 
-__all__ = ["PAD", "Found", "ReproError", "Script", "literal", "wrapped"]
+__all__ = ["PAD", "Found", "ReproError", "Script", "head", "literal", "wrapped"]
 
 Found: TypeAlias = Divergence | DivergenceRecord
 
@@ -37,26 +32,27 @@ class ReproError(ValueError):
     """A finding that its case does not show under the reference. The message says what to do."""
 
 
+def head(case: Case, backend: Backend, finding: Found) -> str:
+    """Return the comment on top of a script."""
+    version = importlib.metadata.version("amp-fuzz")
+    lines = [
+        f"found by amp-fuzz {version}, case {case.id} on {backend.name}",
+        f"{finding.kind}: {finding.where}" if finding.where else finding.kind,
+        f"expected: {finding.expected}",
+        f"observed: {finding.observed}",
+    ]
+    wrapped = (part for line in lines for part in textwrap.wrap(line, _WIDTH - 2))
+    return "\n".join(f"# {line}" for line in wrapped)
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a script is made from, and the parts that several kinds share."""
+    """What a script is made from, and the parts that several kinds share. repros: the backend's."""
 
     case: Case
     backend: Backend
     finding: Found
-
-    def head(self) -> str:
-        """Return the comment on top."""
-        f = self.finding
-        version = importlib.metadata.version("amp-fuzz")
-        lines = [
-            f"found by amp-fuzz {version}, case {self.case.id} on {self.backend.name}",
-            f"{f.kind}: {f.where}" if f.where else f.kind,
-            f"expected: {f.expected}",
-            f"observed: {f.observed}",
-        ]
-        wrapped = (part for line in lines for part in textwrap.wrap(line, _WIDTH - 2))
-        return "\n".join(f"# {line}" for line in wrapped)
+    repros: Repros
 
     def expected(self) -> Observation:
         """Return what the reference says."""
@@ -109,10 +105,7 @@ class Script:
             start = tensor.storage_offset()
             flat = torch.cat([tensor.new_zeros(start), tensor.reshape(-1)])
             text = f"{literal(flat)}[{start}:].view({spec.shape})"
-        if isinstance(self.backend, PrivateUse1Backend):
-            odd = spec.layout in ("strided", "offset")  # a copy to the device would be neither
-            return f"privateuse1.placed({text})" if odd else f"{text}.to(device)"
-        return text + ("" if self.backend.device == "cpu" else ".to(device)")
+        return self.repros.placed(text, spec)
 
     # -- program and driver ---------------------------------------------------------------------
 
@@ -121,41 +114,17 @@ class Script:
 
         It ends there: nothing after the last label can matter.
         """
-        driver = driver_source(self.case)
-        if isinstance(self.backend, CompileBackend):
-            # The decorator's context is compiled with the program, the others stand around it.
-            entered = r"entered = (autocast\(.*\))\(program\)"
-            inside = "entered = " + self.backend.expression(r"\\1(plain)", self.case)
-            inside = inside.replace("\\\\", "\\")
-            driver = re.sub(entered, inside, driver)
-        if isinstance(self.backend, CompileBackend | ExportBackend):
-            expression = self.backend.expression
-            driver = _opaque(driver, lambda function: expression(function, self.case))
-        elif isinstance(self.backend, ScriptBackend):
-            # The decorator's context is a region of the program already.
-            driver = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", driver)
-            lines = rf"\1called = \2(plain, \3)\n\1entered = {self.backend.opaque(self.case)}"
-            driver = re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, driver)
+        driver = self.repros.driver(driver_source(self.case), self.case)
         return [self.program(), _observing(driver, labels)]
 
     def program(self) -> str:
         """Return the program, with its explicit form above it as a comment."""
-        if isinstance(self.backend, ScriptBackend | ExportBackend):
-            program = self.backend.source(self.case).rstrip()
-        else:
-            program = program_source(self.case.program).rstrip()
+        program = self.repros.source(self.case).rstrip()
         explicit = self.finding.explicit if isinstance(self.finding, DivergenceRecord) else ""
         if explicit:
             note = f"What autocast should do, its casts written out:\n{explicit}"
             lines = (line.removeprefix("# ") for line in note.splitlines())
             program = "".join(f"# {line}\n" for line in lines) + program
-        if isinstance(self.backend, CompileBackend):
-            inside = self.case.plan.entry in ("decorator", *CUSTOM_OPS)
-            again = "plain = program\n" if inside else ""
-            compiled = self.backend.expression("program", self.case)
-            program += f"\n\n\n{again}program = {compiled}\n"
-        if isinstance(self.backend, TorchaxBackend):
-            program += f"\n\n\nprogram = {self.backend.expression('program')}\n"
         return program
 
     def call(self, arguments: str | None = None) -> str:
@@ -165,14 +134,6 @@ class Script:
         if self.case.plan.thread == "whole":
             return f"in_thread(drive, {arguments})"
         return f"drive({arguments})"
-
-
-def _opaque(driver: str, transformed: Callable[[str], str]) -> str:
-    """Return a driver whose custom op, with the plain program as its body, is transformed."""
-    pattern = r"entered = as_custom_op\(program, (.*)\)"
-    return re.sub(
-        pattern, lambda m: f"entered = {transformed(f'as_custom_op(plain, {m[1]})')}", driver
-    )
 
 
 def _observing(driver: str, labels: tuple[str, ...]) -> str:

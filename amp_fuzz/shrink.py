@@ -15,9 +15,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend
-from amp_fuzz.backends.bisection import BISECTED, blame
-from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends import Backend, facts_of
+from amp_fuzz.backends.base import Bisects
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
@@ -319,7 +318,7 @@ def paired(backend: Backend, case: Case) -> bool:
 
     On a compiler each pair costs a compilation: there only where there are few.
     """
-    return not isinstance(backend, CompileBackend) or count(case.program) < 4
+    return not facts_of(backend).compiles or count(case.program) < 4
 
 
 _STARVED = 4
@@ -359,8 +358,8 @@ def part_of(
     seen: Callable[[Case], None] = lambda case: None,
 ) -> str:
     """Return what of a stage is to blame, where torch's bisector can say, or ""."""
-    rung = next((b for b in (*judge.backend.ladder(), judge.backend) if b.name == stage), None)
-    if not isinstance(rung, CompileBackend) or rung.rung not in BISECTED:
+    rungs = [rung for rung in (*judge.backend.ladder(), judge.backend) if rung.name == stage]
+    if not rungs or not isinstance(rung := rungs[0], Bisects):
         return ""
     judge, divergence = replace(judge, backend=rung), verdict.divergence
     assert divergence is not None
@@ -371,7 +370,7 @@ def part_of(
         return found is None or found.kind != divergence.kind
 
     try:
-        return blame(rung.rung, agrees)
+        return rung.blame(agrees)
     except Exception:  # it is private to torch, and it must not cost the finding
         return ""
 

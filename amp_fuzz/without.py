@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from amp_fuzz.patching import patched
+
 __all__ = ["WITHOUT"]
 
 
@@ -19,8 +21,7 @@ def _without_mkldnn() -> AbstractContextManager[None]:
     return flags
 
 
-@contextmanager
-def _without_mutations_in_graphs() -> Iterator[None]:
+def _without_mutations_in_graphs() -> AbstractContextManager[None]:
     import torch._dynamo.backends.common
 
     common: Any = torch._dynamo.backends.common
@@ -29,24 +30,13 @@ def _without_mutations_in_graphs() -> Iterator[None]:
     def without(*args: Any, **options: Any) -> Any:
         return honest(*args, **{**options, "keep_inference_input_mutations": False})
 
-    common.aot_module_simplified = without
-    try:
-        yield
-    finally:
-        common.aot_module_simplified = honest
+    return patched(common, "aot_module_simplified", without)
 
 
-@contextmanager
-def _without_common_subexpressions() -> Iterator[None]:
+def _without_common_subexpressions() -> AbstractContextManager[None]:
     import torch._functorch.partitioners
 
-    partitioners: Any = torch._functorch.partitioners
-    honest = partitioners.fx_graph_cse
-    partitioners.fx_graph_cse = lambda graph: graph
-    try:
-        yield
-    finally:
-        partitioners.fx_graph_cse = honest
+    return patched(torch._functorch.partitioners, "fx_graph_cse", lambda graph: graph)
 
 
 @contextmanager
@@ -65,44 +55,33 @@ def _without_reused_inputs() -> Iterator[None]:
         ops.update(honest)
 
 
-@contextmanager
-def _without_counted_constants() -> Iterator[None]:
+def _without_counted_constants() -> AbstractContextManager[Any]:
     import torch
     from torch._inductor.fx_passes import post_grad
 
     patterns: Any = post_grad.pass_patterns[1].patterns
     key = ("call_function", torch.ops.aten.cumsum.default)
-    honest = patterns[key]
     blamed = post_grad.pointless_cumsum_replacement
-    patterns[key] = [p for p in honest if getattr(p, "handler", None) is not blamed]
-    try:
-        yield
-    finally:
-        patterns[key] = honest
+    left = [p for p in patterns[key] if getattr(p, "handler", None) is not blamed]
+    return patch.dict(patterns, {key: left})
 
 
-@contextmanager
-def _compiled_with(name: str, value: Any) -> Iterator[None]:
+def _compiled_with(name: str, value: Any) -> AbstractContextManager[None]:
     """Set an option of Inductor in whichever thread compiles: its configuration is per thread."""
     import torch._inductor.compile_fx
 
     module: Any = torch._inductor.compile_fx
     honest = module.compile_fx
 
-    def patched(*args: Any, config_patches: Any = None, **options: Any) -> Any:
+    def compile_fx(*args: Any, config_patches: Any = None, **options: Any) -> Any:
         if getattr(torch._inductor.config, name) != value:  # it calls itself, patched
             config_patches = {**(config_patches or {}), name: value}
         return honest(*args, config_patches=config_patches, **options)
 
-    module.compile_fx = patched
-    try:
-        yield
-    finally:
-        module.compile_fx = honest
+    return patched(module, "compile_fx", compile_fx)
 
 
-@contextmanager
-def _without_inference_traces() -> Iterator[None]:
+def _without_inference_traces() -> AbstractContextManager[None]:
     import torch
 
     honest: Any = torch.jit.trace
@@ -113,15 +92,10 @@ def _without_inference_traces() -> Iterator[None]:
             plain = tuple(x.clone() if x.is_inference() else x for x in inputs)
             return honest(function, plain, **options)
 
-    setattr(torch.jit, "trace", trace)  # noqa: B010
-    try:
-        yield
-    finally:
-        torch.jit.trace = honest
+    return patched(torch.jit, "trace", trace)
 
 
-@contextmanager
-def _without_kept_constants() -> Iterator[None]:
+def _without_kept_constants() -> AbstractContextManager[None]:
     """Give the constants of a frozen module back their values after each call."""
     import torch
     from torch.utils._pytree import tree_map_only
@@ -142,11 +116,7 @@ def _without_kept_constants() -> Iterator[None]:
 
         return call
 
-    setattr(torch.jit, "freeze", freeze)  # noqa: B010
-    try:
-        yield
-    finally:
-        torch.jit.freeze = honest
+    return patched(torch.jit, "freeze", freeze)
 
 
 @contextmanager
@@ -165,11 +135,10 @@ def _without_optimised_graphs() -> Iterator[None]:
             torch._C._set_graph_executor_optimize(own)
 
     torch._C._set_graph_executor_optimize(False)
-    threading.Thread.run = without  # type: ignore[assignment, method-assign]
     try:
-        yield
+        with patched(threading.Thread, "run", without):
+            yield
     finally:
-        threading.Thread.run = run  # type: ignore[method-assign]
         torch._C._set_graph_executor_optimize(before)
 
 
@@ -234,8 +203,7 @@ def _without_promised_results() -> Iterator[None]:
         FakeTensorMode.cache_clear()
 
 
-@contextmanager
-def _without_promised_dtypes() -> Iterator[None]:
+def _without_promised_dtypes() -> AbstractContextManager[None]:
     """Let the fake kernels of custom ops return what the ops do: those run, on zeros."""
     from torch._library.custom_ops import CustomOpDef
 
@@ -244,11 +212,7 @@ def _without_promised_dtypes() -> Iterator[None]:
     def register_fake(op: CustomOpDef, function: Callable[..., Any], /) -> Any:
         return honest(op, partial(_truthful, function))
 
-    CustomOpDef.register_fake = register_fake  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        CustomOpDef.register_fake = honest  # type: ignore[method-assign]
+    return patched(CustomOpDef, "register_fake", register_fake)
 
 
 @contextmanager
@@ -268,15 +232,14 @@ def _without_promised_statistics() -> Iterator[None]:
         return out, mean.float(), rstd.float()
 
     FakeTensorMode.cache_clear()  # it remembers what fake kernels return
-    kernels[op] = truthful
     try:
-        yield
+        with patch.dict(kernels, {op: truthful}):
+            yield
     finally:
-        kernels[op] = honest
         FakeTensorMode.cache_clear()
 
 
-WITHOUT: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
     "common-subexpressions": _without_common_subexpressions,

@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.torchax import Mode, Torchax, TorchaxBackend, lacking
-from amp_fuzz.backends.torchbackend import inferring
-from amp_fuzz.case import Case, Plan
+from amp_fuzz.case import Case, Plan, inferring
 from amp_fuzz.catalogue import Op, select
 from amp_fuzz.harness import Observation
 from amp_fuzz.judge import quiet

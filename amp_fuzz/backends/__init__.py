@@ -4,18 +4,24 @@ from amp_fuzz.backends.base import (
     Availability,
     Backend,
     BackendError,
+    Facts,
     backends,
     choose,
+    facts_of,
     is_pattern,
     matching,
+    without_values,
 )
 
 __all__ = [
     "Availability",
     "Backend",
     "BackendError",
+    "Facts",
     "backends",
     "choose",
+    "facts_of",
     "is_pattern",
     "matching",
+    "without_values",
 ]

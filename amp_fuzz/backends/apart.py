@@ -28,7 +28,9 @@ from amp_fuzz.reference import Policy, flips, quirks, supposing
 from amp_fuzz.reference.autocast import active_quirks, supposed
 from amp_fuzz.reference.flips import Decision, Flip
 
-__all__ = ["Apart", "ApartError", "Sides", "serve"]
+__all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
+
+REFUSES = "its device is in a process of its own, which is given cases, not callables"
 
 
 class ApartError(RuntimeError):

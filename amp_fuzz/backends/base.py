@@ -2,6 +2,10 @@
 
 A backend is one real implementation that can run a case. Backends come through the entry-point
 group ``amp_fuzz.backends``: each entry is a function that returns a list of them.
+
+A `Backend` can be run and judged. The protocols after it are optional. A backend that has their
+methods is also called by ``amp_fuzz.check`` (`Calls`), has scripts that import only torch
+(`Repros`), says more in issues (`Described`), and explains more (`Bisects`, `Explains`, `Watches`).
 """
 
 from __future__ import annotations
@@ -9,23 +13,37 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
 
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.case import Case, Plan
+from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.program import TensorSpec
 
 __all__ = [
     "Availability",
     "Backend",
     "BackendError",
+    "Bisects",
+    "Call",
+    "Calls",
+    "Described",
+    "Explains",
+    "Facts",
+    "Repros",
+    "Watches",
     "backends",
     "choose",
+    "documentation",
+    "facts_of",
     "is_pattern",
     "matching",
+    "without_values",
 ]
 
 GROUP = "amp_fuzz.backends"
@@ -103,6 +121,134 @@ class Backend(Protocol):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference, on the same tensors and kernels as `run` uses."""
+
+
+# -- what a backend may say besides ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts about a backend, for issues and for what a search may cost.
+
+    area: the area in the title of an issue; by default ``amp`` and the device. made: how a program
+    gets there, "compiled with `torch.compile`". promise: what its documentation promises of
+    results, a sentence of Markdown; "" if that is autocast itself. seen: a sentence on how a
+    divergence was seen. compiles: each program is compiled, which takes seconds. partial: the
+    function that may raise for a callable whatever its autocast; such an error is no finding of a
+    check. installs: what pip has to install for scripts that run it by amp-fuzz.
+    """
+
+    area: str = ""
+    made: str = ""
+    promise: str = ""
+    seen: str = ""
+    compiles: bool = False
+    partial: str = ""
+    installs: str = ""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A backend of which more is known than `Facts` says by default."""
+
+    def facts(self) -> Facts:
+        """Return the facts."""
+
+
+def facts_of(backend: object) -> Facts:
+    """Return the facts of a backend; the default ones if it says none."""
+    return backend.facts() if isinstance(backend, Described) else Facts()
+
+
+@runtime_checkable
+class Repros(Protocol):
+    """How a script that imports no amp-fuzz shows a case on a backend: pieces of source.
+
+    `amp_fuzz.backends.reproducing.TorchRepros` has them for a program that runs as it is under
+    ``torch.autocast``. The scripts of a backend without them judge the case by amp-fuzz.
+    """
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return what stands before all else, the name of the device first; names: those in use."""
+
+    def configuration(self, case: Case) -> str:
+        """Return assignments that configure torch for a case, or ""."""
+
+    def source(self, case: Case) -> str:
+        """Return the program of a case, and how it is made what the backend runs."""
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of a case's driver as the backend runs it."""
+
+    def placed(self, text: str, spec: TensorSpec) -> str:
+        """Return the source of an input on the device. text: that of its values, on the CPU."""
+
+    def cleanup(self) -> list[str]:
+        """Return lines that take away what a run leaves behind."""
+
+
+Call: TypeAlias = Callable[[Runtime, Callable[..., Any] | None], Observation]
+"""Calls what is checked under a runtime, by another function if one is given."""
+
+
+@runtime_checkable
+class Calls(Protocol):
+    """How ``amp_fuzz.check`` calls a callable on a backend, in the place of a case's program.
+
+    `amp_fuzz.backends.torchbackend.TorchBackend` has them for a callable that is called as it is.
+    """
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return why a callable that holds these modules cannot be called here, or ""."""
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether a callable has no backward pass here."""
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Call a callable as a plan says, and return what was observed."""
+
+    def traced(self) -> Callable[..., Any] | None:
+        """Return what the reference makes of a function of tensors, where quirks are imitated."""
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """A backend whose autocast can be watched."""
+
+    def watching(self, watched: Callable[[Any], Any]) -> Backend:
+        """Return the backend with another autocast, which is made of its own."""
+
+
+@runtime_checkable
+class Bisects(Protocol):
+    """A backend that can say which part of it is to blame."""
+
+    def blame(self, agrees: Callable[[], bool]) -> str:
+        """Return the part without which a case agrees, or "". agrees: runs the case again."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A backend that writes casts of its own."""
+
+    def explicit(self, case: Case) -> str:
+        """Return the casts that it writes into a case's program, as comments, or ""."""
+
+
+def documentation(page: str) -> str:
+    """Return the address of a page of the installed torch's documentation."""
+    version = ".".join(importlib.metadata.version("torch").split(".")[:2])
+    return f"https://docs.pytorch.org/docs/{version}/{page}"
+
+
+# -- which there are ------------------------------------------------------------------------------
+
+
+def without_values(device: str) -> Backend:
+    """Return torch's autocast kernels of a device type, on tensors without values."""
+    from amp_fuzz.backends.fake import FakeBackend
+
+    return FakeBackend(device)
 
 
 @lru_cache(maxsize=1)

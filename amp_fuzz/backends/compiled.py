@@ -12,25 +12,29 @@ import dataclasses
 import gc
 import logging
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import msgspec
 import torch
 
 from amp_fuzz import harness, prelude
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends import bisection
+from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
 from amp_fuzz.backends.exported import DATA_DEPENDENT
 from amp_fuzz.backends.reference import ReferenceRuntime, threading
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
-from amp_fuzz.backends.torchstate import torch_state
-from amp_fuzz.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.backends.reproducing import TorchRepros, opaque
+from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
+from amp_fuzz.backends.torchstate import in_thread_alike, torch_state
+from amp_fuzz.case import CUSTOM_OPS, Case, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.patching import patched
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import (
     Autocast,
@@ -41,13 +45,15 @@ from amp_fuzz.program import (
     Region,
     regions,
     statements,
+    transform,
 )
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.shadows import Promise
+from amp_fuzz.source import program_source
 
-__all__ = ["LADDER", "CompileBackend", "backends", "graphs"]
+__all__ = ["LADDER", "CompileBackend", "backends"]
 
 QUIRK = "compile-backward-autocast"
 # Each does more than the one before it: the first that diverges is where a bug is.
@@ -55,7 +61,7 @@ LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
 
 @dataclass(frozen=True, slots=True)
-class CompileBackend(TorchBackend):
+class CompileBackend(TorchRepros, TorchBackend):
     """``torch.compile(program, backend=rung)`` on the CPU.
 
     label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
@@ -94,16 +100,14 @@ class CompileBackend(TorchBackend):
         What is frozen only infers, and calls no custom op: its weights would be the op's arguments.
         """
         if self.freezing and case.plan.entry in CUSTOM_OPS:
-            plan = msgspec.structs.replace(case.plan, entry="context")
-            case = msgspec.structs.replace(case, plan=plan)
+            case = case.with_plan(entry="context")
         if self.freezing:
             case = under(inferring(case), NoGrad())
         if case.plan.entry in CUSTOM_OPS:
             case = _opaque(case)
-        plan = msgspec.structs.replace(case.plan, transform="none")
-        if self.rung != "eager" and plan.second == "double":
-            plan = msgspec.structs.replace(plan, second="retain")
-        return msgspec.structs.replace(case, plan=plan)
+        if self.rung != "eager" and case.plan.second == "double":
+            case = case.with_plan(second="retain")
+        return case.with_plan(transform="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Compile and run cases one by one.
@@ -135,6 +139,58 @@ class CompileBackend(TorchBackend):
         finally:
             torch._dynamo.reset()
 
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return why a callable cannot be called, or "": only modules can be frozen."""
+        return "only modules can be frozen" if self.freezing and not modules else ""
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether no backward pass runs: what is frozen only infers."""
+        return self.freezing
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Compile a callable and call it, in a thread of its own as `run` does."""
+        return in_thread_alike(self._called, function, plan, call)  # type: ignore[no-any-return]
+
+    def _called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        import torch._dynamo
+
+        torch._dynamo.reset()
+        try:
+            invoke = self.compiled(function)
+            if self.freezing:
+                invoke = torch.no_grad()(invoke)
+            before, refused = graphs(), _breaks()
+            seen: Observation = self.configured(
+                self.configuring(plan), call, self.runtime(), invoke
+            )
+            seen.graphs = graphs() - before
+            if seen.raised is not None:
+                seen.leaked = "; ".join(filter(None, (seen.leaked, self.undone()))) or None
+            # Of this call: dynamo counts on from one call to the next.
+            new = (text.partition("\n")[0] for text in _breaks() - refused)
+            seen.breaks = tuple(dict.fromkeys(new))
+            return seen
+        finally:
+            torch._dynamo.reset()
+
+    def traced(self) -> Callable[..., Any] | None:
+        """Return what AOTAutograd does to a program, in what the quirks ask for."""
+        return None if self.rung == "eager" else aot.traced
+
+    def facts(self) -> Facts:
+        """Return what `torch.compile` promises."""
+        link = documentation("generated/torch.compile.html")
+        return Facts(
+            area=f"torch.compile, {self.rung}",
+            made="compiled with `torch.compile`",
+            promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
+            compiles=True,
+        )
+
+    def blame(self, agrees: Callable[[], bool]) -> str:
+        """Return the part of the rung without which a case agrees, by torch's own bisector."""
+        return bisection.blame(self.rung, agrees) if self.rung in bisection.BISECTED else ""
+
     def configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function as a plan needs torch configured; nothing is cached, nor logged."""
         import torch._dynamo
@@ -157,9 +213,9 @@ class CompileBackend(TorchBackend):
         # Where someone listens to it (pytest does), the structured trace raises for a dtype in
         # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
         trace = logging.getLogger("torch.__trace")
-        listeners, trace.handlers = trace.handlers, []
         try:
             with (
+                patched(trace, "handlers", []),
                 torch._functorch.config.patch(functorch),
                 torch._inductor.config.patch(inductor),
                 torch._dynamo.config.patch(dynamo),
@@ -168,7 +224,6 @@ class CompileBackend(TorchBackend):
             ):
                 return function(*args)
         finally:
-            trace.handlers = listeners
             logging.disable(disabled)
 
     def undone(self) -> str | None:
@@ -236,6 +291,29 @@ class CompileBackend(TorchBackend):
                 f"holding({function}, {numbers(case, 'weight')}, lambda f: torch.compile(f, {how}))"
             )
         return f"torch.compile({function}, {how})"
+
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of its compilation, for a repro."""
+        again = "plain = program\n" if case.plan.entry in ("decorator", *CUSTOM_OPS) else ""
+        compiled = f"program = {self.expression('program', case)}"
+        return f"{program_source(case.program).rstrip()}\n\n\n{again}{compiled}\n"
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, for a repro.
+
+        The decorator's context is compiled with the program, the others stand around it; of a
+        custom op, the call is compiled.
+        """
+
+        def compiled(match: re.Match[str]) -> str:
+            return f"entered = {self.expression(f'{match[1]}(plain)', case)}"
+
+        text = re.sub(r"entered = (autocast\(.*\))\(program\)", compiled, text)
+        return opaque(text, lambda function: self.expression(function, case))
+
+    def cleanup(self) -> list[str]:
+        """Return the line that takes away what is compiled, for a test."""
+        return ["torch._dynamo.reset()"]
 
     def configuration(self, case: Case) -> str:
         """Return the source that configures torch as `run` does, for a repro."""
@@ -305,36 +383,27 @@ class _UntoldReference(_TracedReference):
     def meant(self, case: Case) -> Case:
         if QUIRK not in active_quirks() or case.plan.backward == "none":
             return case
-        plan = msgspec.structs.replace(case.plan, backward="inside", backward_context=None)
-        return msgspec.structs.replace(case, plan=plan)
+        return case.with_plan(backward="inside", backward_context=None)
 
 
 def _opaque(case: Case) -> Case:
     """Return a case whose program can be the body of a custom op in a graph, or is none."""
     if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
-        plan = msgspec.structs.replace(case.plan, entry="context")
-        return msgspec.structs.replace(case, plan=plan)
-    body = _unreentrant(case.program.body)
-    return msgspec.structs.replace(case, program=msgspec.structs.replace(case.program, body=body))
+        return case.with_plan(entry="context")
+    return case.with_program(body=transform(case.program.body, region=_unreentrant))
 
 
-def _unreentrant(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    nodes: list[Node] = []
-    for node in body:
-        if isinstance(node, Region):
-            reentrant = isinstance(node.context, Checkpoint)
-            context = Checkpoint(use_reentrant=False) if reentrant else node.context
-            node = Region(context, _unreentrant(node.body))
-        nodes.append(node)
-    return tuple(nodes)
+def _unreentrant(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+    """Return a region; a checkpoint is none that is reentrant."""
+    checkpoint = isinstance(node.context, Checkpoint)
+    return (Region(Checkpoint(use_reentrant=False) if checkpoint else node.context, body),)
 
 
 def _infers(case: Case) -> bool:
     return any(isinstance(context, InferenceMode) for context in regions(case.program.body))
 
 
-@contextmanager
-def untimed() -> Iterator[None]:
+def untimed() -> AbstractContextManager[None]:
     """Let dynamo not time the guards of what it has compiled, in every thread.
 
     For a number in its log it flushes the caches of the processor, 40 ms for each graph (torch
@@ -342,50 +411,29 @@ def untimed() -> Iterator[None]:
     """
     import torch._dynamo.guards as guards
 
-    with _replaced(guards, "profile_guard_manager", lambda *of: 0.0):
-        yield
+    return patched(guards, "profile_guard_manager", lambda *of: 0.0)
 
 
-@contextmanager
-def unwritten() -> Iterator[None]:
+def unwritten() -> AbstractContextManager[None]:
     """Let AOTAutograd leave no file in the working folder where it cannot partition a graph.
 
     It writes the graph there, under a new name each time, which stands in the error (torch 2.13).
     """
     import torch._functorch.partitioners as partitioners
 
-    with _replaced(partitioners, "_get_unique_path", lambda *of: os.devnull):
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace a function of torch, if it is there, for as long as any thread is in such a block."""
-    key = module.__name__, name
-    with _lock:
-        entered = _entered.setdefault(key, [])
-        honest = entered[0] if entered else getattr(module, name, None)
-        entered.append(honest)
-        if honest is not None:
-            setattr(module, name, value)
-    try:
-        yield
-    finally:
-        with _lock:
-            entered.pop()
-            if not entered and honest is not None:
-                setattr(module, name, honest)
-
-
-_lock = Lock()
-_entered: dict[tuple[str, str], list[Any]] = {}
-"""What torch has under a name, once for each thread that is in `_replaced` for it."""
+    return patched(partitioners, "_get_unique_path", lambda *of: os.devnull)
 
 
 def graphs() -> int:
     """Return how many graphs dynamo has handed to a compiler in this process."""
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return count
+
+
+def _breaks() -> Counter[str]:
+    """Return why dynamo has left code to eager in this process, and how often."""
+    counters = torch._dynamo.utils.counters
+    return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
 
 
 def _backward_context(plan: Plan, device: str) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from amp_fuzz.backends import vendor
 from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torchbackend import TorchBackend
 
 __all__ = ["EagerBackend", "backends"]
 
 
 @dataclass(frozen=True, slots=True)
-class EagerBackend(TorchBackend):
+class EagerBackend(TorchRepros, TorchBackend):
     """``torch.autocast(device)`` on real tensors of that device."""
 
     device: str
@@ -29,6 +32,10 @@ class EagerBackend(TorchBackend):
         if self.device == "cpu" or _is_available(self.device):
             return TorchBackend.availability(self)
         return Availability("missing", f"no {self.device} device is visible to torch here")
+
+    def watching(self, watched: Callable[[Any], Any]) -> Backend:
+        """Return the backend with another autocast, which is made of its own."""
+        return replace(self, watched=watched)
 
 
 def _is_available(device: str) -> bool:

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import harness, prelude
-from amp_fuzz.backends.base import Backend
+from amp_fuzz.backends.base import Backend, Call, Facts, documentation
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
-from amp_fuzz.case import Case, Entry
+from amp_fuzz.backends.reproducing import TorchRepros, opaque
+from amp_fuzz.backends.torchbackend import TorchBackend, numbers
+from amp_fuzz.backends.torchstate import in_thread_alike
+from amp_fuzz.case import Case, Entry, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.patching import patched
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import aot
@@ -58,7 +60,7 @@ DATA_DEPENDENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class ExportBackend(TorchBackend):
+class ExportBackend(TorchRepros, TorchBackend):
     """``torch.export.export(program, inputs).module()`` on the CPU.
 
     decomposed: ``run_decompositions`` comes between the two.
@@ -83,10 +85,7 @@ class ExportBackend(TorchBackend):
         another mode, no other thread, no function transforms. Decomposed, it only infers.
         """
         case = inferring(case) if self.decomposed else case
-        plan = msgspec.structs.replace(
-            case.plan, first_pass="none", transform="none", thread="none"
-        )
-        return msgspec.structs.replace(case, plan=plan)
+        return case.with_plan(first_pass="none", transform="none", thread="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in its own thread: a failed export leaves modes behind."""
@@ -108,12 +107,44 @@ class ExportBackend(TorchBackend):
                 "as_custom_op": lambda _, *how: export(prelude.as_custom_op(program, *how)),
             }
 
-        disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
-        try:
+        with _unlogged():
             return harness.run(case, self.runtime(driver=driver))
-        finally:
-            logging.disable(disabled)
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether no backward pass runs.
+
+        What a function holds, that is no module, is a constant of its export.
+        """
+        return self.decomposed or not isinstance(function, torch.nn.Module)
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Export a callable where it is called, and call what comes out, in a thread of its own."""
+        module = function if isinstance(function, torch.nn.Module) else _Function(function)
+
+        def invoke(*args: Any, **kwargs: Any) -> Any:
+            random = torch.get_rng_state()
+            found = torch.export.export(module, args, kwargs)
+            torch.set_rng_state(random)
+            if self.decomposed:
+                run = torch.autocast("cpu", enabled=False)(found.run_decompositions().module())
+                return run(*args, **kwargs)
+            return found.module()(*args, **kwargs)
+
+        def run() -> Observation:
+            with _unlogged():
+                return call(self.runtime(), invoke)
+
+        return in_thread_alike(run)  # type: ignore[no-any-return]
+
+    def facts(self) -> Facts:
+        """Return what `torch.export` promises."""
+        link = documentation("export.html")
+        return Facts(
+            area="torch.export",
+            made="exported with `torch.export`",
+            promise=f"[`torch.export`]({link}): an exported program computes what eager computes.",
+            partial="torch.export",
+        )
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of its export, for a repro."""
@@ -125,6 +156,10 @@ class ExportBackend(TorchBackend):
         made = f"exported({function}, inputs, {self.decomposed})"
         return f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
 
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, with a call of a custom op exported, for a repro."""
+        return opaque(text, lambda function: self.expression(function, case))
+
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the CPU; it imitates what an export makes of a program."""
         return _Exported(replace(TorchBackend.reference(self).runtime, scope=lowered))
@@ -132,6 +167,28 @@ class ExportBackend(TorchBackend):
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
         return [ExportBackend()] if self.decomposed else []
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Let torch log nothing: of what cannot be exported it says much."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+
+
+class _Function(torch.nn.Module):
+    """A function as a module, which `torch.export` takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +200,7 @@ class _Exported(ReferenceRuntime):
         if active_quirks().isdisjoint(_QUIRKS):
             return case
         body = _Modes().body(case.program.body, inside=_without_grad(case))
-        program = msgspec.structs.replace(case.program, body=body)
-        return msgspec.structs.replace(case, program=program)
+        return case.with_program(body=body)
 
     def run(self, case: Case) -> Observation:
         """Run one case, and go back to the grad mode of before."""
@@ -208,8 +264,7 @@ def _under(runtime: Runtime, context: Callable[[], Any]) -> Runtime:
     return replace(runtime, scope=scope)
 
 
-@contextmanager
-def _left_without_grad() -> Iterator[None]:
+def _left_without_grad() -> AbstractContextManager[None]:
     """Let an error that leaves a ``no_grad`` region leave gradients off."""
     honest = torch.no_grad.__exit__
 
@@ -217,11 +272,7 @@ def _left_without_grad() -> Iterator[None]:
         if kind is None:
             honest(self, kind, value, traceback)
 
-    torch.no_grad.__exit__ = leave  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.no_grad.__exit__ = honest  # type: ignore[method-assign]
+    return patched(torch.no_grad, "__exit__", leave)
 
 
 class _Losses(TorchFunctionMode):

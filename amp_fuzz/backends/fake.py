@@ -9,9 +9,9 @@ through the same public setters that it uses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amp_fuzz import harness
 from amp_fuzz.backends import guards
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Call, Facts
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torchbackend import TorchBackend
-from amp_fuzz.case import CUSTOM_OPS, Case
+from amp_fuzz.case import CUSTOM_OPS, Case, Plan
 from amp_fuzz.harness import Observation, Runtime
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
@@ -98,7 +99,7 @@ def fake_tensors(device: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeBackend(TorchBackend):
+class FakeBackend(TorchRepros, TorchBackend):
     """The real autocast kernels of a device type, on fake tensors.
 
     Fake devices raise for what they lack, on both sides.
@@ -141,6 +142,34 @@ class FakeBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference on fake tensors of the device."""
         return reference_runtime(self.device, scope=self.scope, fake=True)
+
+    def facts(self) -> Facts:
+        """Return how a divergence was seen."""
+        return Facts(
+            seen="It was seen on fake tensors, with torch's own autocast kernels for that device"
+        )
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Call a callable as it is."""
+        return TorchBackend.called(self, function, plan, call)
+
+    def watching(self, watched: Callable[[Any], Any]) -> Backend:
+        """Return the backend with another autocast, which is made of its own."""
+        return replace(self, watched=watched)
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the name of the device, its stand-in guard, the fake mode, and autocast."""
+        parts = [f'device = "{self.device}"', f"{guards.source(self.device)}\n{_MODE}"]
+        if "autocast" in names:
+            parts.append(source_of(FakeAutocast).replace("class FakeAutocast", "class autocast"))
+        return parts
+
+
+_MODE = """\
+# Every tensor from here on has a dtype and a shape but no values.
+logging.getLogger("torch._subclasses.fake_tensor").disabled = True
+FakeTensorMode().__enter__()
+"""
 
 
 def backends() -> list[Backend]:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["has_guard", "known", "register_guard", "stand_in"]
+__all__ = ["has_guard", "known", "register_guard", "source", "stand_in"]
 
 # c10/core/DeviceType.h: numbers that serialised models rely on, so they never change.
 _TYPES = {"cpu": 0, "cuda": 1, "maia": 8, "xpu": 12, "mps": 13, "meta": 14, "mtia": 19}
@@ -79,6 +79,22 @@ def _is_here(device: str) -> bool:
     """Return whether the machine has the device that torch was built with."""
     here = torch.accelerator.current_accelerator(check_available=True)
     return here is not None and here.type == device
+
+
+def source(device: str) -> str:
+    """Return the source of a script that does as `stand_in`, without the checks, for good."""
+    numbers = {"number": _TYPES[device], "meta": _TYPES["meta"]}
+    return _SOURCE.format(device=device, registry=_REGISTRY, **numbers)
+
+
+_SOURCE = """\
+# Without {device}, torch has no guard for its tensors, or one that raises: lend it that of the meta
+# device, which does nothing (c10/core/impl/DeviceGuardImplInterface.h).
+c10 = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libc10.*"))))
+guards = (ctypes.c_void_p * 20).in_dll(c10, "{registry}")
+if torch.accelerator.current_accelerator(check_available=True) is None or not guards[{number}]:
+    guards[{number}] = guards[{meta}]
+"""
 
 
 def known() -> bool:

@@ -16,18 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import torch
 
 from amp_fuzz import harness, prelude
 from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.program import Checkpoint, InferenceMode, Node, NoGrad, Region
+from amp_fuzz.program import Checkpoint, InferenceMode, Node, NoGrad, Region, transform, unwrapped
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.tables import DEVICES, load_table
@@ -75,8 +74,7 @@ class JaxBackend(TorchBackend):
 
     def fit(self, case: Case) -> Case:
         """Return the case without what a program of JAX has not."""
-        plan = msgspec.structs.replace(
-            case.plan,
+        return case.with_program(body=_plain(case.program.body)).with_plan(
             entry="decorator" if case.plan.entry == "decorator" else "context",
             backward="none" if case.plan.backward == "none" else "outside",
             backward_context=None,
@@ -90,8 +88,6 @@ class JaxBackend(TorchBackend):
             scaler=False,
             transform="none",
         )
-        program = msgspec.structs.replace(case.program, body=_plain(case.program.body))
-        return msgspec.structs.replace(case, plan=plan, program=program)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases where JAX is."""
@@ -100,6 +96,17 @@ class JaxBackend(TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors that it takes for those of the device."""
         return _reference(self.device)
+
+    def facts(self) -> Facts:
+        """Return what JAX has to do."""
+        return Facts(
+            promise="[JAX](https://docs.jax.dev): a lowered program computes what eager computes.",
+            installs="amp-fuzz[jax]",
+        )
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that only programs are lowered."""
+        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
 
 
 def _reference(device: str) -> ReferenceRuntime:
@@ -117,16 +124,12 @@ def _reference(device: str) -> ReferenceRuntime:
 
 def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
     """Return a body without checkpoints, and with ``no_grad`` for ``inference_mode``."""
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-        elif isinstance(node.context, Checkpoint):
-            nodes += _plain(node.body)
-        else:
-            inference = isinstance(node.context, InferenceMode)
-            nodes.append(Region(NoGrad() if inference else node.context, _plain(node.body)))
-    return tuple(nodes)
+
+    def plain(node: Region, inner: tuple[Node, ...]) -> tuple[Region]:
+        inference = isinstance(node.context, InferenceMode)
+        return (Region(NoGrad() if inference else node.context, inner),)
+
+    return transform(unwrapped(body, (Checkpoint,)), region=plain)
 
 
 class Program:

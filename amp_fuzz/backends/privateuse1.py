@@ -8,20 +8,22 @@ those of the device: it shares neither the device's tensors nor its casts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from amp_fuzz import harness, privateuse1
-from amp_fuzz.backends.apart import Apart
+from amp_fuzz.backends.apart import REFUSES, Apart
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
 from amp_fuzz.privateuse1 import Autocast
+from amp_fuzz.program import TensorSpec
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table
 
@@ -31,7 +33,7 @@ _DEFAULT = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateUse1Backend(TorchBackend):
+class PrivateUse1Backend(TorchRepros, TorchBackend):
     """``torch.autocast`` on a PrivateUse1 device that follows the policy table of `device`.
 
     process: where the device is.
@@ -56,6 +58,20 @@ class PrivateUse1Backend(TorchBackend):
         """Run cases where the device is."""
         return [self.process.run(case) for case in cases]
 
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables stay in their process."""
+        return REFUSES
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the source that installs the device."""
+        text = _INSTALLED.format(policies=self.device, threads=torch.get_num_threads())
+        return ["from amp_fuzz import privateuse1", text]
+
+    def placed(self, text: str, spec: TensorSpec) -> str:
+        """Return the source of a tensor on the device."""
+        odd = spec.layout in ("strided", "offset")  # a copy to the device would be neither
+        return f"privateuse1.placed({text})" if odd else f"{text}.to(device)"
+
     def reference(self) -> ReferenceRuntime:
         """Return the reference on tensors of the device.
 
@@ -67,6 +83,13 @@ class PrivateUse1Backend(TorchBackend):
     def scope(self) -> AbstractContextManager[None]:
         """Return the context in which the reference takes CPU tensors for the device's."""
         return as_device(privateuse1.DEVICE, _table(self.device), tensors="cpu")
+
+
+_INSTALLED = """\
+# A device in Python, which follows the policies of {policies} with the kernels of the CPU.
+device = privateuse1.install("{policies}")
+torch.set_num_threads({threads})
+"""
 
 
 @dataclass(frozen=True, slots=True)

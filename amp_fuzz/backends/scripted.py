@@ -21,25 +21,26 @@ import torch
 from torch.autograd import profiler
 
 from amp_fuzz import harness, prelude
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
 from amp_fuzz.backends.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.scriptunit import fresh_unit, usable
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, under
-from amp_fuzz.case import CUSTOM_OPS, Case
+from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
+from amp_fuzz.case import CUSTOM_OPS, Case, inferring
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
     InferenceMode,
-    Node,
     NoGrad,
     Program,
     Ref,
-    Region,
     Statement,
     substituted,
+    transform,
+    unwrapped,
 )
 from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
 from amp_fuzz.reference.formulas import scripted
@@ -65,6 +66,8 @@ EXTREMUM_QUIRK = "trace-max-out"
 MERGING_QUIRK = "torchscript-common-subexpressions"
 _QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
+
+_MADE: Mapping[Mode, str] = {"script": "scripted", "trace": "traced"}
 
 # A scripted function cannot make a module, and torch refuses to trace one that is called with
 # weights which are not its own.
@@ -96,7 +99,7 @@ _REFUSED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptBackend(TorchBackend):
+class ScriptBackend(TorchRepros, TorchBackend):
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count; with 1 no call runs an optimised graph, however often the
@@ -141,21 +144,15 @@ class ScriptBackend(TorchBackend):
         transforms are left out. A frozen module has no gradients, and keeps the casts of the
         thread that froze it.
         """
-        body = _without(case.program.body, _UNSAYABLE[self.mode])
-        program = msgspec.structs.replace(case.program, body=body)
-        case = msgspec.structs.replace(case, program=program)
-        plan = msgspec.structs.replace(case.plan, transform="none")
-        if (self.freeze or self.check) and plan.entry == "cast_inputs":
-            plan = msgspec.structs.replace(plan, entry="context")  # its weights are copies
-        if plan.checkpoint == "non_reentrant":
-            plan = msgspec.structs.replace(plan, checkpoint="reentrant")
-        case = msgspec.structs.replace(case, plan=plan)
+        body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
+        case = case.with_program(body=body).with_plan(transform="none")
+        if (self.freeze or self.check) and case.plan.entry == "cast_inputs":
+            case = case.with_plan(entry="context")  # its weights are copies
+        if case.plan.checkpoint == "non_reentrant":
+            case = case.with_plan(checkpoint="reentrant")
         if self.freeze:
-            thread = "whole" if plan.thread == "whole" else "none"
-            case = inferring(case)
-            case = msgspec.structs.replace(
-                case, plan=msgspec.structs.replace(case.plan, thread=thread)
-            )
+            thread = "whole" if case.plan.thread == "whole" else "none"
+            case = inferring(case).with_plan(thread=thread)
             case = under(case, NoGrad())  # its weights are constants
         return case
 
@@ -166,6 +163,19 @@ class ScriptBackend(TorchBackend):
             return _driver(case, names, _Scripted(self, case, names))
 
         return harness.run(case, self.runtime(driver=driver))
+
+    def facts(self) -> Facts:
+        """Return what TorchScript promises."""
+        link = documentation("jit.html")
+        return Facts(
+            area=f"torch.jit.{self.mode}",
+            made=f"{_MADE[self.mode]} with `torch.jit.{self.mode}`",
+            promise=f"[TorchScript]({link}): a scripted program computes what eager computes.",
+        )
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables are not judged."""
+        return "TorchScript's own casts can be told from bugs in drawn cases only"
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of how it is scripted, for a repro."""
@@ -191,6 +201,16 @@ class ScriptBackend(TorchBackend):
     def opaque(self, case: Case) -> str:
         """Return the source that does so with a call of the custom op ``called``, for a repro."""
         return self.expression("opaque" if self.mode == "script" else "called", case)
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, for a repro.
+
+        The decorator's context is a region of the program already; of a custom op, the call is
+        scripted.
+        """
+        text = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", text)
+        lines = rf"\1called = \2(plain, \3)\n\1entered = {self.opaque(case)}"
+        return re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, text)
 
     def explicit(self, case: Case) -> str:
         """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""
@@ -293,13 +313,13 @@ _REDUCTIONS = {
 def _reduced(program: Program) -> Program:
     """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
 
-    def said(call: Statement) -> Statement:
+    def said(call: Statement) -> tuple[Statement]:
         number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
         if number is None or len(call.args) > number or "reduction" in dict(call.kwargs):
-            return call
-        return msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1)))
+            return (call,)
+        return (msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1))),)
 
-    return msgspec.structs.replace(program, body=_rewritten(program.body, said))
+    return msgspec.structs.replace(program, body=transform(program.body, statement=said))
 
 
 _OF_TWO = {"max": "maximum", "min": "minimum"}
@@ -312,17 +332,17 @@ def _of_two(program: Program) -> Program:
     """
     names: dict[str, str] = {}
 
-    def two(call: Statement) -> Statement:
+    def two(call: Statement) -> tuple[Statement]:
         call = substituted(call, names)
         out = dict(call.kwargs).get("out")
         if call.op not in _OF_TWO or not isinstance(out, Ref):
-            return call
+            return (call,)
         made = f"{out.name}_" if call.outputs == ("_",) else call.outputs[0]
         older = [name for name, now in names.items() if now == out.name]
         names.update(dict.fromkeys([out.name, *older], made))
-        return Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,))
+        return (Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,)),)
 
-    body = _rewritten(program.body, two)
+    body = transform(program.body, statement=two)
     outputs = tuple(names.get(name, name) for name in program.outputs)
     return msgspec.structs.replace(program, body=body, outputs=outputs)
 
@@ -331,17 +351,6 @@ _CHANGES: Mapping[str, Callable[[Program], Program]] = {
     EXTREMUM_QUIRK: _of_two,
     MERGING_QUIRK: merged,
 }
-
-
-def _rewritten(
-    body: tuple[Node, ...], change: Callable[[Statement], Statement]
-) -> tuple[Node, ...]:
-    return tuple(
-        Region(node.context, _rewritten(node.body, change))
-        if isinstance(node, Region)
-        else change(node)
-        for node in body
-    )
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -472,19 +481,6 @@ _UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
     "script": (Checkpoint, InferenceMode),
     "trace": (NoGrad, InferenceMode, Checkpoint),
 }
-
-
-def _without(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...]:
-    """Return a body without the regions of some kinds; what stood in them stays."""
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-        elif isinstance(node.context, kinds):
-            nodes += _without(node.body, kinds)
-        else:
-            nodes.append(Region(node.context, _without(node.body, kinds)))
-    return tuple(nodes)
 
 
 def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> Any:

@@ -17,30 +17,33 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import torch
 import torch.utils.checkpoint
 
 from amp_fuzz import harness, reference
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.apart import REFUSES, Apart
+from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torchbackend import TorchBackend
 from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
+from amp_fuzz.patching import patched
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
+    Context,
     Node,
     NoGrad,
     Program,
@@ -51,6 +54,8 @@ from amp_fuzz.program import (
     returning_all,
     statements,
     substituted,
+    transform,
+    unwrapped,
     uses,
 )
 from amp_fuzz.reference import aot
@@ -58,6 +63,7 @@ from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
 from amp_fuzz.reference.torchax import Cutting, Unlisted, inside, torchs_derivatives
+from amp_fuzz.source import program_source
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -109,7 +115,7 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchaxBackend(TorchBackend):
+class TorchaxBackend(TorchRepros, TorchBackend):
     """``torchax.amp.autocast`` on the platform that JAX finds. process: where torchax is."""
 
     mode: Mode
@@ -164,7 +170,8 @@ class TorchaxBackend(TorchBackend):
                 loop="outside",
                 checkpoint="none",
             )
-        body = _only_under(kept, case.program.body)
+        left_out = tuple(kind for kind in get_args(Context) if kind not in kept)
+        body = unwrapped(case.program.body, left_out)
         program = msgspec.structs.replace(case.program, body=body)
         program = program if self.mode.jitted else returning_all(program)
         return msgspec.structs.replace(case, plan=plan, program=program)
@@ -176,17 +183,31 @@ class TorchaxBackend(TorchBackend):
             seen.elided = tuple(label for label in seen.values if label.endswith(".grad"))
         return found
 
-    def expression(self, function: str) -> str:
-        """Return the source that runs a function on JAX, for a repro."""
-        if self.mode.autograd:
-            return f"on_torchax({function})"
-        return f"on_jax({function}{', jitted=True' if self.mode.jitted else ''})"
+    def facts(self) -> Facts:
+        """Return what torchax has to do."""
+        return Facts(
+            promise=(
+                "[torchax](https://google.github.io/torchax/): a program on JAX computes what "
+                "eager computes."
+            )
+        )
 
-    def setup(self) -> str:
-        """Return the source that imports torchax and sets it up, for a repro."""
-        return _SETUP.format(flags=self.mode.flags)
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables stay in their process."""
+        return REFUSES
 
-    def helpers(self, names: set[str]) -> list[str]:
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of how it runs on JAX, for a repro."""
+        run = f"on_jax(program{', jitted=True' if self.mode.jitted else ''})"
+        run = "on_torchax(program)" if self.mode.autograd else run
+        return f"{program_source(case.program).rstrip()}\n\n\nprogram = {run}\n"
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the source that sets torchax up, and of what a program uses of it, for a repro."""
+        device = TorchRepros.setup(self, names)
+        return [*device, _SETUP.format(flags=self.mode.flags), *self.helpers(names)]
+
+    def helpers(self, names: Set[str]) -> list[str]:
         """Return the source of what a program under these names uses, for a repro."""
         renamed = {} if self.mode.autograd else {"recomputed": "checkpoint"}
         renamed["TorchAutocast" if self.mode.torch_autocast else "Autocast"] = "autocast"
@@ -245,19 +266,6 @@ torchax.default_env()
 torch._ops.OpOverloadPacket.__getattr__ = plain
 torchax.enable_accuracy_mode()
 """
-
-
-def _only_under(contexts: tuple[type, ...], body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return a body without the regions of other contexts, but with what is in them."""
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-        elif isinstance(node.context, contexts):
-            nodes.append(Region(node.context, _only_under(contexts, node.body)))
-        else:
-            nodes += _only_under(contexts, node.body)
-    return tuple(nodes)
 
 
 @cache
@@ -410,23 +418,23 @@ def _around(
     """
     names = before
 
-    def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    def region(node: Region, inner: tuple[Node, ...]) -> Iterator[Node]:
         nonlocal names
-        for node in nodes:
-            if isinstance(node, Region):
-                yield Region(node.context, tuple(walk(node.body)))
-                names = {} if node is until else names
-                continue
-            found = node.outputs == call.outputs
-            node = instead if found and instead is not None else node
-            outputs = tuple(names.get(n, n) if names is before else n for n in node.outputs)
-            yield msgspec.structs.replace(substituted(node, names), outputs=outputs)
-            if found and names is before:
-                names = after
-                if more is not None:
-                    yield more
+        yield Region(node.context, inner)
+        names = {} if node is until else names
 
-    return tuple(walk(body))
+    def statement(node: Statement) -> Iterator[Node]:
+        nonlocal names
+        found = node.outputs == call.outputs
+        node = instead if found and instead is not None else node
+        outputs = tuple(names.get(n, n) if names is before else n for n in node.outputs)
+        yield msgspec.structs.replace(substituted(node, names), outputs=outputs)
+        if found and names is before:
+            names = after
+            if more is not None:
+                yield more
+
+    return transform(body, region=region, statement=statement)
 
 
 @contextmanager
@@ -456,11 +464,8 @@ def _called_inside() -> Iterator[None]:
         with inside():
             return plain(*args, **kwargs)
 
-    functional.multi_head_attention_forward = called
-    try:
+    with patched(functional, "multi_head_attention_forward", called):
         yield
-    finally:
-        functional.multi_head_attention_forward = plain
 
 
 def _unlisted() -> AbstractContextManager[Any]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 import torch.utils.checkpoint
 
 from amp_fuzz import harness
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Call
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torchstate import reset_state, torch_state
-from amp_fuzz.case import Case
+from amp_fuzz.case import Case, Plan
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.program import Context, NoGrad, Region, Role
 
-__all__ = ["TorchBackend", "inferring", "numbers", "under"]
+__all__ = ["TorchBackend", "numbers", "under"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +77,23 @@ class TorchBackend:
         """Return the reference on the same device."""
         return reference_runtime(self.device)
 
+    # -- for `amp_fuzz.check`: see `base.Calls` ---------------------------------------------------
 
-def inferring(case: Case) -> Case:
-    """Return a case that never asks for a gradient or changes a weight."""
-    plan = msgspec.structs.replace(
-        case.plan,
-        backward="none",
-        backward_context=None,
-        second="none",
-        steps=1,
-        loop="outside",
-        scaler=False,
-        interrupted=False,
-    )
-    return msgspec.structs.replace(case, plan=plan)
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return nothing: any callable can be called."""
+        return ""
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether no backward pass runs."""
+        return not self.trains
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Call a callable as it is."""
+        return call(self.runtime(), None)
+
+    def traced(self) -> Callable[..., Any] | None:
+        """Return nothing: a callable is not traced."""
+        return None
 
 
 def under(case: Case, context: Context) -> Case:
@@ -99,8 +101,7 @@ def under(case: Case, context: Context) -> Case:
     body = case.program.body
     if len(body) == 1 and isinstance(body[0], Region) and body[0].context == context == NoGrad():
         return case
-    program = msgspec.structs.replace(case.program, body=(Region(context, body),))
-    return msgspec.structs.replace(case, program=program)
+    return case.with_program(body=(Region(context, body),))
 
 
 def numbers(case: Case, role: Role) -> list[int]:

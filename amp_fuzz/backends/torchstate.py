@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from amp_fuzz import prelude
 
-__all__ = ["chosen_dtypes", "reset_state", "restoring", "torch_state"]
+__all__ = ["chosen_dtypes", "in_thread_alike", "reset_state", "restoring", "torch_state"]
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 
@@ -26,6 +27,18 @@ _INITIAL: dict[str, torch.dtype] = prelude.in_thread(_dtypes)
 def chosen_dtypes() -> dict[str, torch.dtype]:
     """Return autocast's dtypes that `torch.set_autocast_dtype` chose for this thread, by device."""
     return {device: dtype for device, dtype in _dtypes().items() if dtype != _INITIAL[device]}
+
+
+def in_thread_alike(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a new thread, in which autocast's dtypes are those of this one."""
+    dtypes = chosen_dtypes()
+
+    def run() -> Any:
+        for device, dtype in dtypes.items():
+            torch.set_autocast_dtype(device, dtype)
+        return function(*args)
+
+    return prelude.in_thread(run)
 
 
 def torch_state(device: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from amp_fuzz import harness
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Call
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torchbackend import TorchBackend
-from amp_fuzz.case import Case
+from amp_fuzz.case import Case, Plan
 from amp_fuzz.config import OPTIONS
 from amp_fuzz.devices import policies_of
 from amp_fuzz.harness import Observation
@@ -33,7 +34,7 @@ __all__ = ["VendorBackend", "named"]
 
 
 @dataclass(frozen=True, slots=True)
-class VendorBackend(TorchBackend):
+class VendorBackend(TorchRepros, TorchBackend):
     """``torch.autocast(device)`` on a device that is none of torch's own.
 
     table: its policies. exact: whether the reference runs on the device itself.
@@ -66,6 +67,15 @@ class VendorBackend(TorchBackend):
         """Run cases one by one; values come to the CPU."""
         _state(self.device)
         return [_fetched(harness.run(case, self.runtime())) for case in cases]
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Call a callable as it is."""
+        return TorchBackend.called(self, function, plan, call)
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the imports of the device's modules, and its name."""
+        lines = [f"import {module}  # registers the device" for module in self.modules()]
+        return [*lines, f'device = "{self.device}"']
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference, on tensors of the device or on those of the CPU in their place."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
+from torch._jit_internal import is_scripting
 from torch.amp.autocast_mode import autocast
 
+from amp_fuzz.patching import patched
 from amp_fuzz.reference.tables import DEVICES
 
 __all__ = ["contexts_of"]
@@ -31,6 +32,7 @@ def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[
     enter: Any = autocast.__enter__
     leave: Any = autocast.__exit__
     inner: dict[int, list[Any]] = {}
+    own = implementation if isinstance(implementation, type) else ()  # it may be one of torch's
 
     def __init__(self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
                  cache_enabled: bool | None = None) -> None:  # fmt: skip
@@ -40,7 +42,7 @@ def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[
         self._asked = (dtype, enabled, cache_enabled)
 
     def __enter__(self: Any) -> Any:
-        if self.device not in DEVICES or torch._jit_internal.is_scripting():
+        if isinstance(self, own) or self.device not in DEVICES or is_scripting():
             return enter(self)
         options = (self.fast_dtype, self._enabled, self._cache_enabled)
         if asked:
@@ -56,11 +58,7 @@ def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[
         return inner[id(self)].pop().__exit__(*error)
 
     changed: dict[str, Any] = {"__init__": __init__, "__enter__": __enter__, "__exit__": __exit__}
-    for name, method in changed.items():
-        setattr(autocast, name, method)
-    try:
+    with ExitStack() as stack:
+        for name, method in changed.items():
+            stack.enter_context(patched(autocast, name, method))
         yield
-    finally:
-        autocast.__init__ = init  # type: ignore[method-assign]
-        autocast.__enter__ = enter  # type: ignore[method-assign]
-        autocast.__exit__ = leave  # type: ignore[method-assign]

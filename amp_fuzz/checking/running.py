@@ -25,7 +25,7 @@ from amp_fuzz.checking.trees import leaves_of
 from amp_fuzz.harness import Observation, Raised, Runtime, changes
 from amp_fuzz.reference.autocast import default_dtypes
 
-__all__ = ["AFTER", "Names", "call", "entered", "in_thread", "outputs_of"]
+__all__ = ["AFTER", "Names", "call", "entered", "outputs_of"]
 
 Invoke = Callable[..., Any]
 AFTER = " after the call"
@@ -92,18 +92,6 @@ def call(
     """
     with default_dtypes(chosen_dtypes()):
         return _called(subject, runtime, plan, names, invoke, numbers, redirect)
-
-
-def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a new thread, in which autocast's dtypes are those of this one."""
-    dtypes = chosen_dtypes()
-
-    def run() -> Any:
-        for device, dtype in dtypes.items():
-            torch.set_autocast_dtype(device, dtype)
-        return function(*args)
-
-    return prelude.in_thread(run)
 
 
 def _called(

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend
-from amp_fuzz.backends.exported import ExportBackend
+from amp_fuzz.backends import Backend, facts_of
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking import telling
@@ -189,7 +188,7 @@ def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         yield asked.ran("leaked", telling.left(found), advice=telling.LEAVE)
         return
     if verdict.uncompiled:
-        why = f": {checked.refused[0]}" if checked.refused else ""
+        why = f": {found.observed.breaks[0]}" if found.observed.breaks else ""
         yield asked.ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
         return
     counts = _counts(found)
@@ -241,8 +240,9 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         divergence = replace(divergence, told=told)
         yield asked.ran("known", verdict.known, divergence=divergence, **counts)
         return
-    if isinstance(asked.backend, ExportBackend) and (said := _unexportable(asked, checked, found)):
-        yield asked.ran("skipped", f"torch.export raises without autocast, too: {said}")
+    partial = facts_of(asked.backend).partial
+    if partial and (said := _raised_alone(asked, checked, found)):
+        yield asked.ran("skipped", f"{partial} raises without autocast, too: {said}")
         return
 
     def ran() -> Ran:
@@ -273,8 +273,8 @@ def _diverged(asked: Asked, checked: Checked, found: Judged) -> Diverged:
     )
 
 
-def _unexportable(asked: Asked, checked: Checked, found: Judged) -> str:
-    """Return the error of a callable that cannot be exported with or without autocast, or ""."""
+def _raised_alone(asked: Asked, checked: Checked, found: Judged) -> str:
+    """Return the error that the backend alone raises with and without autocast, or ""."""
     raised = found.observed.raised
     if found.expected.raised is not None or raised is None:
         return ""

@@ -150,8 +150,8 @@ def agreement(checked: Checked, found: Judged, values: int, gradients: int, writ
     text = f"{', '.join(words)}, {how}"
     if found.observed.graphs is not None:
         text += f", {_plural(found.observed.graphs, 'graph')}"
-    if checked.refused:
-        text += f"; the rest ran as eager: {checked.refused[0]}"
+    if found.observed.breaks:
+        text += f"; the rest ran as eager: {found.observed.breaks[0]}"
     if found.verdict.unjudged:
         text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
     return text

@@ -6,8 +6,6 @@ the same judge decides as in a run, known findings and all.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,68 +16,54 @@ import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import Availability, Backend
-from amp_fuzz.backends.compiled import CompileBackend, graphs
-from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.backends.exported import ExportBackend
-from amp_fuzz.backends.fake import FakeBackend
-from amp_fuzz.backends.jaxed import JaxBackend
-from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
+from amp_fuzz.backends.base import Calls
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.backends.scripted import ScriptBackend
-from amp_fuzz.backends.torchax import TorchaxBackend
-from amp_fuzz.backends.torchbackend import TorchBackend, inferring
-from amp_fuzz.backends.vendor import VendorBackend
-from amp_fuzz.case import Case, Plan
+from amp_fuzz.case import Case, Plan, inferring
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.checking.calls import followed
 from amp_fuzz.checking.inside import Inside
-from amp_fuzz.checking.running import Names, call, in_thread, outputs_of
+from amp_fuzz.checking.running import Names, call, outputs_of
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import mapped
 from amp_fuzz.harness import Observation, Runtime
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
-from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]
 
-# What these do with a case is done with a callable, below.
-_CALLED = (EagerBackend, FakeBackend, VendorBackend, CompileBackend, ExportBackend)
-
 
 def refusal(backend: Any, subject: Subject) -> str:
     """Return why a backend cannot call a callable, or ""."""
-    if isinstance(backend, ScriptBackend):
-        return "TorchScript's own casts can be told from bugs in drawn cases only"
-    if isinstance(backend, PrivateUse1Backend | TorchaxBackend):
-        return "its device is in a process of its own, which is given cases, not callables"
-    if isinstance(backend, JaxBackend):
-        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
-    if not isinstance(backend, TorchBackend):
+    if not isinstance(backend, Calls):
         return "it runs cases, not callables: make it an amp_fuzz.backends TorchBackend"
-    kind = type(backend)
-    if not any(kind.run is k.run and kind.observe is k.observe for k in _CALLED):
+    if reason := backend.refuses(subject.modules):
+        return reason
+    if not _alike(type(backend)):
         return "it runs cases in a way of its own, in which callables are not called"
-    if isinstance(backend, CompileBackend) and backend.freezing and not subject.modules:
-        return "only modules can be frozen"
     return ""
+
+
+def _alike(kind: type) -> bool:
+    """Return whether no class changes how cases run and leaves how callables are called."""
+    makes = [vars(c).keys() for c in kind.__mro__]
+    called = next(i for i, names in enumerate(makes) if "called" in names)
+    return not any(names & {"run", "observe"} for names in makes[:called])
 
 
 @dataclass(slots=True)
 class Checked:
     """A backend that calls a subject.
 
-    names: what its values are called. seen: what it and its reference did last. refused: why a
-    compiler left parts of it to eager, in the compiler's words. bands: what shadows came to.
+    names: what its values are called. seen: what it and its reference did last. bands: what
+    shadows came to.
     """
 
     subject: Subject
     inner: Any
     names: Names = field(default_factory=Names)
     seen: dict[str, Observation] = field(default_factory=dict)
-    refused: tuple[str, ...] = ()
     bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
 
     @property
@@ -123,11 +107,7 @@ class Checked:
 
     def fit(self, case: Case) -> Case:
         """Return the case; without a backward pass where there is none."""
-        infers = isinstance(self.inner, CompileBackend) and self.inner.freezing
-        if isinstance(self.inner, ExportBackend):
-            # What a function holds, that is no module, is a constant of its export.
-            whole = isinstance(self.subject.function, torch.nn.Module)
-            infers |= self.inner.decomposed or not whole
+        infers = self.inner.infers(self.subject.function)
         return inferring(case) if infers or not self.trains else case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -143,9 +123,14 @@ class Checked:
         return CheckedReference(self.inner.reference().runtime, self)
 
     def _observe(self, case: Case) -> Observation:
-        found = _way(self.inner)(self.inner, self, case.plan)
+        found: Observation = self.inner.called(
+            self.subject.function, case.plan, partial(self._called, case.plan)
+        )
         self.saw("observed", found)
         return found
+
+    def _called(self, plan: Plan, runtime: Runtime, invoke: Any) -> Observation:
+        return self.called(runtime, plan, invoke)
 
     def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
         """Call the subject under one implementation; without values, observe what is inside too."""
@@ -244,15 +229,13 @@ class CheckedReference(ReferenceRuntime):
         return meant.plan
 
     def _traced(self) -> Callable[..., Any] | None:
-        """Return a call that imitates, for quirks, what AOTAutograd does to a program."""
-        inner = self.checked.inner
-        if not isinstance(inner, CompileBackend) or inner.rung == "eager":
-            return None
-        return imitated(self.checked.subject.function)
+        """Return a call that imitates, for quirks, what the backend does to a program."""
+        traced = self.checked.inner.traced()
+        return None if traced is None else imitated(self.checked.subject.function, traced)
 
 
-def imitated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs as a graph of AOTAutograd does, in what the quirks ask for."""
+def imitated(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs as the backend traces a function of tensors."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         box: list[Any] = []
@@ -261,7 +244,7 @@ def imitated(function: Callable[..., Any]) -> Callable[..., Any]:
             box.append(function(*args, **kwargs))
             return tuple(t for _, t in outputs_of(box[0], numbers=False))
 
-        outputs = list(aot.traced(program)())
+        outputs = list(traced(program)())
         plain = [t for _, t in outputs_of(box[0], numbers=False)]
         changed = any(a is not b for a, b in zip(outputs, plain, strict=True))
         if not changed:
@@ -283,93 +266,6 @@ def _differing(seen: Mapping[str, Observation]) -> set[str]:
         if not same(want, got):
             found.add(label)
     return found
-
-
-# -- one way a kind of backend --------------------------------------------------------------------
-
-
-def _plain(backend: TorchBackend, checked: Checked, plan: Plan) -> Observation:
-    """Call it as it is, under the backend's autocast."""
-    return checked.called(backend.runtime(), plan)
-
-
-def _compiled(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
-    """Compile it and call it, in a thread of its own as `CompileBackend.run` does."""
-    return in_thread(_compile, backend, checked, plan)  # type: ignore[no-any-return]
-
-
-def _compile(backend: CompileBackend, checked: Checked, plan: Plan) -> Observation:
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    subject = checked.subject
-    try:
-        invoke = backend.compiled(subject.function)
-        if backend.freezing:
-            invoke = torch.no_grad()(invoke)
-        before, refused = graphs(), _breaks()
-        runtime = backend.runtime()
-        seen: Observation = backend.configured(
-            backend.configuring(plan), checked.called, runtime, plan, invoke
-        )
-        seen.graphs = graphs() - before
-        if seen.raised is not None:
-            seen.leaked = "; ".join(filter(None, (seen.leaked, backend.undone()))) or None
-        # Of this call: dynamo counts on from one call to the next.
-        new = (text.partition("\n")[0] for text in _breaks() - refused)
-        checked.refused = tuple(dict.fromkeys(new))
-        return seen
-    finally:
-        torch._dynamo.reset()
-
-
-def _breaks() -> Counter[str]:
-    """Return why dynamo has left code to eager in this process, and how often."""
-    counters = torch._dynamo.utils.counters
-    return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
-
-
-def _exported(backend: ExportBackend, checked: Checked, plan: Plan) -> Observation:
-    """Export it where it is called, and call what comes out, in a thread of its own."""
-
-    def invoke(*args: Any, **kwargs: Any) -> Any:
-        module = checked.subject.function
-        if not isinstance(module, torch.nn.Module):
-            module = _Function(module)
-        random = torch.get_rng_state()
-        found = torch.export.export(module, args, kwargs)
-        torch.set_rng_state(random)
-        if backend.decomposed:
-            run = torch.autocast("cpu", enabled=False)(found.run_decompositions().module())
-            return run(*args, **kwargs)
-        return found.module()(*args, **kwargs)
-
-    def run() -> Observation:
-        disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)  # what cannot be exported is logged at length
-        try:
-            return checked.called(backend.runtime(), plan, invoke)
-        finally:
-            logging.disable(disabled)
-
-    return in_thread(run)  # type: ignore[no-any-return]
-
-
-class _Function(torch.nn.Module):
-    """A function as a module, which `torch.export` takes."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def _way(backend: Backend) -> Callable[..., Observation]:
-    if isinstance(backend, CompileBackend):
-        return _compiled
-    return _exported if isinstance(backend, ExportBackend) else _plain
 
 
 # -- the case that stands for a call --------------------------------------------------------------

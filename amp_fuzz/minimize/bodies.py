@@ -13,12 +13,14 @@ from amp_fuzz.minimize.plans import contexts
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
+    Context,
     Node,
     Program,
     Region,
     Statement,
     statements,
     substituted,
+    transform,
     uses,
 )
 
@@ -85,12 +87,13 @@ def regions(case: Case) -> Iterator[Case]:
     if _regions(program.body) > 1:
         yield _with(case, tuple(statements(program.body)))
     for i in range(_regions(program.body)):
-        yield _with(case, _changed(program.body, [i], None))
-        for context in _plainer(_region(program.body, i).context):
-            yield _with(case, _changed(program.body, [i], context))
+        region = _region(program.body, i)
+        yield _with(case, _changed(program.body, region, None))
+        for context in _plainer(region.context):
+            yield _with(case, _changed(program.body, region, context))
 
 
-def _plainer(context: object) -> Iterator[object]:
+def _plainer(context: Context) -> Iterator[Context]:
     if isinstance(context, Autocast):
         yield from contexts(context)
     elif isinstance(context, Checkpoint) and context.use_reentrant:
@@ -98,8 +101,7 @@ def _plainer(context: object) -> Iterator[object]:
 
 
 def _with(case: Case, body: tuple[Node, ...]) -> Case:
-    program = pruned(msgspec.structs.replace(case.program, body=body))
-    return msgspec.structs.replace(case, program=program)
+    return msgspec.structs.replace(case, program=pruned(case.with_program(body=body).program))
 
 
 def _all(body: tuple[Node, ...]) -> Iterator[Region]:
@@ -117,24 +119,15 @@ def _region(body: tuple[Node, ...], number: int) -> Region:
     return list(_all(body))[number]
 
 
-def _changed(body: tuple[Node, ...], number: list[int], context: object) -> tuple[Node, ...]:
-    """Give the region of that number, in the order of the text, another context; None: no region.
+def _changed(body: tuple[Node, ...], region: Region, context: Context | None) -> tuple[Node, ...]:
+    """Give a region of a body another context; None: no region."""
 
-    `number` is a list of one, which counts down.
-    """
-    nodes: list[Node] = []
-    for node in body:
-        if not isinstance(node, Region):
-            nodes.append(node)
-            continue
-        number[0] -= 1
-        if number[0] != -1:
-            nodes.append(Region(node.context, _changed(node.body, number, context)))
-        elif context is None:
-            nodes += node.body
-        else:
-            nodes.append(Region(context, node.body))  # type: ignore[arg-type]
-    return tuple(nodes)
+    def change(node: Region, inner: tuple[Node, ...]) -> tuple[Node, ...]:
+        if node is not region:
+            return (Region(node.context, inner),)
+        return inner if context is None else (Region(context, inner),)
+
+    return transform(body, region=change)
 
 
 # -- outputs and inputs ---------------------------------------------------------------------------

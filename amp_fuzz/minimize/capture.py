@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import msgspec
 import torch
 
 from amp_fuzz import harness
@@ -59,8 +58,7 @@ def capture(case: Case, runtime: ReferenceRuntime) -> Values:
                 found[number, name] = replace(old, requires_grad=True)
 
     if case.plan.transform != "none":
-        plain = msgspec.structs.replace(case.plan, transform="none")
-        case = msgspec.structs.replace(case, plan=plain)
+        case = case.with_plan(transform="none")
     harness.run_marked(case, runtime.runtime, mark)
     return found
 

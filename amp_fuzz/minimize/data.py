@@ -228,5 +228,4 @@ def _with(case: Case, number: int, spec: TensorSpec) -> Case:
 
 
 def _with_inputs(case: Case, inputs: tuple[TensorSpec, ...]) -> Case:
-    program = msgspec.structs.replace(case.program, inputs=inputs)
-    return msgspec.structs.replace(case, program=program)
+    return case.with_program(inputs=inputs)

@@ -17,6 +17,7 @@ from amp_fuzz.program import (
     refs,
     statements,
     substituted,
+    transform,
     uses,
 )
 
@@ -96,15 +97,11 @@ def _writes(statement: Statement) -> Iterator[str]:
 def _filtered(
     body: tuple[Node, ...], numbers: Iterator[int], gone: Set[int], names: Mapping[str, str]
 ) -> tuple[Node, ...]:
-    kept: list[Node] = []
-    for node in body:
-        if isinstance(node, Region):
-            inner = _filtered(node.body, numbers, gone, names)
-            if inner:
-                kept.append(Region(node.context, inner))
-        elif next(numbers) not in gone:
-            kept.append(substituted(node, names))
-    return tuple(kept)
+    return transform(
+        body,
+        region=lambda node, inner: (Region(node.context, inner),) if inner else (),
+        statement=lambda node: (substituted(node, names),) if next(numbers) not in gone else (),
+    )
 
 
 def pruned(program: Program) -> Program:
@@ -118,13 +115,8 @@ def mapped(program: Program, change: Callable[[int, Statement], Statement]) -> P
     """Return a program whose statements are changed, each by its number and itself."""
     numbers = iter(range(count(program)))
 
-    def walk(body: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(
-            Region(n.context, walk(n.body)) if isinstance(n, Region) else change(next(numbers), n)
-            for n in body
-        )
-
-    return msgspec.structs.replace(program, body=walk(program.body))
+    body = transform(program.body, statement=lambda node: (change(next(numbers), node),))
+    return msgspec.structs.replace(program, body=body)
 
 
 def replace_statement(program: Program, number: int, new: Statement) -> Program:

@@ -22,8 +22,7 @@ __all__ = ["frozen_case", "ranks", "sizes"]
 def frozen_case(case: Case) -> Iterator[Case]:
     """Yield the case holding its own elements, so that a smaller shape is a part of them."""
     inputs = tuple(frozen(s, case.seed) for s in case.program.inputs)
-    program = msgspec.structs.replace(case.program, inputs=inputs)
-    yield msgspec.structs.replace(case, program=program)
+    yield case.with_program(inputs=inputs)
 
 
 def sizes(case: Case) -> Iterator[Case]:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
-import msgspec
-
 from amp_fuzz.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
 from amp_fuzz.harness import Observation, Raised
 from amp_fuzz.oracle.compare import Divergence, compare
@@ -85,10 +83,6 @@ def _rename(found: Divergence | None, name: str) -> Divergence | None:
     return Divergence("relation", f"{name}: {found.where}", found.expected, found.observed)
 
 
-def _plan(case: Case, **changes: object) -> Case:
-    return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, **changes))
-
-
 def _uses_autocast(case: Case) -> bool:
     return bool(case.plan.contexts) or has_context(case.program.body, Autocast)
 
@@ -133,13 +127,11 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
         return None  # a decorated function is left before the backward pass
     if plan.entry in _FUNCTIONS:
         # Their gradients would lead an optimiser elsewhere: then no step is of the optimiser.
-        function = _plan(case, scaler=False) if plan.scaler else case
+        function = case.with_plan(scaler=False) if plan.scaler else case
         body = Region(NoGrad(), case.program.body)
-        program = msgspec.structs.replace(case.program, body=(body,))
-        plain = msgspec.structs.replace(function, program=program)
-        return function, _plan(plain, entry="context")
+        return function, function.with_program(body=(body,)).with_plan(entry="context")
     other = "decorator" if plan.entry == "context" else "context"
-    return case, _plan(case, entry=other)
+    return case, case.with_plan(entry=other)
 
 
 def _checkpoint(case: Case) -> tuple[Case, Case] | None:
@@ -155,14 +147,14 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
         return None
     if _writes(case):
         return None  # a recomputed in-place write happens twice
-    return _plan(case, checkpoint="non_reentrant"), _plan(case, checkpoint="none")
+    return case.with_plan(checkpoint="non_reentrant"), case.with_plan(checkpoint="none")
 
 
 def _transform(case: Case) -> tuple[Case, Case] | None:
     """Compare a transform under autocast with autocast alone, where the transform alone runs."""
     if case.plan.transform == "none" or not _uses_autocast(case):
         return None
-    return _plan(case, transform="none"), case
+    return case.with_plan(transform="none"), case
 
 
 def _writes(case: Case) -> bool:
@@ -226,8 +218,7 @@ def _together(
 
 
 def _only(case: Case, name: str) -> Case:
-    program = msgspec.structs.replace(case.program, outputs=(name,))
-    return msgspec.structs.replace(case, program=program)
+    return case.with_program(outputs=(name,))
 
 
 def _times(case: Case, name: str) -> Case:
@@ -243,8 +234,7 @@ def _times(case: Case, name: str) -> Case:
         Statement("sum", "function", (Ref(spec.name),), outputs=(total,)),
         Statement("mul", "function", (Ref(name), Ref(total)), outputs=(scaled,)),
     )
-    program = msgspec.structs.replace(case.program, body=body, outputs=(scaled,))
-    return msgspec.structs.replace(case, program=program)
+    return case.with_program(body=body, outputs=(scaled,))
 
 
 def _says(seen: Observation, line: str) -> bool:
@@ -252,8 +242,7 @@ def _says(seen: Observation, line: str) -> bool:
 
 
 def _until(case: Case, last: int) -> Case:
-    program = msgspec.structs.replace(case.program, outputs=case.program.outputs[: last + 1])
-    return msgspec.structs.replace(case, program=program)
+    return case.with_program(outputs=case.program.outputs[: last + 1])
 
 
 def _line(raised: Raised) -> str:

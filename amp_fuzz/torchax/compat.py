@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from packaging.version import Version
 
+from amp_fuzz.patching import patched
+
 __all__ = ["MENDED", "CompatError", "Removed", "load", "named", "needed"]
 
 MENDED = Version("0.0.14")
@@ -70,11 +72,8 @@ def named() -> Iterator[list[str]]:
             found.append(f"{self}.{name}")
             return Removed(found[-1])
 
-    packet.__getattr__ = get  # type: ignore[method-assign]
-    try:
+    with patched(packet, "__getattr__", get):
         yield found
-    finally:
-        packet.__getattr__ = plain  # type: ignore[method-assign]
     if not found:
         raise CompatError("torchax named no overload that torch lacks: this is not needed any more")
 

@@ -392,3 +392,10 @@ def test_in_float32_no_16_bit_dtype_is_left_and_values_stay() -> None:
     assert numbers(plain.program.inputs[0].values, "float32") == [1.5, -2.0]
     (statement,) = statements(plain.program.body)
     assert statement.args[1] == DType("float32")
+
+
+def test_a_case_with_other_fields_keeps_the_rest() -> None:
+    one = case([x("x0", 2)], call("abs", "x0"), seed=3)
+    changed = one.with_plan(steps=2).with_program(outputs=("x0",))
+    assert (changed.plan.steps, changed.program.outputs, changed.seed) == (2, ("x0",), 3)
+    assert changed.with_plan(steps=1).with_program(outputs=one.program.outputs) == one

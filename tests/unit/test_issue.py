@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
-from amp_fuzz.examine import Examined
+from amp_fuzz.examine import Examined, _eager
 from amp_fuzz.issue import issue, title
+from amp_fuzz.judge import Judge
 from amp_fuzz.known import Known
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference.tables import Policy
@@ -165,3 +167,25 @@ def test_an_issue_says_what_its_script_imports() -> None:
     )
     assert "The script imports only torch, ends with exit code 1" in plain
     assert "The script imports only torch and amp_fuzz, ends with exit code 1" in device
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="eager-cuda is here")
+def test_eager_is_not_asked_where_its_device_is_not_here() -> None:
+    """The casts of jax are those of CUDA."""
+    assert _eager(Judge(backends()["jax"]), MM) == ""
+    assert _eager(Judge(backends()["compile[eager]"]), MM) == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("jax", "[JAX](https://docs.jax.dev): a lowered program computes what eager computes."),
+        ("torchax", "a program on JAX computes what eager computes."),
+        ("privateuse1", "**What the documentation says.** `aten::mm` has the policy"),
+    ],
+)
+def test_no_other_backend_quotes_the_documentation_of_torchscript(backend: str, said: str) -> None:
+    found = Examined(record("dtype", backend=backend), (("mm", "lower_precision_fp"),))
+    text = issue(MM, backends()[backend], found, "import torch")
+    assert said in text
+    assert "TorchScript" not in text

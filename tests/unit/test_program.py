@@ -18,6 +18,7 @@ from amp_fuzz.program import (
     Float,
     InferenceMode,
     Items,
+    Node,
     NoGrad,
     Program,
     ProgramError,
@@ -28,6 +29,8 @@ from amp_fuzz.program import (
     refs,
     regions,
     statements,
+    transform,
+    unwrapped,
 )
 from amp_fuzz.strategies import programs
 from tests.helpers import BF16, STEADY, call, one_line, program, under, x
@@ -269,3 +272,30 @@ def test_literals_print_as_python_writes_them() -> None:
 def test_every_dtype_can_be_an_input() -> None:
     for dtype in DTYPES:
         without("inputs", (x("x0", 2, dtype=dtype),)).check()
+
+
+def test_a_transformed_body_has_its_regions_and_statements_replaced_in_order() -> None:
+    one, two, three = (call("abs", "x0", to=f"v{i}") for i in range(3))
+    body = (one, Region(NoGrad(), (two, Region(BF16, (three,)))))
+    assert transform(body) == body
+    seen: list[str] = []
+
+    def statement(node: Statement) -> list[Node]:
+        seen.extend(node.outputs)
+        return [] if node is one else [node, node]
+
+    def region(node: Region, inner: tuple[Node, ...]) -> list[Node]:
+        seen.append(type(node.context).__name__)
+        return [Region(InferenceMode(), inner)]
+
+    found = transform(body, region=region, statement=statement)
+    inner = Region(InferenceMode(), (three, three))
+    assert found == (Region(InferenceMode(), (two, two, inner)),)
+    assert seen == ["v0", "v1", "v2", "Autocast", "NoGrad"]
+
+
+def test_a_body_without_some_regions_keeps_what_stood_in_them() -> None:
+    one, two = call("abs", "x0"), call("abs", "v0", to="v1")
+    body = (one, Region(NoGrad(), (Region(BF16, (Region(NoGrad(), (two,)),)),)))
+    assert unwrapped(body, (NoGrad,)) == (one, Region(BF16, (two,)))
+    assert unwrapped(body, (NoGrad, Autocast)) == (one, two)

@@ -20,6 +20,7 @@ import torch
 
 from amp_fuzz import inputs
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, quiet
@@ -263,7 +264,7 @@ def test_timeouts_are_told_from_answers(run_script: Run, monkeypatch: pytest.Mon
 
 
 @dataclass
-class Altered:
+class Altered(TorchRepros):
     """A backend with a reference that expects something else."""
 
     inner: Backend

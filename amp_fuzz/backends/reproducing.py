@@ -1,0 +1,66 @@
+"""Pieces of source that show a case on a backend of torch's own, and import only torch.
+
+See `amp_fuzz.backends.base.Repros`. These are right for a backend that runs a program as it is,
+under ``torch.autocast``; other backends override the ones that differ.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Set
+
+import torch
+
+from amp_fuzz.case import Case
+from amp_fuzz.program import TensorSpec
+from amp_fuzz.source import program_source
+
+__all__ = ["TorchRepros", "opaque", "source_of"]
+
+
+class TorchRepros:
+    """The pieces of a script for a backend that runs programs as they are."""
+
+    __slots__ = ()
+
+    device: str
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the name of the device, and how many threads torch has."""
+        text = f'device = "{self.device}"'
+        if self.device == "cpu":
+            # How many threads share a sum decides its last bits.
+            text += f"\ntorch.set_num_threads({torch.get_num_threads()})"
+        return [text]
+
+    def configuration(self, case: Case) -> str:
+        """Return nothing: torch is as it is."""
+        return ""
+
+    def source(self, case: Case) -> str:
+        """Return the program."""
+        return program_source(case.program)
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the driver as it is."""
+        return text
+
+    def placed(self, text: str, spec: TensorSpec) -> str:
+        """Return the source of a tensor on the device."""
+        return text if self.device == "cpu" else f"{text}.to(device)"
+
+    def cleanup(self) -> list[str]:
+        """Return nothing: a run leaves nothing behind."""
+        return []
+
+
+def opaque(driver: str, made: Callable[[str], str]) -> str:
+    """Return a driver whose custom op, with the plain program as its body, is made into another."""
+    pattern = r"entered = as_custom_op\(program, (.*)\)"
+    return re.sub(pattern, lambda m: f"entered = {made(f'as_custom_op(plain, {m[1]})')}", driver)
+
+
+def source_of(thing: type | Callable[..., object]) -> str:
+    """Return the source of a function or class, as a script has it."""
+    return re.sub(r"  # type: ignore\[[^]]*\]", "", inspect.getsource(thing)).rstrip()
