@@ -217,8 +217,15 @@ def test_a_kernel_that_ends_its_process_costs_no_more_than_its_cases(
     found = [r for r in records() if isinstance(r, DivergenceRecord) and not r.known]
     assert found
     assert {r.kind for r in found} == {"timeout" if end == "endless" else "crash"}
+    # Of deaths in one op the store keeps the first, and those smaller than all before.
+    causes: dict[str, list[DivergenceRecord]] = {}
     for record in found:
-        assert Store().finding(record.id) == record
+        causes.setdefault(record.fingerprint if record.op else record.id, []).append(record)
+    for same in causes.values():
+        smallest = min(same, key=lambda r: len(r.case.json()))
+        assert Store().finding(smallest.id) == smallest
+    shown = "\n".join(result.outlines)
+    assert any(f"amp-fuzz replay {record.id}" in shown for record in found)
     ids = [r.id for r in records() if isinstance(r, CaseRecord) and r.family != "coverage"]
     lost = {r.case.id for r in found if r.family != "coverage"}
     assert len(ids) == len(set(ids))
@@ -226,7 +233,7 @@ def test_a_kernel_that_ends_its_process_costs_no_more_than_its_cases(
     (whole,) = (r for r in records() if isinstance(r, EndRecord) and not r.backend)
     assert whole.cases == 6
     result.stdout.fnmatch_lines(
-        ["*eager-cpu: *", f"amp-fuzz replay {found[0].id}", "*= amp-fuzz =*", "again: pytest *"]
+        ["*eager-cpu: *", "amp-fuzz replay *", "*= amp-fuzz =*", "again: pytest *"]
     )
     assert not list(Path(".amp-fuzz").rglob("current-*"))
 
