@@ -31,6 +31,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers, und
 from amp_fuzz.backends.torchstate import torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import (
     Autocast,
@@ -43,7 +44,6 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import aot
-from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.shadows import Promise
 

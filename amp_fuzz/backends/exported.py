@@ -20,15 +20,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import harness, prelude
+from amp_fuzz.backends import imitation
 from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchbackend import TorchBackend, inferring, numbers
 from amp_fuzz.case import Case, Entry
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import aot
-from amp_fuzz.reference.autocast import active_quirks, quirks
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.source import program_source
 
@@ -166,7 +167,7 @@ class _Exported(ReferenceRuntime):
         if COMPOSITES_QUIRK not in active_quirks():
             return runtime
         exported = _Conversions()
-        with quirks(active_quirks() - {COMPOSITES_QUIRK}):
+        with imitation.imitating(imitation.current().without(COMPOSITES_QUIRK)):
             harness.run(self.meant(case), _under(runtime, lambda: exported))
         return _under(runtime, lambda: _Conversions(exported.dtypes))
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from amp_fuzz import harness, prelude, reference
+from amp_fuzz.backends.imitation import asking
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.reference.autocast import active_quirks, asking, reset, state
+from amp_fuzz.imitated import active_quirks
+from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
 from amp_fuzz.reference.written import casting
 from amp_fuzz.source import cast_lines
@@ -114,12 +116,17 @@ def _casting(case: Case) -> AbstractContextManager[None]:
     return casting({harness.PROGRAM: cast_lines(case.program)})
 
 
-def threading(scope: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
-    """Return what runs a function in another thread, in a context: modes are of a thread."""
+def threading(scope: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Callable[..., Any]:
+    """Return what runs a function in another thread, in a context: modes are of a thread.
+
+    So are the rules of autocast: the other thread inherits them.
+    """
 
     def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+        inherited = reference.inherited()
+
         def follow() -> Any:
-            with scope():
+            with inherited(), scope():
                 return function(*args)
 
         return prelude.in_thread(follow)
@@ -148,6 +155,7 @@ def reference_runtime(
             reset=reset,
             scope=scope,
             fake=fake,
+            thread=threading(),
         )
     )
 
