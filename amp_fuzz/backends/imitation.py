@@ -7,34 +7,116 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz import imitated
-from amp_fuzz.reference import DOCUMENTED, Semantics, under
+from amp_fuzz.case import Case
+from amp_fuzz.reference import DOCUMENTED, Call, Semantics, Treatment, dispatch, under
 
 __all__ = ["KNOWN", "NOTHING", "Composed", "Imitation", "asking", "compose", "current", "imitating"]
+
+Kernel: TypeAlias = Callable[..., Any]
+"""Computes an op: given what computes it otherwise, and the arguments. It may return
+`NotImplemented`, for arguments of which it says nothing."""
+
+Program: TypeAlias = Callable[..., Any]
 
 
 def _same(semantics: Semantics) -> Semantics:
     return semantics
 
 
+def _same_case(case: Case) -> Case:
+    return case
+
+
+def _same_program(program: Program, case: Case) -> Program:
+    return program
+
+
+def _always(case: Case) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imitation:
-    """What the reference does otherwise while it imitates a bug.
+    """What the reference does otherwise while it imitates a bug: nothing, where a field is left.
 
-    semantics: the rules of autocast as they are under the bug, from those without it.
+    semantics: the rules of autocast under the bug, from those without it.
+    kernels: ops that are computed otherwise below autograd, by overload.
+    functions: ops that are computed otherwise where autocast decides, by name, as ``sum.dtype``.
+    rewrite: the case that the backend takes a case for.
+    around: a context for the whole run, its threads and its backward passes.
+    wrap: the program that the backend makes of that of a case.
+    applies: False for a case in which it cannot change anything; it costs less than a run.
+    follows: whether shadow arithmetic can follow it.
     """
 
     semantics: Callable[[Semantics], Semantics] = _same
+    kernels: Mapping[Any, Kernel] = field(default_factory=dict)
+    functions: Mapping[str, Kernel] = field(default_factory=dict)
+    rewrite: Callable[[Case], Case] = _same_case
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    wrap: Callable[[Program, Case], Program] = _same_program
+    applies: Callable[[Case], bool] = _always
+    follows: bool = True
+
+    def rules(self, semantics: Semantics) -> Semantics:
+        """Return the rules of autocast under the bug, `functions` among them."""
+        semantics = self.semantics(semantics)
+        return _calling(self.functions, semantics) if self.functions else semantics
 
     def replaces(self) -> frozenset[str]:
         """Return the names of the rules that are others."""
-        made = self.semantics(DOCUMENTED)
+        made = self.rules(DOCUMENTED)
         names = (field.name for field in fields(Semantics))
         return frozenset(n for n in names if getattr(made, n) is not getattr(DOCUMENTED, n))
+
+
+def _calling(functions: Mapping[str, Kernel], semantics: Semantics) -> Semantics:
+    """Return rules under which other functions are called in the place of ops."""
+
+    def call(one: Call, found: Treatment | None) -> Any:
+        kernel = functions.get(one.name)
+        if kernel is not None:
+            one.function = partial(_or_plain, kernel, one.function)
+            if found is None:
+                with dispatch.exclude():
+                    return one.function(*one.args, **one.kwargs)
+        return semantics.call(one, found)
+
+    return replace(semantics, call=call, extra=lambda: (*semantics.extra(), *functions))
+
+
+def _or_plain(kernel: Kernel, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = kernel(plain, *args, **kwargs)
+    return plain(*args, **kwargs) if made is NotImplemented else made
+
+
+class _Kernels(TorchDispatchMode):
+    """Computes ops otherwise below autograd."""
+
+    def __init__(self, kernels: Mapping[Any, Kernel]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = kernels
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kernel = self.kernels.get(func)
+        if kernel is not None:
+            with dispatch.exclude():
+                made = kernel(func, *args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        with dispatch.kept():
+            return func(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +129,7 @@ class Composed:
     names: frozenset[str]
     parts: Mapping[str, Imitation]
     semantics: Semantics
+    kernels: Mapping[Any, Kernel]
     by: str = ""
 
     def __reduce__(self) -> Any:
@@ -56,6 +139,40 @@ class Composed:
         """Return the same without one of the bugs."""
         return _again(self.by, self.names - {name})
 
+    def rewrite(self, case: Case) -> Case:
+        """Return the case that the backend takes a case for."""
+        for part in self.parts.values():
+            case = part.rewrite(case)
+        return case
+
+    def wrap(self, program: Program, case: Case) -> Program:
+        """Return the program that the backend makes of that of a case."""
+        for part in self.parts.values():
+            program = part.wrap(program, case)
+        return program
+
+    def wraps(self) -> bool:
+        """Return whether a program may become another one."""
+        return any(part.wrap is not _same_program for part in self.parts.values())
+
+    def surrounds(self) -> bool:
+        """Return whether there is anything to enter for a run."""
+        return bool(self.kernels) or any(p.around is not nullcontext for p in self.parts.values())
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Enter what is around a whole run, in each of its threads."""
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                stack.enter_context(part.around())
+            if self.kernels:
+                stack.enter_context(_Kernels(self.kernels))
+            yield
+
+    def follows(self) -> bool:
+        """Return whether shadow arithmetic can follow it."""
+        return all(part.follows for part in self.parts.values())
+
 
 def _again(by: str, names: frozenset[str]) -> Composed:
     module, _, function = by.partition(":")
@@ -63,18 +180,31 @@ def _again(by: str, names: frozenset[str]) -> Composed:
     return made
 
 
-def compose(imitations: Mapping[str, Imitation], *, names: frozenset[str], by: str) -> Composed:
-    """Return imitations as one: the later has the rules of the earlier where it changes none."""
-    semantics = DOCUMENTED
+def compose(
+    imitations: Mapping[str, Imitation], *, names: frozenset[str] = frozenset(), by: str = ""
+) -> Composed:
+    """Return imitations as one: the later stands around the earlier where both say something."""
+    semantics, kernels = DOCUMENTED, dict[Any, Kernel]()
     for imitation in imitations.values():
-        semantics = imitation.semantics(semantics)
-    return Composed(names, imitations, semantics, by)
+        semantics = imitation.rules(semantics)
+        for overload, kernel in imitation.kernels.items():
+            inner = kernels.get(overload)
+            kernels[overload] = kernel if inner is None else _nested(kernel, inner)
+    return Composed(names or frozenset(imitations), imitations, semantics, kernels, by)
+
+
+def _nested(outer: Kernel, inner: Kernel) -> Kernel:
+    def kernel(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        made = outer(partial(_or_plain, inner, plain), *args, **kwargs)
+        return inner(plain, *args, **kwargs) if made is NotImplemented else made
+
+    return kernel
 
 
 KNOWN: dict[str, Imitation] = {}
 """The imitations that may be asked for, by the id of the bug: filled by who has them."""
 
-NOTHING = compose({}, names=frozenset(), by="")
+NOTHING = compose({})
 """Autocast as documented, on a backend without bugs."""
 
 _current = NOTHING
