@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,9 @@ _registered: set[tuple[str, str]] = set()
 _passing: set[tuple[str, str]] = set()
 _keys: list[str] = [dispatch.OWN]
 _lendings: list[None] = []  # one for each block of `lending`
+
+# By `id`, a collection of ops that all have their kernels, and on how many keys.
+_complete: dict[int, tuple[Collection[str], int]] = {}
 
 # Ops of the user's that have no policy: what their bodies call is cast.
 _bodies: set[str] = set()
@@ -55,17 +58,25 @@ def _has_number(args: Sequence[Any]) -> bool:
     return any(isinstance(a, bool | int | float | complex) for a in args[:2])
 
 
-def register(names: Iterable[str]) -> None:
-    """Put kernels on ops for good, those that this torch has."""
-    for place in itertools.product(names, _keys):
-        if place not in _registered and place not in _passing:
-            name, key = place
-            overload = dispatch.overload_of(name)
-            if overload is None and "::" in name:
-                continue  # an op of the user's, which may still come
-            _registered.add(place)
-            if overload is not None:  # this torch is older or newer than the rule
-                dispatch.register(name, _kernel(name, overload, key), key)
+def register(names: Collection[str]) -> None:
+    """Put kernels on ops for good, those that this torch has.
+
+    names: the same collection again costs nothing, once all of its ops have their kernels.
+    """
+    if _complete.get(id(names)) == (names, len(_keys)):
+        return
+    places = list(itertools.product(names, _keys))
+    for name, key in places:
+        if (name, key) in _registered or (name, key) in _passing:
+            continue
+        overload = dispatch.overload_of(name)
+        if overload is None and "::" in name:
+            continue  # an op of the user's, which may still come
+        _registered.add((name, key))
+        if overload is not None:  # this torch is older or newer than the rule
+            dispatch.register(name, _kernel(name, overload, key), key)
+    if _registered.issuperset(places):
+        _complete[id(names)] = names, len(_keys)
 
 
 def register_ahead() -> None:
@@ -81,11 +92,11 @@ def lend(names: Iterable[str]) -> None:
 
     Some of these ops are called with numbers in the place of tensors, which no kernel can hand on.
     """
-    for place in itertools.product(names, _keys):
-        name, key = place
-        overload = dispatch.overload_of(name)
-        if overload is not None and place not in _registered and place not in _passing:
-            _passing.add(place)
+    for name, key in itertools.product(names, _keys):
+        if (name, key) in _registered or (name, key) in _passing:
+            continue
+        if (overload := dispatch.overload_of(name)) is not None:
+            _passing.add((name, key))
             dispatch.register(name, _kernel(name, overload, key), key, lent=True)
 
 

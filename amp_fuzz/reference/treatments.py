@@ -33,13 +33,10 @@ def asked_device(call: Call) -> str | None:
     An accelerator comes before the CPU, as in the order of torch's dispatch keys.
     """
     enabled = [d for d, on in call.state.enabled.items() if on]
-    if not enabled:
-        return None
-    present = {device_of(t) for t in tensors(call)}
-    here = [d for d in enabled if d in present]
-    if len(here) > 1:
-        here.sort(key=lambda d: d == "cpu")
-    return here[0] if here else None
+    if len(enabled) > 1:
+        enabled.sort(key=lambda d: d == "cpu")
+    given = tensors(call) if enabled else ()
+    return next((d for d in enabled if any(device_of(t) == d for t in given)), None)
 
 
 def of_table(call: Call) -> Treatment | None:
