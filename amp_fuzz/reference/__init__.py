@@ -22,6 +22,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
     load_table_file,
+    tabled_devices,
 )
 from amp_fuzz.reference.transforms import grad, vmap
 
@@ -60,6 +61,7 @@ __all__ = [
     "shadow",
     "snapshot",
     "supposing",
+    "tabled_devices",
     "under",
     "vmap",
 ]
