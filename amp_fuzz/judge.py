@@ -39,12 +39,13 @@ from amp_fuzz.oracle import (
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Statement, returning_all, statements
 from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Note, Outcome
-from amp_fuzz.reference import KernelCall, Policy, quirks, supposing, torchax
-from amp_fuzz.reference.autocast import active_quirks, asking, supposed
+from amp_fuzz.reference import KernelCall, Policy, supposing, torchax
 from amp_fuzz.reference.gauge import DECOMPOSITIONS, Pair, observing
+from amp_fuzz.reference.suppositions import supposed
 from amp_fuzz.reference.written import SIXTEEN
 from amp_fuzz.reference.xla import noting
 from amp_fuzz.source import statement_source
+from amp_fuzz.upstream import active_quirks, asking, quirks
 from amp_fuzz.without import WITHOUT
 
 __all__ = ["Judge", "Verdict", "refuses", "unsupported"]

@@ -29,10 +29,10 @@ from amp_fuzz.config import did_you_mean
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.plugins import loaded
-from amp_fuzz.reference import quirks
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Promise, leans, unit
 from amp_fuzz.script import PAD, Found, ReproError, Script, head, literal, wrapped
 from amp_fuzz.source import driver_source, imports_of
+from amp_fuzz.upstream import quirks
 
 __all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
 

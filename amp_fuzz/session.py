@@ -191,7 +191,7 @@ def _baseline_record(entry: Entry, today: date) -> BaselineRecord:
 
 
 def _check_quirk(entry: Known) -> None:
-    from amp_fuzz.reference import QUIRKS
+    from amp_fuzz.upstream import QUIRKS
 
     if entry.quirk and entry.quirk not in QUIRKS:
         near = difflib.get_close_matches(entry.quirk, QUIRKS, n=1)

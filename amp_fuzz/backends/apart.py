@@ -22,11 +22,13 @@ from typing import NoReturn, Protocol
 import msgspec
 import torch
 
+from amp_fuzz.backends import imitation
+from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
-from amp_fuzz.reference import Policy, flips, quirks, supposing
-from amp_fuzz.reference.autocast import active_quirks, supposed
+from amp_fuzz.reference import Policy, flips, supposing
 from amp_fuzz.reference.flips import Decision, Flip
+from amp_fuzz.reference.suppositions import supposed
 
 __all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
 
@@ -63,13 +65,13 @@ class _Plain:
 class _Ask:
     """A case to run, under the reference or not, and all that it depends on besides.
 
-    quirks, supposed, flip: what the reference imitates, supposes, decides otherwise.
+    imitated, supposed, flip: what the reference imitates, supposes, decides otherwise.
     """
 
     case: bytes
     reference: bool
     threads: int
-    quirks: frozenset[str]
+    imitated: Composed
     supposed: Mapping[str, Policy | None]
     deciding: bool
     flip: Flip | None
@@ -122,7 +124,7 @@ class Apart:
             case.json(),
             reference,
             torch.get_num_threads(),
-            active_quirks(),
+            imitation.current(),
             supposed(),
             current is not None,
             current.flip if current else None,
@@ -233,7 +235,7 @@ def _answered(sides: Sides, ask: _Ask) -> _Answer:
     if not ask.reference:
         seen = sides.observe(case)
     else:
-        with quirks(ask.quirks), supposing(ask.supposed), ExitStack() as stack:
+        with imitation.imitating(ask.imitated), supposing(ask.supposed), ExitStack() as stack:
             if ask.deciding:
                 decisions = stack.enter_context(flips.deciding(ask.flip)).decisions
             seen = sides.expect(case)

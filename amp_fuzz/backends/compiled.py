@@ -34,6 +34,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
 from amp_fuzz.backends.torchstate import in_thread_alike, torch_state
 from amp_fuzz.case import CUSTOM_OPS, Case, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.patching import patched
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import (
@@ -48,7 +49,6 @@ from amp_fuzz.program import (
     transform,
 )
 from amp_fuzz.reference import aot
-from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.shadows import Promise
 from amp_fuzz.source import program_source

@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import harness, prelude
+from amp_fuzz.backends import imitation
 from amp_fuzz.backends.base import Backend, Call, Facts, documentation
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
@@ -26,11 +27,11 @@ from amp_fuzz.backends.torchbackend import TorchBackend, numbers
 from amp_fuzz.backends.torchstate import in_thread_alike
 from amp_fuzz.case import Case, Entry, Plan, inferring
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.patching import patched
 from amp_fuzz.prelude import in_thread
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Region
 from amp_fuzz.reference import aot
-from amp_fuzz.reference.autocast import active_quirks, quirks
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.source import program_source
 
@@ -222,7 +223,7 @@ class _Exported(ReferenceRuntime):
         if COMPOSITES_QUIRK not in active_quirks():
             return runtime
         exported = _Conversions()
-        with quirks(active_quirks() - {COMPOSITES_QUIRK}):
+        with imitation.imitating(imitation.current().without(COMPOSITES_QUIRK)):
             harness.run(self.meant(case), _under(runtime, lambda: exported))
         return _under(runtime, lambda: _Conversions(exported.dtypes))
 

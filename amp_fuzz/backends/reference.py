@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from amp_fuzz import harness, prelude, reference
+from amp_fuzz.backends import imitation
+from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.reference.autocast import active_quirks, asking, reset, state
+from amp_fuzz.imitated import active_quirks
+from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
 from amp_fuzz.reference.written import casting
 from amp_fuzz.source import cast_lines
@@ -36,7 +39,7 @@ class ReferenceRuntime:
 
     def follows(self) -> bool:
         """Return whether shadows can follow a run."""
-        return True
+        return imitation.current().follows()
 
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case: the same for all, but where a quirk is imitated."""
@@ -48,7 +51,8 @@ class ReferenceRuntime:
 
     def may(self, quirk: str, case: Case) -> bool:
         """Return whether imitating a bug may change anything of a case; it costs less than that."""
-        return True
+        known = imitation.KNOWN.get(quirk)
+        return known is None or known.applies(case)
 
     def casts(self, case: Case) -> bool:
         """Return whether a case writes a cast whose rounding may not be left out."""
@@ -56,18 +60,26 @@ class ReferenceRuntime:
 
     def run(self, case: Case) -> Observation:
         """Run one case."""
-        meant, runtime = self.meant(case), self.of(case)  # that may run it, too
+        meant, runtime = self._imitating(case)  # that may run it, too
         with reference.log_kernels() as kernels, _casting(meant):
             seen = harness.run(meant, runtime)
         seen.kernels = kernels
         return seen
+
+    def _imitating(self, case: Case) -> tuple[Case, Runtime]:
+        """Return what a case means, and the runtime for it, while bugs are imitated or none."""
+        current = imitation.current()
+        meant, runtime = current.rewrite(self.meant(case)), self.of(case)
+        if current.surrounds():
+            runtime = within(runtime, current.around)
+        return meant, _wrapping(runtime, current, case) if current.wraps() else runtime
 
     def asked(self, case: Case) -> set[str] | None:
         """Run one case, and return the quirks that this depends on, of those of every backend.
 
         None: it cannot be said, since it runs elsewhere.
         """
-        with asking() as names:
+        with imitation.asking() as names:
             self.run(case)
         return names
 
@@ -96,7 +108,7 @@ class ReferenceRuntime:
         def note(label: str, tensor: torch.Tensor) -> None:
             bands[label] = mode.band(tensor)
 
-        base = self.of(case)
+        meant, base = self._imitating(case)
 
         @contextmanager
         def scope() -> Iterator[None]:
@@ -104,7 +116,6 @@ class ReferenceRuntime:
                 yield
 
         runtime = replace(base, scope=scope, noted=note, thread=threading(scope))
-        meant = self.meant(case)
         with _casting(meant):
             return harness.run(meant, runtime), bands
 
@@ -114,12 +125,40 @@ def _casting(case: Case) -> AbstractContextManager[None]:
     return casting({harness.PROGRAM: cast_lines(case.program)})
 
 
-def threading(scope: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
-    """Return what runs a function in another thread, in a context: modes are of a thread."""
+def within(runtime: Runtime, context: Callable[[], AbstractContextManager[Any]]) -> Runtime:
+    """Return a runtime whose runs, in each of their threads, are in a context besides."""
+    base = runtime.scope
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with base(), context():
+            yield
+
+    return replace(runtime, scope=scope, thread=threading(scope))
+
+
+def _wrapping(runtime: Runtime, composed: Composed, case: Case) -> Runtime:
+    base = runtime.driver
+
+    def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+        changed = {} if base is None else base(names)
+        program = changed.get("program", names["program"])
+        return {**changed, "program": composed.wrap(program, case)}
+
+    return replace(runtime, driver=driver)
+
+
+def threading(scope: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Callable[..., Any]:
+    """Return what runs a function in another thread, in a context: modes are of a thread.
+
+    So are the rules of autocast: the other thread inherits them.
+    """
 
     def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+        inherited = reference.inherited()
+
         def follow() -> Any:
-            with scope():
+            with inherited(), scope():
                 return function(*args)
 
         return prelude.in_thread(follow)
@@ -148,6 +187,7 @@ def reference_runtime(
             reset=reset,
             scope=scope,
             fake=fake,
+            thread=threading(),
         )
     )
 

@@ -30,6 +30,7 @@ from amp_fuzz.backends.torchbackend import TorchBackend, numbers, under
 from amp_fuzz.case import CUSTOM_OPS, Case, inferring
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
@@ -42,7 +43,7 @@ from amp_fuzz.program import (
     transform,
     unwrapped,
 )
-from amp_fuzz.reference.autocast import active_quirks, snapshot, torch_answers
+from amp_fuzz.reference.autocast import snapshot, torch_answers
 from amp_fuzz.reference.formulas import scripted
 from amp_fuzz.reference.torchscript import (
     Ambient,

@@ -39,6 +39,7 @@ from amp_fuzz.backends.torchstate import reset_state, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.patching import patched
 from amp_fuzz.program import (
     Autocast,
@@ -59,7 +60,7 @@ from amp_fuzz.program import (
     uses,
 )
 from amp_fuzz.reference import aot
-from amp_fuzz.reference.autocast import Snapshot, active_quirks, snapshot
+from amp_fuzz.reference.autocast import Snapshot, snapshot
 from amp_fuzz.reference.lowered import lowered
 from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
 from amp_fuzz.reference.torchax import Cutting, Unlisted, inside, torchs_derivatives
@@ -484,7 +485,7 @@ def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
     first: list[Snapshot] = []
 
     def imitating(*inputs: torch.Tensor) -> Any:
-        with reference.imitating(), _functions(), _called_inside(), _unlisted():
+        with reference.intercepting(), _functions(), _called_inside(), _unlisted():
             if "torchax-stale-jit" not in active_quirks():
                 return program(*inputs)
             first.append(snapshot("cpu"))
@@ -510,7 +511,7 @@ def _imitated() -> Iterator[None]:
     with (
         torchs_derivatives(),
         cutting,
-        reference.imitating(),
+        reference.intercepting(),
         _functions(),
         _called_inside(),
         _unlisted(),
@@ -541,7 +542,7 @@ def _functions_unseen() -> Iterator[None]:
     """
     token = _unseen.set(True)
     try:
-        with torchs_derivatives(), inside(), reference.imitating():
+        with torchs_derivatives(), inside(), reference.intercepting():
             yield
     finally:
         _unseen.reset(token)

@@ -19,7 +19,7 @@ from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import leaves_of, mapped
 from amp_fuzz.program import Autocast
 from amp_fuzz.reference import dispatch, log_kernels, snapshot
-from amp_fuzz.reference.autocast import enabled_devices
+from amp_fuzz.reference.state import enabled_devices
 
 __all__ = [
     "FunctionCall",

@@ -23,7 +23,7 @@ from amp_fuzz.checking.redirect import contexts_of
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import leaves_of
 from amp_fuzz.harness import Observation, Raised, Runtime, changes
-from amp_fuzz.reference.autocast import default_dtypes
+from amp_fuzz.reference.state import default_dtypes
 
 __all__ = ["AFTER", "Names", "call", "entered", "outputs_of"]
 

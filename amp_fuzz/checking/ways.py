@@ -26,9 +26,9 @@ from amp_fuzz.checking.running import Names, call, outputs_of
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import mapped
 from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.program import Program, Ref, Statement, TensorSpec
-from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]

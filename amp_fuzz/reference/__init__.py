@@ -4,26 +4,15 @@
 ``reference.shadow(function, *args)`` says how far rounding can move each value of a call.
 """
 
-from amp_fuzz.reference.autocast import (
-    QUIRKS,
-    Cast,
-    KernelCall,
-    as_device,
-    autocast,
-    checkpoint,
-    clear_cache,
-    custom_bwd,
-    custom_fwd,
-    grad,
-    imitating,
-    log_kernels,
-    quirks,
-    snapshot,
-    supposing,
-    vmap,
-)
+from amp_fuzz.reference.autocast import autocast, snapshot
+from amp_fuzz.reference.cache import clear_cache
+from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
 from amp_fuzz.reference.customop import CustomOp, custom_op
+from amp_fuzz.reference.functions import checkpoint, custom_bwd, custom_fwd
+from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
 from amp_fuzz.reference.shadows import Band, Distance, Shadow, Shadowed, distance, shadow
+from amp_fuzz.reference.state import as_device, log_kernels
+from amp_fuzz.reference.suppositions import inherited, intercepting, supposing, under
 from amp_fuzz.reference.tables import (
     DEVICES,
     Policy,
@@ -35,11 +24,13 @@ from amp_fuzz.reference.tables import (
     load_table_file,
     tabled_devices,
 )
+from amp_fuzz.reference.transforms import grad, vmap
 
 __all__ = [
     "DEVICES",
-    "QUIRKS",
+    "DOCUMENTED",
     "Band",
+    "Call",
     "Cast",
     "CustomOp",
     "Distance",
@@ -48,8 +39,10 @@ __all__ = [
     "PolicyTable",
     "PolicyTableError",
     "Rule",
+    "Semantics",
     "Shadow",
     "Shadowed",
+    "Treatment",
     "all_overloads",
     "as_device",
     "autocast",
@@ -60,14 +53,15 @@ __all__ = [
     "custom_op",
     "distance",
     "grad",
-    "imitating",
+    "inherited",
+    "intercepting",
     "load_table",
     "load_table_file",
     "log_kernels",
-    "quirks",
     "shadow",
     "snapshot",
     "supposing",
     "tabled_devices",
+    "under",
     "vmap",
 ]

@@ -19,8 +19,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.autocast import active_quirks, own_cache
+from amp_fuzz.reference.cache import own_cache
 
 __all__ = ["QUIRKS", "differentiated", "traced"]
 

@@ -1,22 +1,26 @@
 """The rules of autocast as pure functions: who is eligible, what is cast to what.
 
 Written from the documented semantics (https://docs.pytorch.org/docs/stable/amp.html, "Autocast Op
-Reference"), not by asking torch. `amp_fuzz.reference.autocast` is only how they come to be called.
+Reference"), not by asking torch. `amp_fuzz.reference.semantics` says where each of them decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 __all__ = [
+    "cache_key",
     "cacheable",
+    "cached_cast",
+    "caches",
+    "cast_eligible",
     "device_of",
     "eligible",
     "promoted",
-    "promoted_in_order",
     "taking",
     "tensors_of",
 ]
@@ -71,29 +75,19 @@ def promoted(tensors: Iterable[torch.Tensor], device: str, low: torch.dtype) -> 
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def promoted_in_order(
-    tensors: Iterable[torch.Tensor], device: str, low: torch.dtype
-) -> torch.dtype:
-    """Return what upstream's fold over the arguments makes of the ``promote`` policy.
-
-    It starts from `low` and raises for any other 16-bit dtype, unless float32 came before it
-    (pytorch#132715); kept apart because the documentation promises no such error.
-    """
-    current = low
-    for tensor in tensors:
-        if not eligible(tensor, device):
-            continue
-        if torch.float32 in (current, tensor.dtype):
-            current = torch.float32
-        elif not (current is low and tensor.dtype is low):
-            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
-    return current
+def cast_eligible(value: Any, device: str, to: torch.dtype) -> Any:
+    """Cast an argument, or what stands in a list, if it is eligible."""
+    if isinstance(value, torch.Tensor):
+        return value.to(to) if eligible(value, device) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(cast_eligible(v, device, to) for v in value)
+    return value
 
 
 def cacheable(tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
-    """Return whether the weight cache may hold the cast of a tensor to `to`.
+    """Return whether the weight cache holds casts of a tensor to `to` at all.
 
-    A float32 leaf that requires grad and is no view, cast to the autocast dtype.
+    It does for a float32 leaf that requires grad and is no view, cast to the autocast dtype.
     """
     return (
         to is low
@@ -102,6 +96,28 @@ def cacheable(tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
         and not tensor._is_view()  # of a view, is_leaf makes a new grad_fn, and may fail
         and tensor.is_leaf
     )
+
+
+def caches(tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
+    """Return whether the weight cache may hold a cast that is made now.
+
+    A cast in inference mode may serve no pass that trains.
+    """
+    return cacheable(tensor, to, low) and not torch.is_inference_mode_enabled()
+
+
+def cache_key(tensor: torch.Tensor, to: torch.dtype) -> tuple[int, torch.dtype]:
+    """Return under what the weight cache keeps a cast: contexts of two dtypes may nest."""
+    return id(tensor), to
+
+
+def cached_cast(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
+    """Cast a weight with grad enabled, whatever the mode.
+
+    A first pass under ``no_grad`` leaves no cast behind through which no gradient flows.
+    """
+    with torch.enable_grad():
+        return tensor.to(to)
 
 
 def tensors_of(args: Iterable[object]) -> list[torch.Tensor]:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.autocast import (
-    active_quirks,
-    autocast,
-    cast_eligible,
-    enabled_devices,
-    keeping_no_casts,
-)
-from amp_fuzz.reference.casts import device_of, tensors_of
-from amp_fuzz.reference.lowered import opaque
+from amp_fuzz.reference.autocast import autocast
+from amp_fuzz.reference.casts import cast_eligible, device_of, tensors_of
+from amp_fuzz.reference.state import enabled_devices, here
 
-__all__ = ["CustomOp", "custom_op"]
+__all__ = ["CustomOp", "custom_op", "in_body", "opaque"]
 
-_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+_IN_BODY = ContextVar("in the body of a custom op", default=False)
+
+
+def in_body() -> bool:
+    """Return whether the body of a custom op is running: a graph has the op whole."""
+    return _IN_BODY.get()
+
+
+@contextmanager
+def opaque() -> Iterator[None]:
+    """Say of a block that it is the body of a custom op."""
+    token = _IN_BODY.set(True)
+    try:
+        yield
+    finally:
+        _IN_BODY.reset(token)
 
 
 class CustomOp:
@@ -80,33 +87,10 @@ class CustomOp:
         return list(outputs)
 
     def _below_autograd(self, args: Iterable[Any]) -> Any:
-        with ExitStack() as stack:
-            stack.enter_context(dispatch.below_autograd())
-            stack.enter_context(opaque())
-            if (mode := _fake_mode(args)) is not None:  # a fake kernel brings its arguments' mode
-                stack.enter_context(mode)
-            if "custom-op-weight-cache" not in active_quirks():
-                stack.enter_context(keeping_no_casts())
-            if "custom-op-body-off" in active_quirks():
-                for device in enabled_devices():
-                    stack.enter_context(autocast(device, enabled=False))
-                self._traced(args)
-            return self._body(*args)
-
-    def _traced(self, args: Iterable[Any]) -> None:
-        """Run the body as a fake kernel, before anything runs: it may raise, in its own words."""
-        leaves, spec = pytree.tree_flatten(tuple(args))
-        if any(isinstance(x, FakeTensor) for x in leaves):
-            return
-        before, _LOGGER.disabled = _LOGGER.disabled, True  # it logs what a fake kernel raises
-        try:
-            with _disable_current_modes():  # shadows are not to follow
-                mode = FakeTensorMode()
-                fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-                with mode, enable_python_dispatcher():
-                    self._body(*pytree.tree_unflatten(fakes, spec))
-        finally:
-            _LOGGER.disabled = before
+        state = here()
+        mode = _fake_mode(args) or nullcontext()  # a fake kernel brings its arguments' mode
+        with dispatch.below_autograd(), opaque(), mode, state.semantics.body_cache(state):
+            return state.semantics.body(self._body, tuple(args))
 
 
 def _fake_mode(args: Iterable[Any]) -> FakeTensorMode | None:

@@ -10,11 +10,10 @@ comes before the function transforms; that key is switched on inside those alone
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ __all__ = [
     "below_autograd",
     "exclude",
     "first",
-    "functional_composites",
     "is_composite",
     "kept",
     "overload_of",
@@ -93,30 +91,9 @@ def is_composite(overload: Any) -> bool:
     return bool(overload._can_decompose())
 
 
-@functools.cache
-def functional_composites() -> frozenset[str]:
-    """Return the ops of others that write nothing and return no view, as ``einsum``.
-
-    Those that an exported program may have whole (``torch._export.utils``).
-    """
-    schemas: Any = torch._C._jit_get_all_schemas()
-    found = []
-    for schema in schemas:
-        namespace, _, base = schema.name.partition("::")
-        name = f"{base}.{schema.overload_name}" if schema.overload_name else base
-        returns = any("Tensor" in str(r.type) for r in schema.returns)
-        functional = all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
-        overload = overload_of(name) if namespace == "aten" and returns and functional else None
-        if overload is None or torch.Tag.maybe_aliasing_or_mutating in overload.tags:
-            continue
-        with suppress(RuntimeError):  # TorchScript has some of its own, of which no kernel is known
-            found += [name] * is_composite(overload)
-    return frozenset(found)
-
-
 def switch(on: bool) -> None:
     """Include the key in, or exclude it from, every dispatch of this thread."""
-    if on:  # a quirk may switch it on before there is any kernel
+    if on:  # there may be no kernel yet
         _fall_through()
     torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)

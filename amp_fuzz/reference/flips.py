@@ -13,11 +13,14 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from amp_fuzz.reference.tables import Policy
+from amp_fuzz.reference.calls import Call, Treatment
+from amp_fuzz.reference.state import here
+from amp_fuzz.reference.tables import Policy, Rule
+from amp_fuzz.reference.treatments import asked_device
 
 __all__ = ["Decision", "Flip", "Flips", "current", "deciding", "flips"]
 
-Treatment: TypeAlias = Literal[Policy.LOWER_PRECISION_FP, Policy.FP32] | None
+Other: TypeAlias = Literal[Policy.LOWER_PRECISION_FP, Policy.FP32] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Flip:
 
     call: int
     cast: int = -1
-    policy: Treatment = None
+    policy: Other = None
     other: bool = False
 
 
@@ -50,6 +53,17 @@ class Flips:
 
     flip: Flip | None = None
     decisions: list[Decision] = field(default_factory=list)
+
+    def treatment(self, call: Call, found: Treatment | None) -> Treatment | None:
+        """Return how a call is treated; that of an op without a rule may be, too."""
+        device = found.device if found else asked_device(call)
+        if device is None:
+            return None
+        own = found.rule.policy if found else None
+        policy = self.policy(call.name, own)
+        if policy is own:
+            return found
+        return None if policy is None else Treatment(device, Rule(call.name, policy, "", "a flip"))
 
     def policy(self, overload: str, own: Policy | None) -> Policy | None:
         """Take down a call, and return the policy that it is treated by."""
@@ -73,23 +87,20 @@ class Flips:
         return self.flip == wanted
 
 
-_current: Flips | None = None
-
-
 def current() -> Flips | None:
-    """Return what `deciding` is under way, if any."""
-    return _current
+    """Return what `deciding` is under way in this thread, if any."""
+    return here().flips
 
 
 @contextmanager
 def deciding(flip: Flip | None = None) -> Iterator[Flips]:
     """Take down what autocast decides in the block, and flip one of its decisions."""
-    global _current
-    before, _current = _current, Flips(flip)
+    state, made = here(), Flips(flip)
+    before, state.flips = state.flips, made
     try:
-        yield _current
+        yield made
     finally:
-        _current = before
+        state.flips = before
 
 
 def flips(decisions: list[Decision]) -> Iterator[Flip]:

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from amp_fuzz.reference.autocast import active_quirks, enabled_devices
+from amp_fuzz.imitated import active_quirks
+from amp_fuzz.reference.state import enabled_devices
 
 __all__ = ["QUIRKS", "scripted"]
 

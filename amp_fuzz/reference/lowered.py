@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_fuzz.imitated import active_quirks
 from amp_fuzz.reference import dispatch, interpolation, xla
-from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference.customop import in_body
 from amp_fuzz.reference.shadows import either, forget
 from amp_fuzz.reference.written import Elided
 
-__all__ = ["QUIRKS", "lowered", "opaque"]
+__all__ = ["QUIRKS", "lowered"]
 
 _aten = torch.ops.aten
 _16_BIT = (torch.bfloat16, torch.float16)
@@ -40,19 +40,6 @@ def lowered() -> AbstractContextManager[Any]:
     return _Lowered(active) if active else nullcontext()
 
 
-_OPAQUE = ContextVar("in the body of a custom op", default=False)
-
-
-@contextmanager
-def opaque() -> Iterator[None]:
-    """Leave ops as they are for a block: a custom op stands in a graph whole."""
-    token = _OPAQUE.set(True)
-    try:
-        yield
-    finally:
-        _OPAQUE.reset(token)
-
-
 @contextmanager
 def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[Any]:
     with first, second:
@@ -67,7 +54,7 @@ class _Lowering(NamedTuple):
 
     def applies(self) -> bool:
         """Return whether what is compiled is where the op is called."""
-        return not (_OPAQUE.get() and self.quirk.startswith(("compile-", "export-")))
+        return not (in_body() and self.quirk.startswith(("compile-", "export-")))
 
 
 class _Lowered(TorchDispatchMode):

@@ -11,15 +11,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["Queries"]
+if TYPE_CHECKING:
+    from amp_fuzz.reference.state import State
+
+__all__ = ["Queries", "any_enabled", "enabled"]
 
 _NAMES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
 # Private, and asked by torch.nn.RNNBase before it compares dtypes.
 _ANY = "_is_any_autocast_enabled"
+
+
+def enabled(state: State, device: str | None) -> bool:
+    """Return whether autocast is on; without a device, whether any is.
+
+    Modules ask without a device where their documentation says "autocast is disabled"
+    (`torch.nn.MultiheadAttention`, conditions of the fast path).
+    """
+    return any_enabled(state) if device is None else state.enabled.get(device, False)
+
+
+def any_enabled(state: State) -> bool:
+    """Return whether the autocast of any device is on."""
+    return any(state.enabled.values())
 
 
 class Queries:

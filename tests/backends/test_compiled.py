@@ -22,9 +22,10 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.program import Autocast, Checkpoint, DType, InferenceMode
-from amp_fuzz.reference import lowered, quirks
+from amp_fuzz.reference import lowered
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
+from amp_fuzz.upstream import quirks
 from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]

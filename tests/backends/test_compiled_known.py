@@ -19,9 +19,11 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
+from amp_fuzz.reference import autocast
 from amp_fuzz.reference.aot import _functions, _without_out, traced
-from amp_fuzz.reference.autocast import autocast, quirks
-from amp_fuzz.reference.lowered import _Lowering, _refuses, opaque
+from amp_fuzz.reference.customop import opaque
+from amp_fuzz.reference.lowered import _Lowering, _refuses
+from amp_fuzz.upstream import quirks
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (

@@ -21,9 +21,9 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
-from amp_fuzz.reference.autocast import quirks
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
+from amp_fuzz.upstream import quirks
 from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]

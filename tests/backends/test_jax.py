@@ -21,7 +21,7 @@ from amp_fuzz.harness import Observation
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import DType, InferenceMode, NoGrad
-from amp_fuzz.reference import quirks
+from amp_fuzz.upstream import quirks
 from amp_fuzz.xla.ops import NOT_LOWERED
 from tests.faults.lowerings import FAULTS
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x

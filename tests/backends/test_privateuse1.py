@@ -22,8 +22,9 @@ from amp_fuzz.explicit import explicit_form
 from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Checkpoint
-from amp_fuzz.reference import Policy, quirks, supposing
+from amp_fuzz.reference import Policy, supposing
 from amp_fuzz.repro import repro
+from amp_fuzz.upstream import quirks
 from tests.faults.device import FAULTS, UNREGISTERED
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 

@@ -46,11 +46,11 @@ from amp_fuzz.program import (
     statements,
 )
 from amp_fuzz.reference import formulas
-from amp_fuzz.reference.autocast import active_quirks, quirks
 from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
+from amp_fuzz.upstream import active_quirks, quirks
 from amp_fuzz.without import WITHOUT
 from tests.helpers import BF16, Run, WrongKernel, call, case, drawn, under, x
 

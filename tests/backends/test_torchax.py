@@ -36,9 +36,10 @@ from amp_fuzz.program import (
     regions,
     statements,
 )
-from amp_fuzz.reference import load_table, quirks
+from amp_fuzz.reference import load_table
 from amp_fuzz.repro import repro
 from amp_fuzz.torchax import compat
+from amp_fuzz.upstream import quirks
 from tests.helpers import BF16, F16, call, case, under, x
 
 INSTALLED = torchax.installed()

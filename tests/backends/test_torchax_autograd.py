@@ -33,9 +33,9 @@ from amp_fuzz.program import (
     regions,
     statements,
 )
-from amp_fuzz.reference import quirks
 from amp_fuzz.reference.torchax import CUTS, Unlisted, differentiated
 from amp_fuzz.repro import repro
+from amp_fuzz.upstream import quirks
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 

@@ -18,7 +18,7 @@ from amp_fuzz.judge import Judge, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Autocast, Checkpoint, DType, TensorSpec
-from amp_fuzz.reference import quirks
+from amp_fuzz.upstream import quirks
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 

@@ -19,10 +19,10 @@ from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Rounding, compare
 from amp_fuzz.program import DType, Program, Statement
-from amp_fuzz.reference import quirks
 from amp_fuzz.reference.shadows import Shadow
 from amp_fuzz.reference.written import casting, written
 from amp_fuzz.source import cast_lines, program_source
+from amp_fuzz.upstream import quirks
 from tests.helpers import BF16, WrongKernel, call, case, x
 
 WIDE = "xla-excess-precision"

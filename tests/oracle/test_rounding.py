@@ -20,7 +20,7 @@ from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.reference import Band, distance, shadow
-from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.upstream import active_quirks
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 from amp_fuzz import reference
 from amp_fuzz.reference import Cast, KernelCall, Policy, load_table
 from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.upstream import quirks
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -650,7 +651,7 @@ def test_a_weight_under_two_dtypes_is_cast_to_each() -> None:
     assert [y.dtype for y in program(REFERENCE)] == [BF16, F16, F32]
     for side in (TORCH, REFERENCE):
         with (
-            reference.quirks(["cache-ignores-dtype"]),
+            quirks(["cache-ignores-dtype"]),
             pytest.raises(RuntimeError, match="to have the same dtype"),
         ):
             program(side)
@@ -670,7 +671,7 @@ def test_a_cast_cached_in_its_grad_mode_is_imitated_and_trains_no_weight(first: 
             return torch.mm(X, w).requires_grad
 
     assert trains()
-    with reference.quirks(["cache-ignores-grad-mode"]):
+    with quirks(["cache-ignores-grad-mode"]):
         assert not trains()
 
 
@@ -686,7 +687,7 @@ def test_promotion_of_the_other_sixteen_bit_dtype(given: Any, expected: torch.dt
 
     assert program(REFERENCE).dtype is expected
     for side in (TORCH, REFERENCE):
-        with reference.quirks(["promote-foreign-half"]), pytest.raises(RuntimeError):
+        with quirks(["promote-foreign-half"]), pytest.raises(RuntimeError):
             program(side)
 
 
@@ -696,7 +697,7 @@ def test_promotion_is_decided_by_the_dtypes_and_not_by_their_order() -> None:
             return torch.cat([X, X.half(), X.to(BF16)])
 
     same(program)
-    with reference.quirks(["promote-foreign-half"]):
+    with quirks(["promote-foreign-half"]):
         same(program)
 
 
@@ -708,13 +709,13 @@ def test_an_optional_tensor_has_a_say_in_promotion() -> None:
                 return nn.functional.bilinear(x, x, w, torch.ones(4, device="cuda")).dtype
 
     assert dtype(reference.autocast("cuda", F16)) is F32
-    with reference.quirks(["promote-skips-optional"]):
+    with quirks(["promote-skips-optional"]):
         assert dtype(reference.autocast("cuda", F16)) is dtype(torchs_cuda(F16)) is F16
 
 
 def test_an_unknown_quirk_is_refused() -> None:
     with pytest.raises(ValueError, match=r"quirks=\['cache'\] are unknown: use .*cache-ig"):
-        reference.quirks(["cache"]).__enter__()
+        quirks(["cache"]).__enter__()
 
 
 # --- checkpoint and custom functions
@@ -861,7 +862,7 @@ def test_a_function_with_a_setup_context_has_the_state_of_its_forward(side: Side
             seen.append(torch.mm(a, a).dtype)
             return gradient.float()
 
-    imitated = reference.quirks(["custom-fwd-setup-context"])
+    imitated = quirks(["custom-fwd-setup-context"])
     with side.bf16():
         y = Square.apply(weight())
     assert y.dtype is BF16
@@ -886,7 +887,7 @@ def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
             return mapped(torch.stack([X, X]))  # type: ignore[no-any-return]
 
     assert outputs().dtype is BF16
-    with reference.quirks(["transform-before-autocast"]):
+    with quirks(["transform-before-autocast"]):
         assert outputs().dtype is F32  # as in torch
 
 
@@ -894,7 +895,7 @@ def test_under_vmap_an_op_without_a_policy_keeps_its_dtype() -> None:
     mapped = reference.vmap(lambda x: torch.mv(x, X[0]))
     with reference.autocast("cpu", BF16):
         assert mapped(torch.stack([X, X])).dtype is F32
-        with reference.quirks(["transform-before-autocast"]):
+        with quirks(["transform-before-autocast"]):
             assert mapped(torch.stack([X, X])).dtype is BF16  # as in torch
 
 
@@ -916,7 +917,7 @@ def test_func_grad_gives_what_it_gives_with_the_context_inside(maps: bool) -> No
     outside = gradient()
     with reference.autocast("cpu", BF16):
         assert torch.equal(gradient(), outside)
-        with reference.quirks(["func-grad-ambient-backward"]):
+        with quirks(["func-grad-ambient-backward"]):
             assert not torch.equal(gradient(), outside)  # as in torch
 
 
@@ -1024,7 +1025,7 @@ def test_a_module_gives_torchs_outputs_and_gradients(
 
     # An encoder layer asks whether autocast is on before it takes its fast path in inference, but
     # asks about CUDA: the reference imitates that here.
-    with reference.quirks(["query-asks-cuda"]):
+    with quirks(["query-asks-cuda"]):
         same(program)
 
 
@@ -1035,7 +1036,7 @@ def test_a_question_about_autocast_in_general_is_answered_for_every_device() -> 
             return layer(random(3, 6, 16)).dtype
 
     assert program(REFERENCE) is F32  # of its layer norm: each op by itself
-    with reference.quirks(["query-asks-cuda"]):
+    with quirks(["query-asks-cuda"]):
         assert same(program) is BF16  # of the fused op
 
 
@@ -1134,7 +1135,7 @@ def test_snapshot_restores_the_state_elsewhere() -> None:
 def test_what_one_quirk_imitates_is_gone_with_it() -> None:
     """Ops without a policy have no kernel of the reference; some could not be called through it."""
     x = torch.ones(2)
-    with reference.quirks(["torchax-promotion", "torchax-composites"]), reference.imitating():
+    with quirks(["torchax-promotion", "torchax-composites"]), reference.intercepting():
         assert torch.ops.aten.remainder.Tensor(x, x).sum() == 0
     with reference.autocast("cpu", dtype=torch.bfloat16), reference.log_kernels() as calls:
         assert (2 % x).sum() == 0

@@ -92,7 +92,6 @@ def test_every_private_name_in_use_is_known_here() -> None:
         "_dispatch_tls_set_dispatch_key_included",
         "_get_obj_in_tls",
         "_is_key_in_tls",
-        "_jit_get_all_schemas",
         "_stash_obj_in_tls",
     }
 
@@ -120,9 +119,10 @@ def test_the_key_may_be_switched_on_before_anything_has_a_kernel_on_it() -> None
         run_alone(
             """
         import torch
-        from amp_fuzz.reference import imitating, quirks
+        from amp_fuzz.reference import intercepting
+        from amp_fuzz.upstream import quirks
 
-        with quirks(["torchax-cut-graph"]), imitating():
+        with quirks(["torchax-cut-graph"]), intercepting():
             print(torch.ones(2).exp().log().tolist())
         """
         )

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from amp_fuzz import reference
 from amp_fuzz.reference import Policy, load_table
+from amp_fuzz.upstream import quirks
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 C64, I64 = torch.complex64, torch.int64
@@ -203,7 +204,7 @@ def check(
     wanted, found = run(torchs), run(ours)
     raised = [value for value in tree_leaves(wanted) if isinstance(value, Raised)]
     if any(error.text.startswith(PROMOTE_RAISES) for error in raised):
-        with reference.quirks((PROMOTE_QUIRK,)):
+        with quirks((PROMOTE_QUIRK,)):
             found = run(ours)
     problem = difference(wanted, found, same)
     assert problem is None, f"{where}:\n{problem}"

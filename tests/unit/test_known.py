@@ -25,9 +25,9 @@ from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
-from amp_fuzz.reference import QUIRKS, gauge
-from amp_fuzz.reference.autocast import active_quirks
+from amp_fuzz.reference import gauge
 from amp_fuzz.session import known_of
+from amp_fuzz.upstream import QUIRKS, active_quirks
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
 DOCS = Path(__file__).parents[2] / "docs" / "findings"

@@ -68,6 +68,7 @@ RULES = (
             "amp_fuzz.backends",
             "amp_fuzz.strategies",
             "amp_fuzz.oracle",
+            "amp_fuzz.upstream",
             "torch.testing",
         ),
         names=(
@@ -78,7 +79,9 @@ RULES = (
             "_dispatch_has_kernel_for_dispatch_key",
         ),
     ),
-    Rule("amp_fuzz.backends", forbidden=("amp_fuzz.oracle",)),
+    # Known bugs are handed to whoever imitates them.
+    Rule("amp_fuzz.backends", forbidden=("amp_fuzz.oracle", "amp_fuzz.upstream")),
+    Rule("amp_fuzz.oracle", forbidden=("amp_fuzz.upstream",)),
     # Records of any run, on any machine, can be read where torch is not installed.
     Rule(
         "amp_fuzz.reports",
@@ -286,6 +289,21 @@ def test_no_module_reaches_back() -> None:
         ("amp_fuzz.issue", "name.startswith('script')", "says nothing of what it does"),
         ("amp_fuzz.issue", "name.startswith(('eager', 'of'))", "says nothing of what it does"),
         ("amp_fuzz.issue", "judge.backend.name.partition('[')", "says nothing of what it does"),
+        (
+            "amp_fuzz.reference.kernels",
+            "from amp_fuzz import upstream",
+            "may not import amp_fuzz.upstream",
+        ),
+        (
+            "amp_fuzz.backends.apart",
+            "def f():\n    from amp_fuzz.upstream import quirks",
+            "may not import amp_fuzz.upstream.quirks",
+        ),
+        (
+            "amp_fuzz.oracle.compare",
+            "import amp_fuzz.upstream.torch",
+            "may not import amp_fuzz.upstream.torch",
+        ),
         ("amp_fuzz.reports.html", "import torch", "may not import torch"),
         ("amp_fuzz.reports.html", "from amp_fuzz import engine", "may not import amp_fuzz.engine"),
     ],

@@ -1,0 +1,261 @@
+"""What the reference does otherwise while it imitates a bug: a value, and how several become one.
+
+This module knows no bug. `amp_fuzz.upstream` has the bugs, and says which are imitated.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_fuzz import imitated
+from amp_fuzz.case import Case
+from amp_fuzz.reference import DOCUMENTED, Call, Semantics, Treatment, dispatch, under
+
+__all__ = ["KNOWN", "NOTHING", "Composed", "Imitation", "asking", "compose", "current", "imitating"]
+
+Kernel: TypeAlias = Callable[..., Any]
+"""Computes an op: given what computes it otherwise, and the arguments. It may return
+`NotImplemented`, for arguments of which it says nothing."""
+
+Program: TypeAlias = Callable[..., Any]
+
+
+def _same(semantics: Semantics) -> Semantics:
+    return semantics
+
+
+def _same_case(case: Case) -> Case:
+    return case
+
+
+def _same_program(program: Program, case: Case) -> Program:
+    return program
+
+
+def _always(case: Case) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imitation:
+    """What the reference does otherwise while it imitates a bug: nothing, where a field is left.
+
+    semantics: the rules of autocast under the bug, from those without it.
+    kernels: ops that are computed otherwise below autograd, by overload.
+    functions: ops that are computed otherwise where autocast decides, by name, as ``sum.dtype``.
+    rewrite: the case that the backend takes a case for.
+    around: a context for the whole run, its threads and its backward passes.
+    wrap: the program that the backend makes of that of a case.
+    applies: False for a case in which it cannot change anything; it costs less than a run.
+    follows: whether shadow arithmetic can follow it.
+    """
+
+    semantics: Callable[[Semantics], Semantics] = _same
+    kernels: Mapping[Any, Kernel] = field(default_factory=dict)
+    functions: Mapping[str, Kernel] = field(default_factory=dict)
+    rewrite: Callable[[Case], Case] = _same_case
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    wrap: Callable[[Program, Case], Program] = _same_program
+    applies: Callable[[Case], bool] = _always
+    follows: bool = True
+
+    def rules(self, semantics: Semantics) -> Semantics:
+        """Return the rules of autocast under the bug, `functions` among them."""
+        semantics = self.semantics(semantics)
+        return _calling(self.functions, semantics) if self.functions else semantics
+
+    def replaces(self) -> frozenset[str]:
+        """Return the names of the rules that are others."""
+        made = self.rules(DOCUMENTED)
+        names = (field.name for field in fields(Semantics))
+        return frozenset(n for n in names if getattr(made, n) is not getattr(DOCUMENTED, n))
+
+
+def _calling(functions: Mapping[str, Kernel], semantics: Semantics) -> Semantics:
+    """Return rules under which other functions are called in the place of ops."""
+
+    def call(one: Call, found: Treatment | None) -> Any:
+        kernel = functions.get(one.name)
+        if kernel is not None:
+            one.function = partial(_or_plain, kernel, one.function)
+            if found is None:
+                with dispatch.exclude():
+                    return one.function(*one.args, **one.kwargs)
+        return semantics.call(one, found)
+
+    return replace(semantics, call=call, extra=lambda: (*semantics.extra(), *functions))
+
+
+def _or_plain(kernel: Kernel, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = kernel(plain, *args, **kwargs)
+    return plain(*args, **kwargs) if made is NotImplemented else made
+
+
+class _Kernels(TorchDispatchMode):
+    """Computes ops otherwise below autograd."""
+
+    def __init__(self, kernels: Mapping[Any, Kernel]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = kernels
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kernel = self.kernels.get(func)
+        if kernel is not None:
+            with dispatch.exclude():
+                made = kernel(func, *args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        with dispatch.kept():
+            return func(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Several imitations as one. Another process makes it again, from the names.
+
+    names: the ids of the bugs. by: ``module:function``, which composes imitations of such names.
+    """
+
+    names: frozenset[str]
+    parts: Mapping[str, Imitation]
+    semantics: Semantics
+    kernels: Mapping[Any, Kernel]
+    by: str = ""
+
+    def __reduce__(self) -> Any:
+        return _again, (self.by, self.names)
+
+    def without(self, name: str) -> Composed:
+        """Return the same without one of the bugs."""
+        return _again(self.by, self.names - {name})
+
+    def rewrite(self, case: Case) -> Case:
+        """Return the case that the backend takes a case for."""
+        for part in self.parts.values():
+            case = part.rewrite(case)
+        return case
+
+    def wrap(self, program: Program, case: Case) -> Program:
+        """Return the program that the backend makes of that of a case."""
+        for part in self.parts.values():
+            program = part.wrap(program, case)
+        return program
+
+    def wraps(self) -> bool:
+        """Return whether a program may become another one."""
+        return any(part.wrap is not _same_program for part in self.parts.values())
+
+    def surrounds(self) -> bool:
+        """Return whether there is anything to enter for a run."""
+        return bool(self.kernels) or any(p.around is not nullcontext for p in self.parts.values())
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Enter what is around a whole run, in each of its threads."""
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                stack.enter_context(part.around())
+            if self.kernels:
+                stack.enter_context(_Kernels(self.kernels))
+            yield
+
+    def follows(self) -> bool:
+        """Return whether shadow arithmetic can follow it."""
+        return all(part.follows for part in self.parts.values())
+
+
+def _again(by: str, names: frozenset[str]) -> Composed:
+    module, _, function = by.partition(":")
+    made: Composed = getattr(importlib.import_module(module), function)(names) if by else NOTHING
+    return made
+
+
+def compose(
+    imitations: Mapping[str, Imitation], *, names: frozenset[str] = frozenset(), by: str = ""
+) -> Composed:
+    """Return imitations as one: the later stands around the earlier where both say something."""
+    semantics, kernels = DOCUMENTED, dict[Any, Kernel]()
+    for imitation in imitations.values():
+        semantics = imitation.rules(semantics)
+        for overload, kernel in imitation.kernels.items():
+            inner = kernels.get(overload)
+            kernels[overload] = kernel if inner is None else _nested(kernel, inner)
+    return Composed(names or frozenset(imitations), imitations, semantics, kernels, by)
+
+
+def _nested(outer: Kernel, inner: Kernel) -> Kernel:
+    def kernel(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        made = outer(partial(_or_plain, inner, plain), *args, **kwargs)
+        return inner(plain, *args, **kwargs) if made is NotImplemented else made
+
+    return kernel
+
+
+KNOWN: dict[str, Imitation] = {}
+"""The imitations that may be asked for, by the id of the bug: filled by who has them."""
+
+NOTHING = compose({})
+"""Autocast as documented, on a backend without bugs."""
+
+_current = NOTHING
+_listener: Callable[[Semantics], Semantics] = _same
+
+
+def current() -> Composed:
+    """Return what is being imitated, in every thread."""
+    return _current
+
+
+@contextmanager
+def imitating(composed: Composed) -> Iterator[None]:
+    """Imitate for a block; the rules of autocast are of this thread, see `reference.inherited`."""
+    global _current
+    before, _current = _current, composed
+    try:
+        with imitated.naming(composed.names), under(_listener(composed.semantics)):
+            yield
+    finally:
+        _current = before
+
+
+@contextmanager
+def asking() -> Iterator[set[str]]:
+    """Collect the bugs, of those in `KNOWN`, whose rules the reference asks for in a block.
+
+    It does the same with one that it does not ask for as without it. With them come the names that
+    are looked for in `imitated.active_quirks`.
+    """
+    global _listener
+    asked: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for name, imitation in KNOWN.items():
+        for rule in imitation.replaces():
+            names.setdefault(rule, set()).add(name)
+
+    def noted(rule: Callable[..., Any], ids: set[str]) -> Callable[..., Any]:
+        def asks(*args: Any, **kwargs: Any) -> Any:
+            asked.update(ids)
+            return rule(*args, **kwargs)
+
+        return asks
+
+    def listening(semantics: Semantics) -> Semantics:
+        changes = {rule: noted(getattr(semantics, rule), ids) for rule, ids in names.items()}
+        return replace(semantics, **changes)
+
+    before, _listener = _listener, listening
+    try:
+        with imitated.asking(asked), under(listening(_current.semantics)):
+            yield asked
+    finally:
+        _listener = before

@@ -1,0 +1,118 @@
+"""What autocast means: one value, each field of which is one rule. Open this file first.
+
+`DOCUMENTED` is autocast as its documentation has it. The dispatcher is only how the rules come to
+be called: `amp_fuzz.reference.kernels` asks `Semantics.rule` for the policy of a call and hands
+both to `Semantics.call`. `under` makes the reference follow other rules for a block. Such rules
+are `DOCUMENTED` with a field or two replaced; the reference knows none of them.
+
+Source: https://docs.pytorch.org/docs/stable/amp.html, unless a field names another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from amp_fuzz.reference import casts, dispatch, queries, treatments
+
+if TYPE_CHECKING:
+    from amp_fuzz.reference.autocast import Snapshot
+    from amp_fuzz.reference.calls import Call, Treatment
+    from amp_fuzz.reference.state import ForwardState, State
+
+__all__ = ["DOCUMENTED", "Semantics"]
+
+
+def _called(body: Callable[..., Any], args: Sequence[Any]) -> Any:
+    return body(*args)
+
+
+def _itself(state: State) -> State:
+    return state
+
+
+def _keeper(forward: Any, args: Sequence[Any]) -> Any:
+    """Return what keeps the state of a forward: its ``ctx``, or else the forward itself."""
+    ctx = bool(args) and isinstance(args[0], torch.autograd.function.FunctionCtx)
+    return args[0] if ctx else forward
+
+
+def _forward_state(ctx: Any) -> ForwardState:
+    """Return what a forward left for its backward."""
+    kept: ForwardState | None = getattr(ctx, "_reference_state", None)
+    return kept or ctx._forward_cls.forward._reference_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Semantics:
+    """The rules of autocast. A field is called where its rule decides.
+
+    Of an op that is called:
+
+    rule: the device whose autocast handles the call, and its policy there; None: neither.
+    call: makes the call, treated by the policy that it has.
+    eligible: whether a tensor may be cast, by device type.
+    promoting: the tensors that decide the dtype of a call of the ``promote`` policy.
+    promoted: that dtype, by device type and autocast dtype.
+    extra: overloads without a policy whose calls come to `rule` and `call` as well.
+
+    Of the cache for casts of weights:
+
+    caches: whether the cache may hold a cast, by the tensor, its new dtype and the autocast dtype.
+    cache_key: the key of a cast, by the tensor and its new dtype.
+    cached_cast: makes the cast that is kept.
+
+    Of what torch's own modules ask:
+
+    enabled: whether autocast is on for a device type; None: for any.
+    any_enabled: whether any autocast is on.
+
+    Of functions that know about autocast:
+
+    checkpoint: what computes again in the backward pass.
+    recomputed: the state for that, from the state of the forward pass.
+    keeper: what keeps the state of a forward with ``custom_fwd`` for its backward.
+    forward_state: what a backward with ``custom_bwd`` finds there, by its ``ctx``.
+    ahead: the block in which a function transform runs.
+    around_grad: the state around the backward ops of `torch.func.grad`, from that of the caller.
+    body: calls the body of a custom op (https://docs.pytorch.org/docs/stable/library.html).
+    body_cache: the block in which it runs, as far as the cache is concerned.
+
+    in_autograd_thread: the state that a thread of autograd's sees, from that of the thread that
+    called it.
+    """
+
+    rule: Callable[[Call], Treatment | None] = treatments.of_table
+    call: Callable[[Call, Treatment | None], Any] = treatments.treated
+    eligible: Callable[[torch.Tensor, str], bool] = casts.eligible
+    promoting: Callable[[Call], Collection[torch.Tensor]] = treatments.tensors
+    promoted: Callable[[Collection[torch.Tensor], str, torch.dtype], torch.dtype] = casts.promoted
+    extra: Callable[[], Collection[str]] = tuple
+
+    caches: Callable[[torch.Tensor, torch.dtype, torch.dtype], bool] = casts.caches
+    cache_key: Callable[[torch.Tensor, torch.dtype], Hashable] = casts.cache_key
+    cached_cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = casts.cached_cast
+
+    enabled: Callable[[State, str | None], bool] = queries.enabled
+    any_enabled: Callable[[State], bool] = queries.any_enabled
+
+    checkpoint: Callable[..., Any] = torch.utils.checkpoint.checkpoint
+    recomputed: Callable[[Snapshot], AbstractContextManager[Any]] = methodcaller("restored")
+    keeper: Callable[[Any, Sequence[Any]], Any] = _keeper
+    forward_state: Callable[[Any], ForwardState] = _forward_state
+    ahead: Callable[[], AbstractContextManager[Any]] = dispatch.first
+    around_grad: Callable[[Snapshot], AbstractContextManager[Any]] = methodcaller("disabled")
+    body: Callable[[Callable[..., Any], Sequence[Any]], Any] = _called
+    body_cache: Callable[[State], AbstractContextManager[Any]] = methodcaller("keeping_no_casts")
+
+    in_autograd_thread: Callable[[State], State] = _itself
+
+
+DOCUMENTED = Semantics()
+"""Autocast as its documentation has it."""

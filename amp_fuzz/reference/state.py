@@ -1,0 +1,202 @@
+"""The autocast state of a thread, and the rules that it follows.
+
+State is what torch's is: enabled and dtype for each device type, and whether casts of weights are
+cached, all thread-local; the cache itself is one for the process and is cleared when the outermost
+context of a thread ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+
+from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.casts import taking
+from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
+from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, load_table
+
+if TYPE_CHECKING:
+    from amp_fuzz.reference.calls import KernelCall
+    from amp_fuzz.reference.flips import Flips
+
+__all__ = [
+    "ForwardState",
+    "State",
+    "as_device",
+    "default_dtype",
+    "default_dtypes",
+    "enabled_devices",
+    "has_table",
+    "here",
+    "log_kernels",
+    "own_table",
+    "restore",
+    "table_of",
+]
+
+
+class ForwardState(NamedTuple):
+    """The autocast state under which the operations of a forward ran."""
+
+    dtype: torch.dtype
+    enabled: bool
+    table: PolicyTable | None
+
+
+class State:
+    """The autocast state of a thread, and of those of autograd that work for it.
+
+    semantics: the rules that hold. supposed, flips: what is supposed beside them, see
+    `amp_fuzz.reference.suppositions`. answers: whether torch's questions are answered for it.
+    keeps_casts: whether casts of weights are kept in the cache. intercepts: in how many blocks
+    calls of ops without a policy come to the kernels, with autocast or without.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.semantics: Semantics = DOCUMENTED
+        self.supposed: Mapping[str, Policy | None] = {}
+        self.flips: Flips | None = None
+        self.enabled: dict[str, bool] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.tables: dict[str, PolicyTable] = {}
+        self.cache_enabled = True
+        self.nesting = 0
+        self.resets = 0
+        self.answers = True
+        self.keeps_casts = True
+        self.intercepts = 0
+        self.log: list[KernelCall] | None = None
+
+    def dtype(self, device: str) -> torch.dtype:
+        """Return the autocast dtype of a device type."""
+        return self.dtypes.get(device) or default_dtype(table_of(device))
+
+    def on(self) -> bool:
+        """Return whether calls have to come to the kernels."""
+        extra = self.nesting and self.semantics.extra()
+        return bool(extra or self.intercepts) or any(self.enabled.values())
+
+    @contextmanager
+    def keeping_no_casts(self) -> Iterator[None]:
+        """Make casts of weights for a block without keeping them in the cache."""
+        before, self.keeps_casts = self.keeps_casts, False
+        try:
+            yield
+        finally:
+            self.keeps_casts = before
+
+    @contextmanager
+    def answering(self, answers: bool) -> Iterator[None]:
+        """Answer torch's questions for this state in a block, or let torch answer for its own."""
+        before, self.answers = self.answers, answers
+        try:
+            yield
+        finally:
+            self.answers = before
+
+
+_KEY = "amp_fuzz.reference.autocast"
+
+
+def here() -> State:
+    """Return the state of this thread.
+
+    A backward pass of an accelerator's tensors runs in a thread of autograd's own, under the state
+    of the thread that called it. torch carries the dispatch keys there, and with them whatever an
+    extension stashed; Python's thread-local storage stays behind.
+    """
+    found: State | None = dispatch.stashed(_KEY)
+    if found is None:
+        found = State()
+        dispatch.stash(_KEY, found)
+    elif found.thread != threading.get_ident():
+        return found.semantics.in_autograd_thread(found)
+    return found
+
+
+# Tables of device types that have none of their own: see `as_device`.
+_lent: dict[str, PolicyTable] = {}
+
+
+@contextmanager
+def as_device(device_type: str, table: PolicyTable, *, tensors: str = "") -> Iterator[None]:
+    """Give a device type a policy table for a block, in every thread.
+
+    It may be any name: of a device that came with no table, or of one that is not here, as which
+    the tensors of another device type are taken, by `tensors`: then these are cast where they
+    would be if they were of `device_type`.
+    """
+    before = _lent.get(device_type)
+    _lent[device_type] = table
+    try:
+        with taking(tensors or device_type, device_type):
+            yield
+    finally:
+        restore(_lent, device_type, before)
+
+
+def has_table(device: str) -> bool:
+    """Return whether a device type has a policy table."""
+    return device in DEVICES or device in _lent
+
+
+def table_of(device: str) -> PolicyTable:
+    """Return the policy table of a device type."""
+    return _lent.get(device) or own_table(device)
+
+
+@functools.cache
+def own_table(device: str) -> PolicyTable:
+    """Return the table that a device type came with, and the rules that users declared for it."""
+    return load_table(device)
+
+
+def default_dtype(table: PolicyTable) -> torch.dtype:
+    """Return the autocast dtype that a device type has at first."""
+    return cast(torch.dtype, getattr(torch, table.default_dtype))
+
+
+def restore(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value back, or take the key out if there was none."""
+    if value is None:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = value
+
+
+def enabled_devices() -> list[str]:
+    """Return the device types whose autocast is on in this thread, accelerators first."""
+    return sorted((d for d, on in here().enabled.items() if on), key=lambda d: d == "cpu")
+
+
+@contextmanager
+def log_kernels() -> Iterator[list[KernelCall]]:
+    """Collect every call that reaches a kernel of the reference in this thread."""
+    log: list[KernelCall] = []
+    before, here().log = here().log, log
+    try:
+        yield log
+    finally:
+        here().log = before
+
+
+@contextmanager
+def default_dtypes(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Let contexts without a dtype take these, by device, for a block outside of any context.
+
+    `torch.set_autocast_dtype` does so for torch's own.
+    """
+    s = here()
+    before = dict(s.dtypes)
+    s.dtypes.update(dtypes)
+    try:
+        yield
+    finally:
+        s.dtypes.clear()
+        s.dtypes.update(before)

@@ -1,0 +1,1 @@
+"""What torch.compile does otherwise than the program that it compiles."""

@@ -1,0 +1,1 @@
+"""What torch.export does otherwise than the program that it exports."""

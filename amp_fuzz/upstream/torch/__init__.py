@@ -1,0 +1,1 @@
+"""What torch itself does otherwise than autocast is documented, on any device."""

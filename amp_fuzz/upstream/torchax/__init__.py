@@ -1,0 +1,1 @@
+"""What torchax does otherwise than it documents."""

@@ -1,0 +1,167 @@
+"""What an imitation may change, and how several are one."""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from amp_fuzz import reference, upstream
+from amp_fuzz.backends import imitation
+from amp_fuzz.backends.imitation import NOTHING, Imitation, compose, imitating
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
+from amp_fuzz.reference import DOCUMENTED, Semantics
+from tests.helpers import call, case, eager, x
+
+PRODUCT = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), backward="none")
+THREADED = msgspec.structs.replace(
+    PRODUCT, plan=msgspec.structs.replace(PRODUCT.plan, thread="whole")
+)
+
+
+def run(one: Case, *imitations: Imitation) -> Observation:
+    parts = {f"bug{number}": each for number, each in enumerate(imitations)}
+    with imitating(compose(parts)):
+        return eager().reference().run(one)
+
+
+def result(one: Case, *imitations: Imitation) -> torch.Tensor:
+    value = run(one, *imitations).values["v0"]
+    assert value is not None
+    return value
+
+
+def times(factor: int) -> Any:
+    """Return a kernel that multiplies what another one computes."""
+    return lambda plain, *args, **kwargs: plain(*args, **kwargs) * factor
+
+
+@pytest.mark.parametrize("one", [PRODUCT, THREADED], ids=["here", "in another thread"])
+def test_each_hook_changes_a_run(one: Case) -> None:
+    honest = result(one)
+    assert honest.dtype is torch.bfloat16
+    entered = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        entered.append(None)
+        yield
+
+    def uncast(semantics: Semantics) -> Semantics:
+        return replace(semantics, rule=lambda call: None)
+
+    def negated(program: Any, one: Case) -> Any:
+        return lambda *inputs: tuple(-output for output in program(*inputs))
+
+    def plain(one: Case) -> Case:
+        plan = msgspec.structs.replace(one.plan, contexts=())
+        return msgspec.structs.replace(one, plan=plan)
+
+    mm = torch.ops.aten.mm.default
+    assert result(one, Imitation(semantics=uncast)).dtype is torch.float32
+    assert torch.equal(result(one, Imitation(kernels={mm: times(2)})), 2 * honest)
+    assert torch.equal(result(one, Imitation(functions={"mm": times(2)})), 2 * honest)
+    assert torch.equal(result(one, Imitation(wrap=negated)), -honest)
+    assert result(one, Imitation(rewrite=plain)).dtype is torch.float32
+    assert torch.equal(result(one, Imitation(around=around)), honest)
+    assert entered
+    assert torch.equal(result(one), honest)  # no hook stays behind
+
+
+def test_the_later_kernel_stands_around_the_earlier() -> None:
+    honest = result(PRODUCT)
+    mm = torch.ops.aten.mm.default
+
+    def more(plain: Any, *args: Any) -> torch.Tensor:
+        made: torch.Tensor = plain(*args) + 1
+        return made
+
+    both = Imitation(kernels={mm: times(2)}), Imitation(kernels={mm: more})
+    assert torch.equal(result(PRODUCT, *both), 2 * honest + 1)
+    assert torch.equal(result(PRODUCT, *both[::-1]), 2 * (honest + 1))
+    abstains = Imitation(kernels={mm: lambda plain, *args: NotImplemented})
+    assert torch.equal(result(PRODUCT, both[0], abstains), 2 * honest)
+    assert torch.equal(result(PRODUCT, abstains), honest)
+
+
+def test_an_op_without_a_policy_can_be_called_otherwise() -> None:
+    one = case([x("x0", 2, 2)], call("neg", "x0"), backward="none")
+    honest = result(one)
+    assert torch.equal(result(one, Imitation(functions={"neg": times(3)})), 3 * honest)
+    assert torch.equal(result(one), honest)  # its kernel is gone
+
+
+def test_shadows_see_what_is_imitated() -> None:
+    mm = torch.ops.aten.mm.default
+    runtime = eager().reference()
+    with imitating(compose({"bug": Imitation(kernels={mm: times(2)})})):
+        seen, bands = runtime.shadowed(PRODUCT, 2, 0)
+    value = seen.values["v0"]
+    assert value is not None
+    assert torch.equal(value, 2 * result(PRODUCT))
+    assert set(bands) == set(seen.values)
+
+
+def test_shadows_follow_if_each_imitation_lets_them() -> None:
+    runtime = eager().reference()
+    assert runtime.follows()
+    with imitating(compose({"a": Imitation(), "b": Imitation(follows=False)})):
+        assert not runtime.follows()
+
+
+def test_an_imitation_says_where_it_cannot_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(imitation.KNOWN, "bug", Imitation(applies=lambda one: one.seed == 7))
+    runtime: ReferenceRuntime = eager().reference()
+    assert not runtime.may("bug", PRODUCT)
+    assert runtime.may("bug", msgspec.structs.replace(PRODUCT, seed=7))
+    assert runtime.may("another bug", PRODUCT)
+
+
+def test_asking_names_the_bugs_whose_rules_decide() -> None:
+    """The weight of a product is cached; nothing is promoted, and no module asks a question."""
+    with imitation.asking() as asked:
+        eager().reference().run(PRODUCT)
+    assert "cache-ignores-dtype" in asked
+    assert asked.isdisjoint({"promote-skips-optional", "query-asks-cuda"})
+    assert asked <= set(upstream.QUIRKS) | {"xla-subnormals", "xla-sums"}
+
+
+@pytest.mark.parametrize("name", sorted(imitation.KNOWN))
+def test_an_imitation_replaces_a_rule(name: str) -> None:
+    """And nothing else: `Semantics` has no field that only a caller could read."""
+    made = imitation.KNOWN[name].rules(DOCUMENTED)
+    assert {f.name for f in fields(made)} >= imitation.KNOWN[name].replaces() != set()
+
+
+def test_another_process_gets_the_same_imitation() -> None:
+    names = frozenset({"cache-ignores-dtype", "promote-skips-optional"})
+    made = upstream.composed(names)
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert made.without("cache-ignores-dtype").names == {"promote-skips-optional"}
+    assert pickle.loads(pickle.dumps(NOTHING)) is NOTHING
+
+
+def test_rules_are_of_a_thread_and_of_those_that_inherit_them() -> None:
+    from amp_fuzz.prelude import in_thread
+
+    def dtype() -> torch.dtype:
+        with reference.autocast("cpu"):
+            return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+    uncast = replace(DOCUMENTED, rule=lambda call: None)
+    with reference.under(uncast):
+        inherited = reference.inherited()
+
+        def inside() -> torch.dtype:
+            with inherited():
+                return dtype()
+
+        assert dtype() is in_thread(inside) is torch.float32
+        assert in_thread(dtype) is torch.bfloat16
+    assert dtype() is torch.bfloat16
