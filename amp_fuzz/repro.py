@@ -63,9 +63,9 @@ def on_jax(script: Script) -> str:
     return (
         f"{script.head()}\n# needs: pip install 'amp-fuzz[jax]'\nimport sys\n\n\n{_HOOK}\n"
         "from amp_fuzz.backends import backends\nfrom amp_fuzz.case import loads\n"
-        "from amp_fuzz.judge import Judge, quiet\n\n"
+        "from amp_fuzz.harness import quiet\nfrom amp_fuzz.upstream.explain import judge_of\n\n"
         f"case = loads({script.case.json().decode()!r})\n"
-        f"print(case)\nwith quiet():\n{PAD}verdict = Judge(backends()"
+        f"print(case)\nwith quiet():\n{PAD}verdict = judge_of(backends()"
         f'["{script.backend.name}"]).judge(case)\n'
         "found = verdict.divergence\n"
         "print(found or verdict.outcome)\n"

@@ -15,16 +15,17 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend
+from amp_fuzz.backends import Backend, unsupported
 from amp_fuzz.backends.bisection import BISECTED, blame
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
 from amp_fuzz.documented import documented
-from amp_fuzz.judge import Judge, Verdict, unsupported
 from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Values, capture, count, search
 from amp_fuzz.oracle import compare
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import returning_all, statements
 from amp_fuzz.triage import guilty
 

@@ -23,9 +23,11 @@ from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from amp_fuzz.upstream.explain import judge_of
 from tests.faults.device import FAULTS, UNREGISTERED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,8 +75,8 @@ _PROCESSES: dict[Path, Apart] = {}
 def hunt(name: str, file: Path, cases: int, seed: int) -> dict[str, Any]:
     """Return what came of a hunt for one fault."""
     backend = faulty(name, file)
-    honest = Judge(backends()["privateuse1"], shipped())
-    judge = Judge(backend, shipped())
+    honest = judge_of(backends()["privateuse1"], shipped())
+    judge = judge_of(backend, shipped())
     start = time.perf_counter()
     task = Task("privateuse1", "all", (), cases, seed)
     with quiet():

@@ -28,8 +28,10 @@ from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, loads
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.upstream.explain import judge_of
 
 Line = dict[str, Any]
 
@@ -88,7 +90,7 @@ def hunt(name: str, count: int, seed: int, path: Path, again: list[str]) -> list
     """Judge the cases that a file has no line for, and those of `again`; return all lines."""
     backend = backends()[name]
     assert isinstance(backend, TorchaxBackend | JaxBackend)
-    judge, clock, now = Judge(backend, shipped()), _Clock(backend), _package()
+    judge, clock, now = judge_of(backend, shipped()), _Clock(backend), _package()
     lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     for i, line in enumerate(lines[:count]):
         today = line.get("judged") != now and (line["outcome"] == "diverged" or _any(again, line))

@@ -27,7 +27,7 @@ from amp_fuzz import harness
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.jaxed import JaxBackend, Program, record
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 
 JSON = Path(__file__).with_suffix(".json")
 

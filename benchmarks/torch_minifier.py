@@ -31,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.repro import repro
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.minimize import CASES, FOCUSED, JSON, PAGE, named_after, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, tasks
@@ -115,7 +116,7 @@ def theirs(name: str, case: Case, after: str, limit: float) -> Row:
     code: how the script ended. launched: whether it wrote anything for the minifier. nodes: calls
     in the graph before and after. again: how what is left ends, with the fault and without.
     """
-    judge = Judge(backend_of(NUMERIC[name]), shipped(), "none")
+    judge = judge_of(backend_of(NUMERIC[name]), shipped(), "none")
     with quiet():
         verdict = judge.judge(case)
         assert verdict.divergence is not None

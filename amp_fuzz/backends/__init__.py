@@ -8,6 +8,7 @@ from amp_fuzz.backends.base import (
     choose,
     is_pattern,
     matching,
+    unsupported,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "choose",
     "is_pattern",
     "matching",
+    "unsupported",
 ]

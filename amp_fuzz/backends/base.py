@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation
+from amp_fuzz.program import Statement, statements
 
 __all__ = [
     "Availability",
@@ -26,6 +27,7 @@ __all__ = [
     "choose",
     "is_pattern",
     "matching",
+    "unsupported",
 ]
 
 GROUP = "amp_fuzz.backends"
@@ -103,6 +105,12 @@ class Backend(Protocol):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference, on the same tensors and kernels as `run` uses."""
+
+
+def unsupported(case: Case, backend: Backend) -> Statement | None:
+    """Return the first call that a backend cannot say, or None."""
+    calls = statements(case.program.body)
+    return next((s for s in calls if not backend.supports(s.op, s.form)), None)
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ what importing the leaf modules loads in a fresh interpreter.
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ RULES = (
             "amp_fuzz.backends",
             "amp_fuzz.strategies",
             "amp_fuzz.oracle",
+            "amp_fuzz.upstream",
             "torch.testing",
         ),
         names=(
@@ -64,7 +66,20 @@ RULES = (
             "_dispatch_has_kernel_for_dispatch_key",
         ),
     ),
-    Rule("amp_fuzz.backends", forbidden=("amp_fuzz.oracle",)),
+    Rule("amp_fuzz.backends", forbidden=("amp_fuzz.oracle", "amp_fuzz.upstream")),
+    # It knows no bug: who does, is given to it.
+    Rule(
+        "amp_fuzz.oracle",
+        forbidden=(
+            "amp_fuzz.upstream",
+            "amp_fuzz.known",
+            "amp_fuzz.without",
+            "amp_fuzz.reference.torchax",
+            "amp_fuzz.reference.gauge",
+            "amp_fuzz.reference.xla",
+        ),
+        names=("quirks", "active_quirks", "asking", "supposing", "observing", "noting"),
+    ),
     # Records of any run, on any machine, can be read where torch is not installed.
     Rule(
         "amp_fuzz.reports",
@@ -234,6 +249,16 @@ def test_no_module_reaches_back() -> None:
             "may not use _dispatch_has_kernel_for_dispatch_key",
         ),
         ("amp_fuzz.backends.eager", "import amp_fuzz.oracle", "may not import amp_fuzz.oracle"),
+        (
+            "amp_fuzz.oracle.judge",
+            "from amp_fuzz.upstream.explain import judge_of",
+            "may not import amp_fuzz.upstream.explain.judge_of",
+        ),
+        (
+            "amp_fuzz.oracle.trial",
+            "from amp_fuzz.reference import quirks",
+            "trial:1: amp_fuzz.oracle may not use quirks",
+        ),
         ("amp_fuzz.reports.html", "import torch", "may not import torch"),
         ("amp_fuzz.reports.html", "from amp_fuzz import engine", "may not import amp_fuzz.engine"),
     ],
@@ -246,6 +271,13 @@ def test_the_checker_sees(module: str, source: str, said: str) -> None:
 def test_the_checker_resolves_relative_imports_of_a_package() -> None:
     (line,) = violations("from ..oracle import x", "amp_fuzz.backends", is_package=True)
     assert line == "amp_fuzz.backends:1: amp_fuzz.backends may not import amp_fuzz.oracle.x"
+
+
+def test_the_oracle_names_no_known_bug() -> None:
+    from amp_fuzz.known import shipped
+
+    text = "".join(path.read_text("utf-8") for path in (PACKAGE / "oracle").glob("*.py"))
+    assert [entry.id for entry in shipped() if re.search(rf"\b{entry.id}\b", text)] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Known bugs of torch and of compilers: what they explain, and how the reference imitates them."""
