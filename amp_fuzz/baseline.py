@@ -146,14 +146,17 @@ def _check(path: Path, entries: Sequence[Entry]) -> None:
 def match(entries: Iterable[Entry], record: DivergenceRecord) -> Entry | None:
     """Return the entry that knows a finding, or None.
 
-    A crash is known of its own case only: nothing says of what another process died. Of a wrong
-    policy, torch must still behave as one of those that the entry names.
+    A crash is known of its own case only if the entry names no op: nothing says of what another
+    process died. Of a wrong policy, torch must still behave as one of those that the entry names.
     """
     ids = {record.case.id, record.id}
     for entry in entries:
-        if entry.fingerprint != record.fingerprint:
+        if record.kind in ("crash", "timeout") and not entry.op:
+            same = (entry.kind, entry.backend) == (record.kind, record.backend)
+            if same and entry.load().id in ids:
+                return entry
             continue
-        if record.kind in ("crash", "timeout") and entry.load().id not in ids:
+        if entry.fingerprint != record.fingerprint:
             continue
         if entry.kind == "policy" and not set(entry.as_if) & set(record.as_if):
             continue

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.contexts import acts_as, alike, unrestored
+from amp_fuzz.culprit import culprit
 from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
 from amp_fuzz.oracle.judge import Judge
@@ -33,9 +34,11 @@ from amp_fuzz.upstream.supposed import agrees_with
 __all__ = [
     "POLICIES",
     "UNSTEADY",
+    "WRONG_VALUES",
     "as_if",
     "caused",
     "general",
+    "kernel_of",
     "of_contexts",
     "only_kernel",
     "policies_of",
@@ -88,7 +91,7 @@ def caused(
         return msgspec.structs.replace(record, **found)
     if general(last.case, judge.backend.device, shows):
         return msgspec.structs.replace(record, general=True)
-    if record.kind in _WRONG_VALUES and (kernel := only_kernel(judge, last.case)):
+    if record.kind in WRONG_VALUES and (kernel := kernel_of(judge, last.case)):
         record = msgspec.structs.replace(record, overload=kernel)
     # What takes more than a plain context is not the policy of an op.
     if not (supposes(first) and supposes(last)) or special(last.case):
@@ -125,7 +128,8 @@ def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
     return {"as_if": names, "general": True} if names else {}
 
 
-_WRONG_VALUES = ("bitwise", "value", "nonfinite", "grad-bitwise", "grad-value", "grad-nonfinite")
+WRONG_VALUES = ("bitwise", "value", "nonfinite", "grad-bitwise", "grad-value", "grad-nonfinite")
+"""Kinds of wrong values and gradients."""
 
 
 class _Heard(TorchDispatchMode):
@@ -158,6 +162,14 @@ def only_kernel(judge: Judge, case: Case) -> str:
         judge.backend.reference().run(case)
     names = [name for name in heard.names if name not in _COPIES]
     return names[0] if len(names) == 1 else ""
+
+
+def kernel_of(judge: Judge, case: Case) -> str:
+    """Return the kernel to blame for a wrong value: the only one, or the guilty one, or ""."""
+    if name := only_kernel(judge, case):
+        return name
+    guilty = culprit(judge, case)
+    return guilty.name if guilty is not None else ""
 
 
 def supposes(verdict: Verdict) -> bool:

@@ -118,10 +118,11 @@ class Task:
 
     cases: the number after that of the last case. given: the cases, where none are drawn. first:
     the number of the first case; a worker that died ran those before it. confirms: how a worker
-    died of its one case, which runs once more. aims: kernels to aim at, each until a case reaches
-    it; the task's other cases are drawn as all are. again: the cases are judged as a replay does:
-    by all relations, and as they are. until: when it ends, in seconds since the epoch, once
-    `promised` cases of it ran.
+    died of its one case, which runs once more; `suspect` is the op that it died in then, if known.
+    told: nothing is recorded of that run, which tells of each kernel that it enters. aims: kernels
+    to aim at, each until a case reaches it; the task's other cases are drawn as all are. again: the
+    cases are judged as a replay does: by all relations, and as they are. until: when it ends, in
+    seconds since the epoch, once `promised` cases of it ran.
     """
 
     backend: str
@@ -132,6 +133,8 @@ class Task:
     given: tuple[Case, ...] = ()
     first: int = 0
     confirms: IncidentRecord | None = None
+    suspect: str = ""
+    told: bool = False
     aims: tuple[str, ...] = ()
     again: bool = False
     until: float = math.inf
@@ -193,10 +196,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """Two workers died of the same case, or it answered neither; `record` says which."""
+    """Two workers died of the same case, or it answered neither; `record` says which.
+
+    first: of its cause that this process met, where the op is known.
+    """
 
     record: DivergenceRecord
     detail: str
+    first: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,16 @@ from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.baseline import Entry, match
 from amp_fuzz.blame import Named, tainted
 from amp_fuzz.case import Case, Plan, bare
-from amp_fuzz.causes import POLICIES, UNSTEADY, caused, policies_of, supposes
+from amp_fuzz.causes import (
+    POLICIES,
+    UNSTEADY,
+    WRONG_VALUES,
+    caused,
+    policies_of,
+    supposes,
+)
 from amp_fuzz.contexts import acts_as, alike, like, saying, unrestored
+from amp_fuzz.culprit import culprit
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient, kind_of, special
 from amp_fuzz.harness import Observation
@@ -294,6 +302,9 @@ class _Examination:
             groups.looks[look] = explained
             yield from map(self.met, explained)
             return
+        if (inner := self.inner(part, part.case)) is not None:
+            yield from self.within(look, inner)
+            return
         record = fingerprinted(part.finding(self.family))
         try:
             for step in self.minimised(part, self.limit(part)):
@@ -303,6 +314,10 @@ class _Examination:
         except KeyboardInterrupt:
             yield Step(record, last=True)
             raise
+        # A smaller case may be told more of: it has fewer calls, and often no autocast.
+        if record.id != part.case.id and (inner := self.inner(part, record.minimised)) is not None:
+            yield from self.within(look, inner)
+            return
         groups.looks[look] = (record.fingerprint,)
         groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
         entry = match(self.baseline, record)
@@ -310,6 +325,27 @@ class _Examination:
         if groups.take(record, known_as):
             yield Step(msgspec.structs.replace(record, known=known_as), last=True)
         yield self.met(record.fingerprint)
+
+    def inner(self, part: Verdict, case: Case | None) -> Verdict | None:
+        """Return the verdict of the one kernel inside an op that a wrong result comes from.
+
+        case: of the part, or smaller.
+        """
+        found = part.divergence
+        if not self.quick or found is None or found.kind not in WRONG_VALUES or part.known:
+            return None
+        guilty = None if case is None else culprit(self.judge, case)
+        if case is None or guilty is None or guilty.case is None:
+            return None
+        return self.judged(guilty.case) if _ops(guilty.case) != _ops(case) else None
+
+    def within(self, look: Look, inner: Verdict) -> Iterator[Step | Met]:
+        """Yield the cause of a kernel inside an op, and count what looks so with it."""
+        causes: tuple[str, ...] = ()
+        for step in self.part(inner):
+            causes += (step.fingerprint,) if isinstance(step, Met) else ()
+            yield step
+        self.groups.looks[look] = causes
 
     def limit(self, part: Verdict) -> float:
         """Return the seconds for minimising: fewer if there were many of this kind at this op."""
@@ -466,6 +502,10 @@ class _Examination:
         relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
         found = judge_of(self.judge.backend, (), relations).judge(plain).divergence
         return found is not None and found.kind == verdict.divergence.kind
+
+
+def _ops(case: Case) -> list[str]:
+    return [statement.op for statement in statements(case.program.body)]
 
 
 def _acting(about: str, case: Case) -> bool:

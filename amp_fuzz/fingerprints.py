@@ -82,6 +82,9 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
     op = "*" if record.general else record.overload or record.op
     if kind == "nondeterminism" and op:  # not minimised: its case has much that is no part of it
         return Fingerprint(kind, on, stage, op, "none", (), "")
+    if kind in ("crash", "timeout") and op:  # not minimised either, and of any dtypes
+        died = re.search(r" died (?:of |with )(.+)", record.observed)
+        return Fingerprint(kind, on, stage, op, "none", (), died[1] if died else "")
     if kind in ("nondeterminism", "crash", "timeout"):
         return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), "")
     if _blamed(record):

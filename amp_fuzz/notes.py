@@ -47,7 +47,7 @@ from amp_fuzz.program import (
     uses,
 )
 from amp_fuzz.records import NOTE_KINDS, Note
-from amp_fuzz.reference import DEVICES, Policy, PolicyTable, load_table
+from amp_fuzz.reference import Policy, PolicyTable, load_table, tabled_devices
 from amp_fuzz.source import statement_source
 from amp_fuzz.triage import alone
 
@@ -134,7 +134,7 @@ def _untouched(case: Case, at: int | None, seen: Observation, device: str) -> bo
 def _devices_running(small: Case, device: str, runtime: ReferenceRuntime) -> tuple[str, ...]:
     """Return the devices whose policies run a statement, with the kernels of this one."""
     dtypes = {dtype for _, dtype in _under(small, device)}
-    tables = {other: load_table(other) for other in DEVICES if other != device}
+    tables = {other: load_table(other) for other in tabled_devices() if other != device}
     return tuple(
         other
         for other, table in tables.items()
@@ -276,7 +276,7 @@ def _unlike(op: Op, device: str, dtype: str, floats: Set[str]) -> Iterator[tuple
 
     own = policies(load_table(device))
     alike: dict[tuple[Policy | None, ...], list[str]] = {}
-    for other in DEVICES:
+    for other in tabled_devices():
         table = load_table(other)
         theirs = policies(table)
         if other == device or theirs == own or dtype not in table.supported_dtypes:

@@ -291,7 +291,7 @@ class Outcome:
         elif isinstance(event, Crashed):
             self.cases += 1
             if not event.record.known:
-                self.new.append(event.record)
+                self.new += [event.record] if event.first else []
                 self.diverged[event.record.fingerprint] += 1
         elif isinstance(event, TimeUp):
             self.cut = True

@@ -52,13 +52,13 @@ class Run:
         """Do the tasks of an item and yield events. Raises `StoreError`."""
         supervisor = self._begin()
         for event in supervisor.work(list(tasks)):
-            if isinstance(event, Progress):
+            if isinstance(event, (Progress, Crashed)):
                 self.cases += 1
-            elif isinstance(event, Planned):
+            if isinstance(event, Planned):
                 self.planned += event.cases
             elif isinstance(event, TimeUp):
                 self.cut = True
-            elif isinstance(event, (Crashed, Finding)):
+            elif isinstance(event, Finding) or (isinstance(event, Crashed) and event.first):
                 self.findings.append(event.record)
             yield event
 

@@ -230,14 +230,17 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
 
 
 def unanswered(
-    backend: str, kind: str, case: Case, observed: str, family: str = ""
+    backend: str, kind: str, case: Case, observed: str, family: str = "", op: str = ""
 ) -> DivergenceRecord:
-    """Return the record of a case that its process died of, or never answered."""
+    """Return the record of a case that its process died of, or never answered.
+
+    op: in whose kernel it was then, if that is known.
+    """
     return DivergenceRecord(
         backend=backend,
         kind=kind,
         where="",
-        op="",
+        op=op,
         policy="",
         dtypes="",
         expected="an answer",

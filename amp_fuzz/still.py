@@ -7,7 +7,7 @@ from dataclasses import replace
 from amp_fuzz.baseline import Entry
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
-from amp_fuzz.causes import POLICIES
+from amp_fuzz.causes import POLICIES, WRONG_VALUES, kernel_of
 from amp_fuzz.contexts import acts_as, unrestored
 from amp_fuzz.fingerprints import kind_of
 from amp_fuzz.oracle.judge import Judge
@@ -53,4 +53,6 @@ def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
     if kind_of(found.kind) != entry.kind:
         return False
     op = guilty_op(verdict.case, found)
-    return entry.op in ("", "*") or not op or op in entry.op.split("+")
+    if entry.op in ("", "*") or not op or op in entry.op.split("+"):
+        return True
+    return found.kind in WRONG_VALUES and kernel_of(judge, verdict.case) == entry.op

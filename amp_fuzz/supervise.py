@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import connection
@@ -169,7 +169,7 @@ def talk(
     *args: object,
     idle: float = math.inf,
     stands_in: bool = False,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Start a process and yield what it sends, until it sends None. Raises `Dead`.
 
     timeout: CPU seconds for each message; by the clock it may take five times as long. idle:

@@ -300,7 +300,8 @@ def _record(job: Job, target: Target | None) -> DivergenceRecord:
 def _final(
     job: Job, judge: Judge, target: Target, record: DivergenceRecord, end: Shrunk
 ) -> DivergenceRecord:
-    changes: dict[str, Any] = {"minimised": end.case, "op": end.op, "nearest": end.nearest}
+    op = record.op if target.kind in ("crash", "timeout") and record.op else end.op
+    changes: dict[str, Any] = {"minimised": end.case, "op": op, "nearest": end.nearest}
     if not job.check and target.kind not in ("crash", "timeout"):
         last = confirmed(judge, target, end.chain)
         if last is not None:

@@ -202,10 +202,10 @@ def _truthful(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _without_promised_results() -> Iterator[None]:
-    """Let three ops promise what they return: they run, on zeros.
+    """Let four ops promise what they return: they run, on zeros.
 
-    A fake kernel of the first is asked before its meta function; those of the others are their
-    decompositions, which nothing else asks for on ``aot_eager``.
+    Fake kernels of the first two are asked before their meta functions; those of the others are
+    their decompositions, which nothing else asks for on ``aot_eager``.
     """
     import torch
     from torch._decomp import decomposition_table
@@ -213,6 +213,7 @@ def _without_promised_results() -> Iterator[None]:
     from torch._subclasses.fake_impls import op_implementations_dict
 
     aten = torch.ops.aten
+    asked: list[Any] = [aten.addr.default, aten.native_layer_norm.default]
     decomposed: list[Any] = [
         aten._native_batch_norm_legit_functional.default,
         aten.soft_margin_loss.default,
@@ -225,7 +226,7 @@ def _without_promised_results() -> Iterator[None]:
     FakeTensorMode.cache_clear()  # it remembers what fake kernels return
     try:
         with (
-            patch.dict(op_implementations_dict, {aten.addr.default: truthful}),
+            patch.dict(op_implementations_dict, dict.fromkeys(asked, truthful)),
             patch.dict(decomposition_table, {op: partial(_truthful, op) for op in decomposed}),
         ):
             yield

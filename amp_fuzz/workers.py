@@ -53,6 +53,7 @@ from amp_fuzz.engine import (
     seed_of,
     timed,
 )
+from amp_fuzz.entered import LONGEST, op_of, statement_op, told
 from amp_fuzz.findings import Groups, signature_of
 from amp_fuzz.fingerprints import fingerprinted
 from amp_fuzz.plugins import inherited
@@ -129,10 +130,11 @@ _NUMBER, _RUNNING, _NOTED = range(3)
 
 @dataclass(frozen=True, slots=True)
 class _Death:
-    """How a worker ended."""
+    """How a worker ended. signal: by itself, of one or with an exit code."""
 
     kind: Literal["crash", "timeout"]
     detail: str
+    signal: bool = False
 
 
 @dataclass(slots=True)
@@ -149,6 +151,7 @@ class _Worker:
     pipe: connection.Connection
     shared: Any
     folder: Path
+    entered: Any
     task: Task | None = None
     ready: bool = False
     fresh: bool = True
@@ -170,14 +173,18 @@ class _Worker:
         """The file of the case that it runs."""
         return self.folder / f"current-{self.number}.json"
 
-    def output(self) -> str:
-        """Return the last lines that it wrote; after a fatal signal, the first of its traceback."""
+    def written(self) -> str:
+        """Return the end of what it wrote."""
         try:
             with (self.folder / f"worker-{self.number}.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
-                lines = log.read().decode(errors="replace").splitlines()
+                return log.read().decode(errors="replace")
         except OSError:
             return ""
+
+    def output(self) -> str:
+        """Return the last lines that it wrote; after a fatal signal, the first of its traceback."""
+        lines = self.written().splitlines()
         fatal = max((i for i, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
         return "\n".join(lines[-_OUTPUT:] if fatal is None else lines[fatal:][:_OUTPUT])
 
@@ -202,6 +209,7 @@ class Supervisor:
         self.groups = Groups()
         self.kept: set[tuple[str, ...]] = set()
         self.deaths: Counter[str] = Counter()
+        self.died: dict[str, int] = {}  # by cause, the size of the smallest case
         self.unstarted = 0
         self.apart = ""  # why a worker started anew, without the changes made to torch here
         if settings.isolate and not unshared(settings):
@@ -299,12 +307,13 @@ class Supervisor:
         (folder / f"current-{number}.json").touch()
         ours, theirs = connection.Pipe()
         shared = RawArray("q", 3)
-        about = (self.settings, str(self.store.root), self.run_id, number, shared)
+        entered = RawArray("c", LONGEST)
+        about = (self.settings, str(self.store.root), self.run_id, number, shared, entered)
         # A user's test may have started what does not survive a fork, since the last one.
         self.apart = unshared(self.settings) or self.apart
         process = start(_worker_main, theirs, *about, fork=not unshared(self.settings))
         theirs.close()
-        return _Worker(number, process, ours, shared, folder)
+        return _Worker(number, process, ours, shared, folder, entered)
 
     def _give(self, worker: _Worker, task: Task) -> Iterator[Event]:
         if task.confirms is not None and not worker.fresh:
@@ -325,12 +334,14 @@ class Supervisor:
                     event = worker.pipe.recv()
                 except (EOFError, OSError):
                     how = f"the worker died {death(worker.process)}"
-                    yield from self._lost(worker, _Death("crash", how))
+                    yield from self._lost(worker, _Death("crash", how, signal=True))
                     continue
                 yield from self._note(worker, event)
             if worker.task is not None and now - worker.looked > _WATCH:
                 worker.looked = now
                 if (over := self._over(worker, now)) is not None:
+                    if over.kind == "timeout" and worker.ready:
+                        _trace(worker)
                     yield from self._lost(worker, over)
 
     def _over(self, worker: _Worker, now: float) -> _Death | None:
@@ -360,6 +371,11 @@ class Supervisor:
             worker.suspected = event.record
             return
         task = worker.task
+        if isinstance(event, Finished) and task is not None and task.told:
+            worker.task = None
+            if task.confirms is not None:  # it died twice, and not where its kernels are told
+                yield self._crashed(task.confirms, task.suspect)
+            return
         if isinstance(event, Progress):
             worker.reached |= event.kernels
             self.unstarted = 0
@@ -416,6 +432,12 @@ class Supervisor:
             return
         case, suspected = loads(text, str(worker.current)), worker.suspected
         incident = IncidentRecord(task.backend, task.family, how.kind, case, how.detail, output)
+        suspect = statement_op(case, worker.written())
+        if task.told and task.confirms is not None:
+            same = how.detail == task.confirms.detail
+            op = op_of(worker.entered) if same else ""
+            yield self._crashed(task.confirms, op or task.suspect)
+            return
         alone = replace(task, first=number, cases=number + 1, promised=1)
         if task.aims:  # what is drawn depends on the cases before it
             drawn = case if suspected is None else suspected.case
@@ -426,9 +448,13 @@ class Supervisor:
             yield self._happened(msgspec.structs.replace(incident, of=suspected.case.id))
             yield from self._candidate(worker, alone, suspected, case)
         elif task.confirms is None:
-            self.queue.append(replace(alone, confirms=incident))
+            self.queue.append(replace(alone, confirms=incident, suspect=suspect))
         else:
-            yield self._crashed(incident)
+            suspect = suspect if suspect == task.suspect else ""
+            if how.signal and not backends()[task.backend].ladder():
+                self.queue.append(replace(alone, confirms=incident, suspect=suspect, told=True))
+            else:
+                yield self._crashed(incident, suspect)
 
     def _candidate(
         self, worker: _Worker, task: Task, suspected: DivergenceRecord, case: Case
@@ -448,16 +474,23 @@ class Supervisor:
         self.writer.write(record)
         return Happened(record)
 
-    def _crashed(self, incident: IncidentRecord) -> Crashed:
-        """Return the finding of a case that two workers died of."""
+    def _crashed(self, incident: IncidentRecord, op: str) -> Crashed:
+        """Return the finding of a case that two workers died of. op: where, as far as is known.
+
+        Of one cause the store keeps the first case, and those that are smaller than all before.
+        """
         about = incident.backend, incident.kind, incident.case, incident.detail, incident.family
-        record = fingerprinted(unanswered(*about))
+        record = fingerprinted(unanswered(*about, op=op))
         entry = match(self.settings.baseline, record)
         known = entry.id if entry else ""
         record = msgspec.structs.replace(record, known=known, output=incident.output)
         self.writer.write(record)
-        self.store.save(record)
-        return Crashed(record, incident.detail)
+        cause, size = record.fingerprint if op else record.id, len(record.case.json())
+        first = cause not in self.died
+        if first or size < self.died[cause]:
+            self.died[cause] = size
+            self.store.save(record)
+        return Crashed(record, incident.detail, first)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -486,6 +519,17 @@ class Supervisor:
         for _ in self._end_workers():
             pass  # nobody listens; what was found is kept
         self.writer.close()
+
+
+def _trace(worker: _Worker) -> None:
+    """Have a worker that gives no answer write where it is, and wait for that a moment."""
+    if not hasattr(signal, "SIGUSR1") or worker.process.pid is None:
+        return
+    before, until = worker.written(), time.monotonic() + 1.0
+    with suppress(ProcessLookupError):
+        os.kill(worker.process.pid, signal.SIGUSR1)
+    while worker.written() == before and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _fails(event: Event) -> bool:
@@ -588,6 +632,7 @@ def _worker_main(
     run_id: str,
     number: int,
     shared: Any,
+    entered: Any,
 ) -> None:
     """Take tasks from the supervisor until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
@@ -604,6 +649,9 @@ def _worker_main(
             pipe.send(None)  # ready
             while True:
                 task, groups = pipe.recv()
+                if task.told:
+                    pipe.send(_told(task, settings, note, entered))
+                    continue
                 covered = Covered(store, task.backend)
                 for event in _task(task, settings, writer, note, groups, covered):
                     pipe.send(event)
@@ -630,6 +678,16 @@ def _redirect(path: Path) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(sys.stderr)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, sys.stderr)
+
+
+def _told(task: Task, settings: Settings, note: _Note, entered: Any) -> Finished:
+    """Run a case that two processes died of, and tell the supervisor of each kernel it enters."""
+    with told(entered):
+        for _ in explore(task, replace(settings, minimize=0), began=note.began, seen=note.seen):
+            pass
+    return Finished(task, EndRecord(task.backend, task.family, 0, 0.0))
 
 
 def _task(

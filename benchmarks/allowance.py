@@ -11,15 +11,12 @@ entries too; "not judged" is what the shadows cannot follow.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +32,11 @@ from amp_fuzz.oracle.compare import same
 from amp_fuzz.oracle.rounding import CONFIRM, SCREEN, THRESHOLD
 from amp_fuzz.reference import Band, Distance, distance
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF
+from benchmarks.common import arguments, show, versions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--backend", default="compile[inductor]")
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -56,11 +54,9 @@ def main() -> None:
         "ops": args.ops,
         **counts,
         "decided by the allowance, where": decided,
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
+        "versions": versions("torch", "amp-fuzz"),
     }
-    print(json.dumps(result, indent=1))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    show(args.output, result)
 
 
 def measure(

@@ -9,7 +9,6 @@ device, whose tensors have nothing else, and `unseen` the rest.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -23,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends import backends
 from amp_fuzz.harness import quiet
 from amp_fuzz.reference import Policy
+from benchmarks.common import ROOT, arguments, write
 from tests.faults.tables import Audited, equivalent, wrong_policies
 
-ROOT = Path(__file__).resolve().parents[1]
 JSON = ROOT / "benchmarks" / "audit_tables.json"
 BACKENDS = ("eager-cpu", "fake-cuda")
 
 
 def main() -> int:
     """Measure, and return an exit code: 1 if a wrong policy is not seen and nobody knows why."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--backends", default=",".join(BACKENDS))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -41,7 +40,7 @@ def main() -> int:
         found[name] = measured(name)
         print(name, found[name]["counts"], found[name].get("unseen"), flush=True)
         result = {"torch": torch.__version__, "backends": dict(sorted(found.items()))}
-        JSON.write_text(json.dumps(result, indent=1) + "\n")
+        write(JSON, result)
     return int(any(found[name].get("unseen") for name in options.backends.split(",")))
 
 

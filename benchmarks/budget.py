@@ -8,12 +8,10 @@ kernels and once without, in the order in which larger runs take them up. Writes
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.engine import Settings
 from amp_fuzz.known import shipped
+from benchmarks.common import arguments, versions, write
 from benchmarks.faults import isolated
 from tests.faults.fault import Fault
 from tests.faults.faults import CUT, POLICY, SEMANTIC
@@ -37,7 +36,7 @@ KINDS: Mapping[str, Mapping[str, Fault]] = {
 
 def main() -> int:
     """Run what the command line asks for, and return an exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the engine's draws (default 0)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of faults, by default all")
@@ -46,13 +45,13 @@ def main() -> int:
     warnings.simplefilter("ignore")
     result: dict[str, Any] = {
         "seed": options.seed,
-        "versions": {name: version(name) for name in ("torch", "numpy")},
+        "versions": versions("torch", "numpy"),
         "machine": platform.platform(),
         "runs": [],
     }
     for aimed in options.aimed or (0, 20):
         result["runs"].append(_run(aimed, options))
-        JSON.write_text(json.dumps(result, indent=1) + "\n")
+        write(JSON, result)
     return 0
 
 

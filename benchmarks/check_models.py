@@ -7,7 +7,6 @@ Writes benchmarks/check_models.json, in which runs of other models and backends 
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import sys
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import amp_fuzz
+from benchmarks.common import arguments
 from tests.check.faults import (
     COMPILED,
     FAKED,
@@ -104,7 +104,7 @@ def broken(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any] | None
 
 def main() -> None:
     """Check what is asked for and merge it into the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--models", default=",".join(FAULTS))
     parser.add_argument("--backends", default=BACKENDS)
     asked = parser.parse_args()

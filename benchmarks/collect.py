@@ -11,8 +11,6 @@ machine disturbs less, stands beside it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import subprocess
@@ -21,10 +19,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import arguments, versions, write
 
 TARGET = 20.0  # ms
 WITHOUT = ("-p", "no:amp_fuzz")
@@ -40,7 +41,7 @@ class Sample:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--pairs", type=int, default=40, help="runs of each kind")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
@@ -50,7 +51,7 @@ def main() -> int:
         check(project)
         result = summary(measure(project, options.pairs))
         result["plugin_alone_ms"] = round(plugin_alone(project, options.pairs), 2)
-    options.output.write_text(json.dumps(result, indent=2) + "\n")
+    write(options.output, result)
     wall, cpu = result["wall_ms"], result["cpu_ms"]
     for name, row in (("wall", wall), ("CPU", cpu)):
         print(
@@ -158,7 +159,7 @@ def summary(pairs: list[tuple[Sample, Sample]]) -> dict[str, Any]:
             # Noise only ever adds: the fastest run of each kind had the least of it.
             "fastest": [round(min(side), 2) for side in zip(*values, strict=True)],
         }
-    result["versions"] = {name: version(name) for name in PACKAGES}
+    result["versions"] = versions(*PACKAGES)
     result["machine"] = {
         "python": platform.python_version(),
         "platform": platform.platform(),

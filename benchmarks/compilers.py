@@ -13,16 +13,11 @@ and after all.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import platform
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from importlib.metadata import version
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -43,13 +38,14 @@ from amp_fuzz.known import shipped
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import statements
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import arguments, cpu_seconds, machine, show, versions
 
 CASES = {"compile[inductor]": 18, "compile[aot_eager]": 60, "compile[eager]": 60, "export": 60}
 WARM = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     names = "script,script[freeze],trace,trace[check],export,compile[eager],compile[aot_eager],"
     parser.add_argument("--backends", default=f"{names}compile[inductor]")
     parser.add_argument("--cases", type=int, default=600, help="where a compilation is cheap")
@@ -63,12 +59,10 @@ def main() -> None:
             name: measure(backends()[name], CASES.get(name, args.cases), args.seed)
             for name in args.backends.split(",")
         },
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
-        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+        "versions": versions("torch", "amp-fuzz"),
+        "machine": machine(),
     }
-    print(json.dumps(result, indent=2))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+    show(args.output, result)
 
 
 def measure(backend: Backend, count: int, seed: int) -> dict[str, Any]:
@@ -119,17 +113,12 @@ def measure(backend: Backend, count: int, seed: int) -> dict[str, Any]:
     }
 
 
-def cpu() -> float:
-    """Return the CPU seconds of this process and of the compilers that it ran."""
-    return sum(os.times()[:4])
-
-
 def spent(function: Callable[[], Any]) -> float:
     """Return the CPU seconds that a call takes; what Inductor keeps on the disk is another's."""
     with fresh_cache():
-        start = cpu()
+        start = cpu_seconds()
         function()
-        return cpu() - start
+        return cpu_seconds() - start
 
 
 def _resident() -> int:

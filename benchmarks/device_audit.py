@@ -8,7 +8,6 @@ what the device does. Each side runs in a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -30,8 +29,7 @@ from amp_fuzz.catalogue import Op, select
 from amp_fuzz.conformance import _FAKE_ERRORS
 from amp_fuzz.harness import quiet
 from amp_fuzz.strategies.drawing import usable
-
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.common import ROOT, arguments, write
 
 JSON = ROOT / "benchmarks" / "device_audit.json"
 Cells = dict[str, dict[str, str]]
@@ -39,7 +37,7 @@ Cells = dict[str, dict[str, str]]
 
 def main() -> int:
     """Compare, and return an exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--ops", default="*", help="only these (default all)")
     options = parser.parse_args()
     names = options.ops.split(",")
@@ -58,7 +56,7 @@ def main() -> int:
     for name, row in rows.items():
         print(name, row)
     if options.ops == "*":
-        JSON.write_text(json.dumps(result, indent=1) + "\n")
+        write(JSON, result)
     return int(bool(wrong))
 
 

@@ -1,12 +1,12 @@
 """Seed faults in the policies and casts of a PrivateUse1 device, and ask whether they are found.
 
 Writes ``benchmarks/device_faults.json``: for each fault the number of cases until it was found, as
-what, and the case that showed it, minimised. Cases are drawn as in a run, without aim.
+what, and the id of the case that showed it. That case, minimised, goes into
+``tests/cases/device_faults``. Cases are drawn as in a run, without aim.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,23 +21,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
-from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.shrink import Shrunk, Target, asker, shrink
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import ROOT, arguments, write
+from benchmarks.hunting import kept
 from tests.faults.device import FAULTS, UNREGISTERED
-
-ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "device_faults.json"
 
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=5000, help="for each fault (default 5,000)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--only", metavar="NAME", help="only this fault; prints, no file")
@@ -52,10 +49,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             rows.append(hunt(name, Path(folder) / "fault", options.cases, options.seed))
-            print({k: v for k, v in rows[-1].items() if k != "case"}, flush=True)
+            print(rows[-1], flush=True)
     found = {"torch": torch.__version__, "seed": options.seed, "cases": options.cases}
     if not options.only:
-        JSON.write_text(json.dumps({**found, "faults": rows}, indent=1) + "\n")
+        write(JSON, {**found, "faults": rows})
     return int(not all(row["found"] for row in rows))
 
 
@@ -84,28 +81,15 @@ def hunt(name: str, file: Path, cases: int, seed: int) -> dict[str, Any]:
             verdict = judge.judge(case)
             if verdict.outcome != "diverged" or honest.judge(case).outcome == "diverged":
                 continue
-            assert verdict.divergence is not None
             seconds = time.perf_counter() - start
-            small = smaller(judge, case)
             return {
                 "name": name,
                 "found": True,
                 "cases": number,
                 "seconds": round(seconds, 1),
-                "kind": verdict.divergence.kind,
-                "case": json.loads(small.json()),
+                **kept("device_faults", name, verdict, judge, 30),
             }
     return {"name": name, "found": False, "cases": cases}
-
-
-def smaller(judge: Judge, case: Case) -> Case:
-    """Return the case, minimised."""
-    verdict = judge.judge(case)
-    target = Target.of(verdict, ("kind", "op"))
-    for event in shrink(case, target, asker(judge, target), judge.backend.reference(), seconds=30):
-        if isinstance(event, Shrunk):
-            return event.case
-    return case
 
 
 if __name__ == "__main__":

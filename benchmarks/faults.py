@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
-import os
-import platform
 import statistics
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common import ROOT, Row, arguments, conditions, read, write
 from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
 from tests.faults.hunt import hunt, hunt_along, record
 
-ROOT = Path(__file__).resolve().parents[1]
-
 JSON, TABLE = ROOT / "benchmarks" / "faults.json", ROOT / "docs" / "faults.md"
-
-Row = dict[str, Any]
 
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--policy", action="store_true", help="only the faults of single policies")
     parser.add_argument("--semantic", action="store_true", help="only the semantic faults")
     parser.add_argument(
@@ -50,7 +43,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     both = options.policy == options.semantic
     part = options.only is not None or options.limit is not None
-    result: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
+    result = read(JSON)
     if options.report:
         TABLE.write_text(table(result))
         return 0
@@ -63,30 +56,13 @@ def main() -> int:
         names = fnmatch.filter(faults, options.only or "*")[: options.limit]
         result[section] = search(names, options)
         show(section, result[section]["faults"])
-        result["run"] = _about(options)
+        result["run"] = conditions(options.seed, options.seconds)
         if not part:
-            JSON.write_text(json.dumps(result, indent=1) + "\n")
+            write(JSON, result)
             TABLE.write_text(table(result))
             print(f"written: {JSON.relative_to(ROOT)}, {TABLE.relative_to(ROOT)}")
     rows = [r for s in ("semantic", "policy") for r in result.get(s, {}).get("faults", ())]
     return int(bool(_missed(rows)))
-
-
-def _about(options: argparse.Namespace) -> Row:
-    packages = ("torch", "hypothesis", "numpy", "amp-fuzz")
-    return {
-        "seconds_limit": options.seconds,
-        "seed": options.seed,
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
-    }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
 
 
 def _semantic(names: Sequence[str], options: argparse.Namespace) -> Row:

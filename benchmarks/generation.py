@@ -8,13 +8,10 @@ Both draw from the same grammar. `engine` takes its bytes from Python's generato
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -25,10 +22,11 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.program import regions, statements
 from amp_fuzz.strategies import cases
+from benchmarks.common import arguments, show, versions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -37,12 +35,10 @@ def main() -> None:
         "cases": args.cases,
         "engine": measure(engine, args.cases),
         "hypothesis": measure(hypothesis, args.cases),
-        "versions": {p: version(p) for p in ("hypothesis", "amp-fuzz")},
+        "versions": versions("hypothesis", "amp-fuzz"),
         "python": platform.python_version(),
     }
-    print(json.dumps(result, indent=2))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+    show(args.output, result)
 
 
 def engine(count: int) -> list[Case]:

@@ -13,11 +13,9 @@ CPU seconds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
-import resource
 import sys
 import tempfile
 import warnings
@@ -26,7 +24,6 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,20 +47,17 @@ from amp_fuzz.session import versions
 from amp_fuzz.store import Store
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.workers import Supervisor
-from benchmarks.minimize import commit
+from benchmarks.common import ROOT, Row, arguments, commit, cpu_seconds, write
 from tests.faults.corrupted import Corrupted
 from tests.faults.many import TEN, counts, install, seeded
 
-ROOT = Path(__file__).resolve().parents[1]
-
 JSON = ROOT / "benchmarks" / "groups.json"
-Row = dict[str, Any]
 _UNANSWERED = ("crash", "timeout")
 
 
 def main() -> int:
     """Run, print the groups, and return 1 if they are not one a fault."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
@@ -77,7 +71,7 @@ def main() -> int:
         backends.cache_clear()
         store = Store(options.store or Path(folder) / "store")
         result = measured(store, options.cases, options.seed, options.workers)
-    JSON.write_text(json.dumps(result, indent=1) + "\n")
+    write(JSON, result)
     for group in result["groups"]:
         print(f"{group['cases']:6} {group['title']}: {', '.join(group['faults']) or '?'}")
     print(f"{len(result['groups'])} groups of {len(TEN)} faults; {result['seconds']} s")
@@ -137,7 +131,7 @@ def measured(store: Store, number: int, seed: int, workers: int) -> Row:
     finally:
         supervisor.close()
     spent: list[Row] = json.loads(sessions.read_text()) if sessions.exists() else []
-    spent.append({"commit": commit(), "crashes": crashes, "seconds": round(_seconds())})
+    spent.append({"commit": commit(), "crashes": crashes, "seconds": round(cpu_seconds())})
     sessions.write_text(json.dumps(spent))
     about = {"seed": seed, "asked": number, "versions": versions(), "sessions": spent}
     about["crashes"] = sum(s["crashes"] for s in spent)
@@ -210,11 +204,6 @@ def faults_of(record: DivergenceRecord) -> list[str]:
             if judge.judge(case).outcome == "diverged":
                 found.append(name)
     return found
-
-
-def _seconds() -> float:
-    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(s.ru_utime + s.ru_stime for s in spent)
 
 
 if __name__ == "__main__":

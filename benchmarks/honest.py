@@ -15,15 +15,12 @@ judged again with the list of today.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,13 +43,14 @@ from amp_fuzz.oracle.rounding import SCREEN
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import distance
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import arguments, machine, show, versions
 
 ASKED: list[Rounding] = []  # of a case: the one that knows nothing of bugs
 DISTANCES: dict[str, tuple[float, float]] = {}  # of a case, by label
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("what", nargs="+", help="BACKEND:CASES:SEED")
     parser.add_argument("--records", type=Path, default=Path(".amp-fuzz/honest"))
     parser.add_argument("--output", type=Path)
@@ -69,12 +67,10 @@ def main() -> None:
         seeds.setdefault(name, []).append(int(seed))
     result = {
         "backends": {name: {"seeds": seeds[name], **summary(rows)} for name, rows in lines.items()},
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
-        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
+        "versions": versions("torch", "amp-fuzz"),
+        "machine": machine(f"{os.cpu_count()} cores"),
     }
-    print(json.dumps(result, indent=2))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+    show(args.output, result)
 
 
 def records(backend: Backend, count: int, seed: int, path: Path) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What a hunt with random programs is made of: a line for each case, kept, and its counts.
 
 `torchax_hunt.py` and `jax_hunt.py` share it. A hunt goes on where it stood when it was cut short.
-What diverged is judged again once the package is another; how it was judged first is kept.
+What diverged is judged again once the package is another; how it was judged first is kept. The
+hunts for seeded faults, `jax_faults.py` and `device_faults.py`, share `kept`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import resource
 import time
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,17 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.shrink import Shrunk, Target, asker, shrink
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import CASES, Row, arguments, machine, read, show, versions, write
 
-Line = dict[str, Any]
+Line = Row
 
 
 def parser(doc: str, records: Path) -> argparse.ArgumentParser:
     """Return the parser of what every hunt is given."""
-    made = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    made = arguments(doc)
     made.add_argument("what", nargs="+", help="BACKEND:CASES:SEED")
     made.add_argument("--records", type=Path, default=records)
     made.add_argument("--again", default="")
@@ -63,27 +65,23 @@ def hunted(given: argparse.Namespace) -> list[Line]:
 
 
 def written(
-    path: Path, what: Sequence[str], packages: Sequence[str], rows: list[Line], **more: Any
+    given: argparse.Namespace, path: Path, packages: Sequence[str], rows: list[Line]
 ) -> None:
-    """Write what came of a hunt, and print its counts."""
-    result = {
-        "versions": {package: version(package) for package in packages},
-        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
-        "asked": list(what),
-        "all": summary(rows),
-        **more,
-        "backends": {
-            name: summary([row for row in rows if row["backend"] == name])
-            for name in dict.fromkeys(row["backend"] for row in rows)
-        },
-        "cases": {
-            row["id"]: {"backend": row["backend"], "case": row["case"]}
-            for row in rows
-            if row["outcome"] == "diverged"
-        },
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["all"], indent=1))
+    """Write what came of a hunt; backends that were not run stay as they were.
+
+    The cases that are not explained become files in the folder ``open`` of the records.
+    """
+    path, result = given.output or path, read(given.output or path)
+    result |= {"versions": versions(*packages), "machine": machine(f"{os.cpu_count()} cores")}
+    result.setdefault("backends", {})
+    for name in dict.fromkeys(row["backend"] for row in rows):
+        asked = [what for what in given.what if what.rsplit(":", 2)[0] == name]
+        own = summary([row for row in rows if row["backend"] == name])
+        result["backends"][name] = {"asked": asked, **own}
+    show(path, result)
+    for row in rows:
+        if row["outcome"] == "diverged":
+            write(given.records / "open" / f"{row['id']}.json", row["case"])
 
 
 def hunt(name: str, count: int, seed: int, path: Path, again: list[str]) -> list[Line]:
@@ -224,3 +222,21 @@ def _shown(row: Line) -> str:
         f"{row['backend']} {row['id']}: {row['kind']} {row['op']} at {row['where']}: "
         f"{row['expected'][:80]} / {row['observed'][:80]}"
     )
+
+
+def kept(folder: str, name: str, found: Verdict, judge: Judge, seconds: float) -> Row:
+    """Minimise the case that showed a fault, keep it as a file that tests read, and return both.
+
+    folder: of tests/cases.
+    """
+    assert found.divergence is not None
+    target = Target.of(found, ("kind", "op"))
+    small, reference = found.case, judge.backend.reference()
+    for event in shrink(found.case, target, asker(judge, target), reference, seconds=seconds):
+        if isinstance(event, Shrunk):
+            small = event.case
+            break
+    path = CASES / folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(small.json() + b"\n")
+    return {"kind": found.divergence.kind, "case": small.id}

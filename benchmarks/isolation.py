@@ -12,17 +12,18 @@ not asked for is timed, too. Writes ``benchmarks/isolation.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import ROOT, arguments, commit, machine, versions, write
 
 HERE = Path(__file__).resolve().parents[1]
 JSON = Path(__file__).with_suffix(".json")
@@ -32,7 +33,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=1500)
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
@@ -55,7 +56,7 @@ def main() -> None:
         before = command if args.before else [*command, never[name]]
         pairs = []
         for number in range(args.pairs):
-            sides = [(HERE, command), (args.before or HERE, before)]
+            sides = [(ROOT, command), (args.before or HERE, before)]
             met = [speed(*side) for side in (sides if number % 2 else sides[::-1])]
             now, then = met if number % 2 else met[::-1]
             pairs.append((now, then))
@@ -72,16 +73,10 @@ def main() -> None:
         "seed": args.seed,
         "before": f"commit {commit(args.before)}" if args.before else "isolate=never",
         "commands": found,
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": versions("torch", "amp-fuzz"),
+        "machine": machine(f"{os.cpu_count()} cores"),
     }
-    JSON.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def commit(checkout: Path) -> str:
-    """Return the commit of a checkout, short."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    write(JSON, result)
 
 
 def speed(checkout: Path, command: list[str]) -> float:

@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends import backends, jaxed, torchax
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import quiet
+from benchmarks.common import arguments, read, write
 
 JSON = Path(__file__).with_suffix(".json")
 NAMES = ("torchax", "torchax[jit]", "jax", "jax[jit]")
@@ -48,7 +49,7 @@ STRETCH = {"torchax": (torchax._LIVES, 0), "jax": (jaxed._KEPT, 40)}
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=50, help="N (default 50)")
     parser.add_argument("--new", type=int, default=25, help="M (default 25)")
     parser.add_argument("--seed", type=int, default=7)
@@ -61,13 +62,13 @@ def main() -> int:
         print(json.dumps(measure(options)))
         return 0
     if options.along:
-        found = json.loads(JSON.read_text())
+        found = read(JSON)
         for name in options.backend or NAMES:
             found["backends"][name]["along"] = apart(options, name, "along")
             print(name, json.dumps(found["backends"][name]["along"]), flush=True)
-            JSON.write_text(json.dumps(found, indent=1) + "\n")
+            write(JSON, found)
         return 0
-    old = json.loads(JSON.read_text()) if JSON.exists() and options.backend else {}
+    old = read(JSON) if JSON.exists() and options.backend else {}
     found = {
         "jax": version("jax"),
         "torchax": version("torchax"),
@@ -78,7 +79,7 @@ def main() -> int:
     for name in options.backend or NAMES:
         found["backends"][name] = row(options, name)
         print(name, json.dumps(found["backends"][name], indent=1), flush=True)
-        JSON.write_text(json.dumps(found, indent=1) + "\n")
+        write(JSON, found)
     return 0
 
 

@@ -1,14 +1,14 @@
 """Seed faults in the lowerings of the JAX backend, and ask whether they are found.
 
 Writes ``benchmarks/jax_faults.json``: for each fault the number of cases until it was found, as
-what, and the case that showed it, minimised. Cases are drawn as in a run that is aimed: each has a
-call of the op with the fault, and up to five others.
+what, and the id of the case that showed it. That case, minimised, goes into
+``tests/cases/jax_faults``. Cases are drawn as in a run that is aimed: each has a call of the op
+with the fault, and up to five others.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -25,12 +25,10 @@ from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
-from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.shrink import Shrunk, Target, asker, shrink
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import ROOT, arguments, write
+from benchmarks.hunting import kept
 from tests.faults.lowerings import FAULTS, Faulty
-
-ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "jax_faults.json"
 OPS = {
@@ -57,7 +55,7 @@ class Here:
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=500, help="for each fault (default 500)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--shrink", type=float, default=30, help="seconds for each (default 30)")
@@ -71,10 +69,10 @@ def main() -> int:
         backend = JaxBackend(process=Here(file))  # type: ignore[arg-type]
         for name in [options.only] if options.only else FAULTS:
             rows.append(hunt(name, backend, file, options))
-            print({k: v for k, v in rows[-1].items() if k != "case"}, flush=True)
+            print(rows[-1], flush=True)
             found = {"jax": version("jax"), "seed": options.seed, "cases": options.cases}
             if not options.only:
-                JSON.write_text(json.dumps({**found, "faults": rows}, indent=1) + "\n")
+                write(JSON, {**found, "faults": rows})
     return int(not all(row["found"] for row in rows))
 
 
@@ -92,31 +90,17 @@ def hunt(name: str, backend: JaxBackend, file: Path, options: argparse.Namespace
             file.write_text("")
             if judge.judge(case).outcome == "diverged":
                 continue
-            assert verdict.divergence is not None
             seconds = time.process_time() - start
             file.write_text(name)
-            small = smaller(judge, case, options.shrink)
             return {
                 "name": name,
                 "what": FAULTS[name][0],
                 "found": True,
                 "cases": number,
                 "seconds": round(seconds, 1),
-                "kind": verdict.divergence.kind,
-                "case": json.loads(small.json()),
+                **kept("jax_faults", name, verdict, judge, options.shrink),
             }
     return {"name": name, "what": FAULTS[name][0], "found": False, "cases": options.cases}
-
-
-def smaller(judge: Judge, case: Case, seconds: float) -> Case:
-    """Return the case, minimised."""
-    verdict = judge.judge(case)
-    target = Target.of(verdict, ("kind", "op"))
-    reference = judge.backend.reference()
-    for event in shrink(case, target, asker(judge, target), reference, seconds=seconds):
-        if isinstance(event, Shrunk):
-            return event.case
-    return case
 
 
 if __name__ == "__main__":

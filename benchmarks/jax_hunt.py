@@ -3,8 +3,8 @@
     python benchmarks/jax_hunt.py 'jax[jit]:3000:32' 'jax:200:32' ... [--records=DIR] [--again=IDS]
 
 Each argument is a backend, how many cases and a seed; the rest is as in `torchax_hunt.py`. Writes
-counts, what each entry explained and what is not explained, with its case, into jax_hunt.json
-beside it (or ``--output=FILE``). ``amp-fuzz replay`` takes such a case from a file of its own.
+counts, what each entry explained and what is not explained into jax_hunt.json beside it (or
+``--output=FILE``); other backends stay as they were.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ PACKAGES = ("torch", "jax", "jaxlib", "amp-fuzz")
 
 def main() -> None:
     given = parser(__doc__ or "", Path(".amp-fuzz/jax-hunt")).parse_args()
-    rows = hunted(given)
-    written(given.output or Path(__file__).with_suffix(".json"), given.what, PACKAGES, rows)
+    written(given, Path(__file__).with_suffix(".json"), PACKAGES, hunted(given))
 
 
 if __name__ == "__main__":

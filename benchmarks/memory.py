@@ -15,15 +15,15 @@ import argparse
 import gc
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import arguments, machine, read, versions, write
 
 JSON = Path(__file__).with_suffix(".json")
 EVERY = 500
@@ -31,7 +31,7 @@ CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # as in 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--backends", default="eager-cpu,fake-cuda,script,compile[aot_eager]")
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
@@ -52,11 +52,11 @@ def main() -> None:
         )
         found = json.loads(done.stdout.splitlines()[-1])
         print(name, found, flush=True)
-        result = json.loads(JSON.read_text()) if JSON.exists() else {"backends": {}}
+        result = read(JSON) if JSON.exists() else {"backends": {}}
         result["backends"][f"{name}, {args.primitives} primitives"] = found
-        result["versions"] = {p: version(p) for p in ("torch", "amp-fuzz")}
-        result["machine"] = f"{platform.machine()}, {platform.system()}, one thread"
-        JSON.write_text(json.dumps(result, indent=2) + "\n")
+        result["versions"] = versions("torch", "amp-fuzz")
+        result["machine"] = machine()
+        write(JSON, result)
 
 
 def measure(name: str, cases: int, seed: int) -> dict[str, Any]:

@@ -16,24 +16,19 @@ compiler included, and so are the limits of the search.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -66,7 +61,18 @@ from amp_fuzz.shrink import (
 )
 from amp_fuzz.triage import fingerprint, guilty
 from amp_fuzz.upstream.explain import judge_of
-from benchmarks.numeric_faults import about
+from benchmarks.common import (
+    ROOT,
+    Row,
+    arguments,
+    commit,
+    conditions,
+    cpu_seconds,
+    named,
+    read,
+    write,
+)
+from benchmarks.minimize_page import JSON, PAGE, SECONDS, page
 from tests.faults.corrupted import Corrupted, Patches
 from tests.faults.fault import Fault, NumericFault
 from tests.faults.faults import FAULTS
@@ -80,14 +86,9 @@ from tests.faults.numeric_hunt import (
     way,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
-
-JSON = ROOT / "benchmarks" / "minimize.json"
 HUNTS = ROOT / "benchmarks" / "numeric_faults.json"
-PAGE = ROOT / "docs" / "minimize.md"
 
-# Seconds of work for one search, and how many cases are drawn to find a fault.
-SECONDS = {"eager": 120.0, "state": 60.0, "script": 120.0, "compiled": 240.0, "findings": 120.0}
+# How many cases are drawn to find a fault.
 CASES = {"eager": 3300, "state": 400, "script": 1500, "compiled": 500}
 # For each backend, how many cases are drawn to meet the bugs that are known.
 DRAWN = {
@@ -106,33 +107,10 @@ SCRIPTED = (
 # A fault that none of these shows is looked for in programs with the op that it is called after.
 FOCUSED = 60
 
-_TOGETHER = """\
-
-## Candidates are judged one at a time
-
-One process judges all candidates of a search and is started again only when one kills it, so there
-is no start to share. What could be shared is a compilation. Programs of one plan compiled together
-cost, a program, this many times less than one by one
-([benchmarks/packing.json](../benchmarks/packing.json)): 1.03 to 1.39 on `aot_eager`, and 0.75 to
-0.91 on Inductor, which is more.
-
-Of the candidates themselves, few can be put together: the first that shows the divergence is taken,
-and those that come next are made of it. In two searches each, the 60 candidates compiled on
-`aot_eager` fill 41 packs of up to four, 32 of them of one, and the 20 on Inductor 14, 12 of them of
-one. If a pack cost no more than one candidate, the gain would be 1.46 and 1.43. On `aot_eager` it
-was 1.29 with packs of two and 1.25 with packs of four, in CPU seconds, without what a pack compiles
-in vain after the candidate that is taken, and without the second judgement that a diverging pack
-needs to say which of them it is: one in each step. On Inductor it was not measured: its caches
-answered for what the search had compiled. Again:
-`TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 python -m benchmarks.packing --candidates=exp,softmax`
-"""
-
-Row = dict[str, Any]
-
 
 def main() -> int:
     """Run what the command line asks for and return 1 if a repro does not do what it must."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--sections", default=",".join(SECONDS), help="all, unless named")
     parser.add_argument(
         "--only", metavar="GLOBS", default="*", help="only these faults or known bugs"
@@ -147,30 +125,30 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write the page again")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    result: Row = json.loads(JSON.read_text()) if JSON.exists() else {}
+    result = read(JSON)
     sections = [] if options.report else options.sections.split(",")
     for section in sections:
         if section == "findings":
             continue
         faults, rows = FAULTS_OF[section], result.setdefault(section, {})
-        named = [f for f in faults if _named(f.name, options.only)]
+        chosen = [f for f in faults if named(f.name, options.only)]
         if options.new:
-            named = [f for f in named if not rows.get(f.name, {}).get("found")]
-        result["run"] = about(options.seed, SECONDS[section])
+            chosen = [f for f in chosen if not rows.get(f.name, {}).get("found")]
+        result["run"] = conditions(options.seed, SECONDS[section])
         steps = list(way(options.cases or CASES[section], seed=options.seed))
-        for number, fault in enumerate(named, 1):
+        for number, fault in enumerate(chosen, 1):
             rows[fault.name] = one(fault, steps, section)
             result[section] = {f.name: rows[f.name] for f in faults if f.name in rows}
             rows = result[section]
-            JSON.write_text(json.dumps(result, indent=1) + "\n")
-            print(f"{number:3}/{len(named)} {_told(fault.name, rows[fault.name])}", flush=True)
+            write(JSON, result)
+            print(f"{number:3}/{len(chosen)} {_told(fault.name, rows[fault.name])}", flush=True)
     if "findings" in sections:
-        result["run"] = about(options.seed, SECONDS["findings"])
+        result["run"] = conditions(options.seed, SECONDS["findings"])
         rows = result.setdefault("findings", {})
         told = options.seed, options.backends, options.only
         for name, row in again(*told, rows) if options.again else findings(*told):
             rows[name] = row
-            JSON.write_text(json.dumps(result, indent=1) + "\n")
+            write(JSON, result)
             print(_told(name, row), flush=True)
     PAGE.write_text(page(result))
     print(f"written: {PAGE.relative_to(ROOT)}")
@@ -206,10 +184,6 @@ def judge_of_fault(fault: Fault, section: str) -> Judge:
         return judge_of(Corrupted(patches=fault.corrupt), shipped(), "none")
     assert isinstance(fault, NumericFault)
     return judge_of(backend_of(fault), shipped(), "none")
-
-
-def _named(name: str, globs: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs.split(","))
 
 
 def _told(name: str, row: Row) -> str:
@@ -277,7 +251,7 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
     """
     done: set[str] = set()
     for name, count in DRAWN.items():
-        if not _named(name, backends_):
+        if not named(name, backends_):
             continue
         judge = judge_of(backends()[name], shipped(), "none")
         task = Task(name, "all", (), count, seed)
@@ -285,7 +259,7 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
             yield from finding(judge, case, entries, done)
     met = {bug.partition(" on ")[0] for bug in done}
     for entry, (name, case) in examples().items():
-        if entry not in met and _named(name, backends_) and _named(entry, entries):
+        if entry not in met and named(name, backends_) and named(entry, entries):
             judge = judge_of_entry(name, entry)
             rows = dict(finding(judge, case, entry, done))
             rows = rows or dict(finding(judge, case, entry, done, among=entry))
@@ -301,7 +275,7 @@ def again(seed: int, backends_: str, entries: str, rows: Row) -> Iterator[tuple[
     met = {row["id"] for row in rows.values() if row["found"]}
     wanted = {key: entry for key, entry in made.items() if entry not in met}
     wanted |= {(row["backend"], row["case"]): row["id"] for row in rows.values() if row["found"]}
-    wanted = {k: e for k, e in wanted.items() if _named(k[0], backends_) and _named(e, entries)}
+    wanted = {k: e for k, e in wanted.items() if named(k[0], backends_) and named(e, entries)}
     drawn: list[tuple[str, Case]] = list(examples().values())
     for name, count in DRAWN.items():
         if any(key[0] == name and key not in made for key in wanted):
@@ -331,7 +305,7 @@ def finding(
         bug = f"{entry} on {judge.backend.name}"
         if (len(ids) > 1 and entry != among) or not entry or bug in done:
             return
-        if not _named(entry, entries):
+        if not named(entry, entries):
             return
         done.add(bug)
         row = minimised("", judge, verdict, SECONDS["findings"])
@@ -409,7 +383,7 @@ def judge_of_entry(backend: str, entry: str) -> Judge:
 def found(fault: NumericFault, steps: Sequence[Step]) -> Verdict | None:
     """Return the divergence that shows a fault: that of the last hunt, if it is still drawn."""
     judge = judge_of(backend_of(fault), shipped(), "none")
-    hunts = json.loads(HUNTS.read_text())
+    hunts = read(HUNTS)
     sections = [hunts[name]["faults"] for name in SECONDS if name in hunts]
     old = [r for rows in sections for r in rows if r["name"] == fault.name and r["found"]]
     with quiet():
@@ -435,7 +409,7 @@ def named_after(fault: NumericFault) -> str:
 
 def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row:
     """Minimise a divergence, and say what was and what is. fault: its name, "" of torch's own."""
-    start, wall = _seconds(), time.monotonic()
+    start, wall = cpu_seconds(), time.monotonic()
     stage = stage_of(judge, verdict)
     target = replace(Target.of(verdict), stage=stage)
     ask, reference, memory = asker(judge, target), judge.backend.reference(), Memory()
@@ -456,7 +430,7 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
     *_, last = events
     assert isinstance(last, Shrunk)
     final = confirmed(judge, target, last.chain) or verdict
-    spent = round(_seconds() - start, 1), round(time.monotonic() - wall, 1)
+    spent = round(cpu_seconds() - start, 1), round(time.monotonic() - wall, 1)
     small = final.case
     record = final.finding("", small, op=last.op if small == last.case else "")
     again = stage_of(judge, final)
@@ -464,7 +438,7 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
     anyone = general(small, judge.backend.device, shows)
     # A gradient names no op by itself: so does `shrink`.
     label = "" if target.kind.startswith("grad") else target.op
-    named = answer_of(verdict).kind, stage, "*" if anyone else before.op or label
+    was = answer_of(verdict).kind, stage, "*" if anyone else before.op or label
     stays = answer_of(final).kind, again, "*" if anyone else last.op
     return {
         "commit": commit(),
@@ -472,7 +446,7 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
         "statements": [_statements(verdict.case), _statements(small)],
         "elements": [_elements(verdict.case), _elements(small)],
         "inputs": len(small.program.inputs),
-        "before": dict(zip(("kind", "stage", "op"), named, strict=True)),
+        "before": dict(zip(("kind", "stage", "op"), was, strict=True)),
         "after": dict(zip(("kind", "stage", "op"), stays, strict=True)),
         "fingerprint": str(fingerprint(record)),
         "tried": last.tried,
@@ -483,18 +457,6 @@ def minimised(fault: str, judge: Judge, verdict: Verdict, seconds: float) -> Row
         "repro": ends(fault, judge, final),
         "program": str(small).splitlines()[1:],
     }
-
-
-@lru_cache(maxsize=1)
-def commit() -> str:
-    """Return the version of the code that is measured."""
-    words = ("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def _seconds() -> float:
-    return sum(os.times()[:4])
 
 
 def _statements(case: Case) -> int:
@@ -594,135 +556,6 @@ class _Fresh:
 @lru_cache(maxsize=2)
 def fresh(*, seeded: bool) -> _Fresh:
     return _Fresh(seeded=seeded)
-
-
-# -- the page -------------------------------------------------------------------------------------
-
-
-def page(result: Row) -> str:
-    """Return the Markdown page."""
-    together = sum("with" in row for row in _found(result, "findings"))
-    lines = [
-        "# How small findings get",
-        "",
-        "A fault is seeded, the first case that finds it ([numeric-faults.md](numeric-faults.md))",
-        "is minimised, and the result is written as a script. The script is run in a fresh process",
-        "with the fault, where it must exit with 1, and without, where it must exit with 0.",
-        "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/known.toml) has, each with",
-        "the first drawn case that shows it alone on a backend, or, where no draw showed it, the",
-        f"example of the tests ({together} show only together with others): their scripts must",
-        "exit with 1.",
-        "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
-        "from the minimised one. Where no statement of the drawn case, nor two of them, shows the",
-        'same by themselves, it names no op ("none alone"), and minimising is what finds one. Such',
-        "rows are counted apart, and so are others that changed it.",
-        "",
-        "Two rows are not as they should be. `var-of-squares` has four statements: a gradient",
-        "shows the fault, and what takes the infinity of `var` to it cannot go. (A run, which",
-        "looks at each statement by itself first, reports the `var`.) `neg-backward` named a pair",
-        "as drawn, since the gradients of its `addcdiv` alone are 0.",
-        "",
-    ]
-    if "run" in result:
-        run_ = result["run"]
-        versions = ", ".join(f"{name} {v}" for name, v in run_["versions"].items())
-        lines += [f"Seed {run_['seed']}, CPU seconds of one core ({run_['machine']['cpu']}); "]
-        lines[-1] += f"{versions}."
-    commits = Counter(r.get("commit", "an older one") for s in SECONDS for r in _found(result, s))
-    if commits:
-        lines[-1] += f" Rows by commit: {', '.join(f'{n} of {c}' for c, n in commits.items())}."
-    columns = (
-        *("faults in", "minimised", "statements before: median", "after: median, 90 %, most"),
-        *("elements: median, 90 %", "seconds: median, 90 %", "same fingerprint"),
-        "repro 1, then 0",
-    )
-    lines += ["", f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    for title, rows in _groups(result):
-        if rows:
-            lines.append(_summary(title, rows))
-    for section in SECONDS:
-        rows = result.get(section, {})
-        lines += ["", f"## {section.capitalize()}", "", *_table(rows)] if rows else []
-    from benchmarks.torch_minifier import section as of_torch
-
-    lines += [*of_torch(result), *_TOGETHER.splitlines()]
-    return "\n".join([*lines, "", "Again: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
-
-
-def _groups(result: Row) -> list[tuple[str, list[Row]]]:
-    rows = {section: _found(result, section) for section in SECONDS}
-    stages: dict[str, list[Row]] = {}
-    for row in rows["compiled"]:
-        stages.setdefault(row["before"]["stage"], []).append(row)
-    return [
-        ("eager kernels", rows["eager"]),
-        ("contexts (state)", rows["state"]),
-        ("kernels under TorchScript", rows["script"]),
-        *sorted(stages.items()),
-        ("torch itself (findings)", rows["findings"]),
-        ("all", [row for own in rows.values() for row in own]),
-    ]
-
-
-def _found(result: Row, section: str) -> list[Row]:
-    return [r for r in result.get(section, {}).values() if r["found"]]
-
-
-def _summary(title: str, rows: Sequence[Row]) -> str:
-    def both(values: Sequence[float], digits: int = 0) -> str:
-        return f"{statistics.median(values):.{digits}f}, {_ninety(values):.{digits}f}"
-
-    after = [r["statements"][1] for r in rows]
-    cells = [
-        title,
-        str(len(rows)),
-        f"{statistics.median(r['statements'][0] for r in rows):.0f}",
-        f"{both(after)}, {max(after)}",
-        both([r["elements"][1] for r in rows]),
-        both([r["seconds"] for r in rows], 1),
-        _kept(rows),
-        f"{sum(r['repro'] in ([1, 0], [1]) for r in rows)}",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _kept(rows: Sequence[Row]) -> str:
-    """Return how many rows kept their fingerprint; of others, how many had named no op before."""
-    moved = [r for r in rows if r["before"] != r["after"]]
-    named = [r for r in moved if {**r["before"], "op": r["after"]["op"]} == r["after"]]
-    new = sum(not r["before"]["op"] for r in named)
-    others = {"named none before": new, "changed it": len(moved) - new}
-    told = [f"{number} {what}" for what, number in others.items() if number]
-    return ", ".join([str(len(rows) - len(moved)), *told])
-
-
-def _ninety(values: Sequence[float]) -> float:
-    """Return the smallest value that nine tenths do not exceed."""
-    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
-
-
-def _table(rows: Row) -> list[str]:
-    lines = [
-        "| fault | kind | stage | guilty op | statements | elements | tried | seconds | repro |",
-        "|---|---|---|---|---|---|---:|---:|---|",
-    ]
-    for name, row in rows.items():
-        if not row["found"]:
-            lines.append(f"| {name} | not found | | | | | | | |")
-            continue
-        after = row["after"]
-        moved = [k for k in after if after[k] != row["before"][k]]
-        op = after["op"] or "none alone"
-        note = "".join(f"; **{k} was {row['before'][k] or 'none alone'}**" for k in moved)
-        cut = " (cut)" if row["reason"] == "time" else ""
-        name += f", with {', '.join(row['with'])}" if row.get("with") else ""
-        lines.append(
-            f"| {name} | {after['kind']} | {after['stage']} | {op}{note} "
-            f"| {row['statements'][0]} -> {row['statements'][1]} "
-            f"| {row['elements'][0]} -> {row['elements'][1]} | {row['tried']} "
-            f"| {row['seconds']:.1f}{cut} | {', '.join(map(str, row['repro']))} |"
-        )
-    return lines
 
 
 if __name__ == "__main__":

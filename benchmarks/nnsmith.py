@@ -14,19 +14,17 @@ in dtypes, bits, shadows and state. Writes ``benchmarks/nnsmith.json``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import arguments, cpu_seconds, machine, versions, write
 
 JSON = Path(__file__).with_suffix(".json")
 PAIRS = {"torchjit": "trace[freeze]", "compile": "compile[inductor]"}
@@ -85,7 +83,7 @@ fuzz.main()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("python", help="of the environment that NNSmith is in")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
@@ -100,9 +98,9 @@ def main() -> None:
         }
         print(found, flush=True)
         result["backends"] |= found
-    result["versions"] = {p: version(p) for p in ("torch", "amp-fuzz")} | {"nnsmith": "0.1.0"}
-    result["machine"] = f"{platform.machine()}, {platform.system()}, one thread"
-    JSON.write_text(json.dumps(result, indent=2) + "\n")
+    result["versions"] = versions("torch", "amp-fuzz") | {"nnsmith": "0.1.0"}
+    result["machine"] = machine()
+    write(JSON, result)
 
 
 def nnsmith(python: str, backend: str, seconds: int, seed: int) -> dict[str, Any]:
@@ -143,7 +141,7 @@ def judged(name: str, seconds: int, seed: int) -> dict[str, Any]:
     settings = Settings((name,), max_statements=5)
     judge = judge_of(backends()[name], shipped())
     cases, new = 0, 0
-    start, deadline = sum(os.times()[:4]), time.monotonic() + seconds
+    start, deadline = cpu_seconds(), time.monotonic() + seconds
     with quiet():
         for case in draw(Task(name, "all", (), sys.maxsize, seed), settings):
             if case.plan.transform == "none":  # else `backward` says where the contexts stand
@@ -154,7 +152,7 @@ def judged(name: str, seconds: int, seed: int) -> dict[str, Any]:
             cases += 1
             if time.monotonic() > deadline:
                 break
-    return of(cases, sum(os.times()[:4]) - start) | {"new divergences": new}
+    return of(cases, cpu_seconds() - start) | {"new divergences": new}
 
 
 def of(cases: int, spent: float) -> dict[str, Any]:

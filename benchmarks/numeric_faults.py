@@ -10,17 +10,12 @@ core, those of the C++ compiler included.
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import json
-import os
-import platform
 import statistics
 import sys
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +25,10 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import ROOT, Row, arguments, conditions, named, read, write
 from tests.faults.corrupted import Corrupted, Kernel, wrong_kernels
 from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault
 from tests.faults.numeric_hunt import Step, hunt, way
-
-ROOT = Path(__file__).resolve().parents[1]
 
 JSON, TOLERANCES = (ROOT / "benchmarks" / f"{n}.json" for n in ("numeric_faults", "tolerances"))
 PAGE = ROOT / "docs" / "numeric-faults.md"
@@ -43,7 +37,6 @@ PAGE = ROOT / "docs" / "numeric-faults.md"
 # because they do not reach its op, are drawn and counted, but not compiled.
 LIMITS = {"eager": 5000, "compiled": 500}
 
-Row = dict[str, Any]
 
 # Why the oracle misses a fault, for those that it does miss.
 WHY: dict[str, str] = {
@@ -61,7 +54,7 @@ WHY: dict[str, str] = {
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--eager", action="store_true", help="only the faults in eager kernels")
     parser.add_argument("--compiled", action="store_true", help="only the compiler's")
     parser.add_argument("--only", metavar="GLOBS", default="*", help="only these faults")
@@ -71,42 +64,21 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write the page again")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    result: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
+    result = read(JSON)
     both = options.eager == options.compiled
     for section, faults in (("eager", EAGER), ("compiled", COMPILED)):
         if options.report or not (both or getattr(options, section)):
             continue
-        named = [f for f in faults if _named(f.name, options.only)]
-        result["run"] = about(options.seed, options.seconds)
+        chosen = [f for f in faults if named(f.name, options.only)]
+        result["run"] = conditions(options.seed, options.seconds)
         old = {r["name"]: r for r in result.get(section, {}).get("faults", ())}
-        for part in search(section, named, options):
+        for part in search(section, chosen, options):
             old |= {r["name"]: r for r in part.pop("faults", ())}
             rows = [old[f.name] for f in faults if f.name in old]
             result[section] = result.get(section, {}) | part | {"faults": rows}
-            JSON.write_text(json.dumps(result, indent=1) + "\n")
+            write(JSON, result)
     write_page()
     return int(any(not r["found"] for s in LIMITS for r in result.get(s, {}).get("faults", ())))
-
-
-def _named(name: str, globs: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs.split(","))
-
-
-def about(seed: int, seconds: float) -> Row:
-    packages = ("torch", "hypothesis", "numpy", "amp-fuzz")
-    return {
-        "seed": seed,
-        "seconds_limit": seconds,
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
-        "machine": {"cpu": cpu(), "cores": os.cpu_count(), "system": platform.system()},
-    }
-
-
-def cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
 
 
 def search(
@@ -168,8 +140,8 @@ def control(steps: Sequence[Step]) -> Row:
 
 
 def write_page() -> None:
-    result = json.loads(JSON.read_text()) if JSON.exists() else {}
-    tolerances = json.loads(TOLERANCES.read_text()) if TOLERANCES.exists() else {}
+    result = read(JSON)
+    tolerances = read(TOLERANCES)
     PAGE.write_text(page(result, tolerances))
     print(f"written: {PAGE.relative_to(ROOT)}")
 

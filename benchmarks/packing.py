@@ -15,14 +15,11 @@ with the candidate that is taken, since what comes after it is made of it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ from amp_fuzz.harness import quiet
 from amp_fuzz.program import Items, Node, Program, Ref, Region, statements
 from amp_fuzz.shrink import Answer, Memory, Target, asker, shrink
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import arguments, machine, read, versions, write
 from benchmarks.compilers import spent
 from tests.helpers import WrongKernel, drawn
 
@@ -45,7 +43,7 @@ PLANS = {"with backward": Plan(), "forward only": Plan(backward="none")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--backends", default="compile[aot_eager],compile[inductor]")
     parser.add_argument("--sizes", default="4,8")
     parser.add_argument("--programs", type=int, default=48)
@@ -72,13 +70,12 @@ def main() -> None:
             for name in names
         }
     result |= {
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
-        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+        "versions": versions("torch", "amp-fuzz"),
+        "machine": machine(),
     }
     print(json.dumps(result, indent=2))
     if args.output:
-        old = json.loads(args.output.read_text()) if args.output.exists() else {}
-        args.output.write_text(json.dumps(old | result, indent=2) + "\n")
+        write(args.output, read(args.output) | result)
 
 
 def measure(

@@ -11,16 +11,12 @@ met. 600 of them are half of what two cores have in ten minutes.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import json
 import platform
-import resource
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +29,18 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import (
+    ROOT,
+    Row,
+    arguments,
+    cpu_seconds,
+    machine,
+    named,
+    read,
+    versions,
+    write,
+)
 from tests.public.bugs import BUGS, Bug
-
-ROOT = Path(__file__).resolve().parents[1]
 
 JSON = ROOT / "benchmarks" / "rediscovery.json"
 PAGE = ROOT / "docs" / "ingredients.md"  # which ends in the table
@@ -43,7 +48,7 @@ HEAD = "| bug | what | backend |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--backends", default="*", help="names or globs, comma-separated")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -52,16 +57,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = [
-        name
-        for name in dict.fromkeys(bug.backend for bug in BUGS)
-        if any(fnmatch.fnmatchcase(name, p.replace("[", "[[]")) for p in args.backends.split(","))
+        name for name in dict.fromkeys(bug.backend for bug in BUGS) if named(name, args.backends)
     ]
     ops = tuple(args.ops.split(",")) if args.ops else ()
     for name in chosen:
         for seed in map(int, args.seeds.split(",")):
             bugs = [bug for bug in BUGS if bug.backend == name]
             for bug, found in hunt(bugs, seed, args.seconds, ops):
-                write(args.output, bug, found, seed)
+                add(args.output, bug, found, seed)
     if args.output == JSON:
         text = PAGE.read_text()
         PAGE.write_text(text[: text.index(HEAD)] + table(json.loads(JSON.read_text())))
@@ -80,9 +83,9 @@ def hunt(
     cases = draw(Task(backend.name, "all", (), sys.maxsize, seed), settings)
     with quiet(), suppress(KeyboardInterrupt):  # what was run until then counts
         while left and cpu < limit:
-            start = seconds(), time.perf_counter()
+            start = cpu_seconds(), time.perf_counter()
             verdict = judge.judge(next(cases))
-            cpu, wall = cpu + seconds() - start[0], wall + time.perf_counter() - start[1]
+            cpu, wall = cpu + cpu_seconds() - start[0], wall + time.perf_counter() - start[1]
             number += 1
             for name in [n for n, bug in left.items() if bug.recognise(verdict)]:
                 del left[name]
@@ -103,24 +106,18 @@ def hunt(
         yield name, missed
 
 
-def seconds() -> float:
-    """Return the CPU seconds of this process and of those that it has started and awaited."""
-    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
-
-
-def write(path: Path, name: str, found: dict[str, Any], seed: int) -> None:
-    result = json.loads(path.read_text()) if path.exists() else {"bugs": {}}
+def add(path: Path, name: str, found: dict[str, Any], seed: int) -> None:
+    result: Row = {"bugs": {}} | read(path)
     order = [bug.name for bug in BUGS]
     bug = BUGS[order.index(name)]
     entry = result["bugs"].setdefault(name, {"seeds": {}})
     entry |= {"what": bug.what, "backend": bug.backend}
     entry["seeds"][str(seed)] = found
     result["bugs"] = {n: result["bugs"][n] for n in order if n in result["bugs"]}
-    result["versions"] = {p: version(p) for p in ("torch", "numpy", "amp-fuzz")}
+    result["versions"] = versions("torch", "numpy", "amp-fuzz")
     result["python"] = platform.python_version()
-    result["machine"] = f"{platform.machine()}, {platform.system()}, one thread"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    result["machine"] = machine()
+    write(path, result)
 
 
 def table(result: dict[str, Any]) -> str:

@@ -18,14 +18,12 @@ import argparse
 import csv
 import fnmatch
 import json
-import platform
 import sys
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +38,14 @@ from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Band, Shadow, distance
+from benchmarks.common import arguments, machine, versions, write
 from benchmarks.shadow_causes import MANY, Cause, Traced, enough, probe
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--ops", default="*")
     parser.add_argument(
@@ -67,8 +66,8 @@ def main() -> None:
     result |= {
         "threshold": args.threshold,
         "samples": args.samples,
-        "versions": {p: version(p) for p in ("torch", "amp-fuzz")},
-        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+        "versions": versions("torch", "amp-fuzz"),
+        "machine": machine(),
     }
     if args.each:
         result["operator database"] = database(args, rows)
@@ -76,7 +75,7 @@ def main() -> None:
         result["random cases"] = random_cases(args)
     print(json.dumps(result, indent=1))
     if path:
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write(path, result)
         if rows:
             by_operator(rows, path.with_suffix(".csv"))
 

@@ -9,15 +9,12 @@ processes on the machine disturb less than wall time; both are in the result.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -31,10 +28,11 @@ from amp_fuzz.known import shipped
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.store import Writer
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import arguments, machine, show, versions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="eager-cpu")
@@ -49,13 +47,11 @@ def main() -> None:
     result |= {
         "backend": args.backend,
         "seed": args.seed,
-        "versions": {p: version(p) for p in ("torch", "hypothesis", "numpy", "amp-fuzz")},
+        "versions": versions("torch", "hypothesis", "numpy", "amp-fuzz"),
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {platform.system()}, one thread",
+        "machine": machine(),
     }
-    print(json.dumps(result, indent=2))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=2) + "\n")
+    show(args.output, result)
 
 
 def measure(task: Task, settings: Settings, judge: Judge) -> dict[str, object]:

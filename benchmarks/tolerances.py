@@ -39,7 +39,8 @@ from amp_fuzz.oracle.compare import same as bitwise
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.reference import Band
 from amp_fuzz.upstream.explain import judge_of
-from benchmarks.numeric_faults import JSON, TOLERANCES, about, write_page
+from benchmarks.common import Row, arguments, conditions, read, write
+from benchmarks.numeric_faults import JSON, TOLERANCES, write_page
 from tests.faults.corrupted import Corrupted
 from tests.faults.honest import Accurate, reordered
 from tests.faults.numeric import COMPILED, EAGER, NumericFault
@@ -66,8 +67,6 @@ ABOUT = [
     "the one case that ours found, so that there ours misses none by construction. Never noticed",
     "are faults of which no pair here is flagged.",
 ]
-
-Row = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -98,7 +97,7 @@ class Group:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--honest", type=int, default=1000, help="cases of each")
     parser.add_argument("--compiled", type=int, default=60, help="cases that are compiled")
     parser.add_argument("--each", type=int, default=5, help="faulty pairs of each eager fault")
@@ -131,33 +130,31 @@ def main() -> None:
         groups.append(part())
         faults += more
         print(json.dumps(groups[-1].json()), flush=True)
-        write(args, groups, [f.name for f in faults], noticed)
+        keep(args, groups, [f.name for f in faults], noticed)
 
 
 def again(name: str, parts: Sequence[tuple[Any, Callable[[], Group]]]) -> None:
     """Measure one group of honest pairs again; the file has the others."""
-    result = json.loads(TOLERANCES.read_text())
+    result = read(TOLERANCES)
     names = [g["name"] for g in result["pairs"] if g["verb"] == "false alarms"]
     made = parts[names.index(name)][1]().json()
     print(json.dumps(made))
     result["pairs"] = [made if g["name"] == name else g for g in result["pairs"]]
-    TOLERANCES.write_text(json.dumps(result, indent=1) + "\n")
+    write(TOLERANCES, result)
     write_page()
 
 
-def write(
-    args: argparse.Namespace, groups: Sequence[Group], names: list[str], noticed: Any
-) -> None:
+def keep(args: argparse.Namespace, groups: Sequence[Group], names: list[str], noticed: Any) -> None:
     """Write what there is so far."""
     result = {
-        "run": about(args.seed, 0.0),
+        "run": conditions(args.seed, 0.0),
         "about": ABOUT,
         "judges": JUDGES,
         "faults": len(names),
         "pairs": [g.json() for g in groups],
         "never": {j: [n for n in names if n not in noticed[j]] for j in JUDGES},
     }
-    TOLERANCES.write_text(json.dumps(result, indent=1) + "\n")
+    write(TOLERANCES, result)
     write_page()
 
 
@@ -196,7 +193,7 @@ def faulty_eager(steps: Sequence[Step], each: int, noticed: dict[str, set[str]])
 def faulty_compiled(seed: int, noticed: dict[str, set[str]]) -> Group:
     """Judge the case on which numeric_faults.py found each fault of a compiler."""
     group = Group("faults in compilers, as found by ours", "misses")
-    rows = json.loads(JSON.read_text()).get("compiled", {}).get("faults", [])
+    rows = read(JSON).get("compiled", {}).get("faults", [])
     steps = list(way(500, seed=seed))
     for fault in COMPILED:
         for case in found_case(fault, rows, steps):

@@ -14,8 +14,6 @@ seconds, those of children included.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import resource
@@ -23,9 +21,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,14 +31,12 @@ from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.repro import repro
 from amp_fuzz.upstream.explain import judge_of
-from benchmarks.minimize import CASES, FOCUSED, JSON, PAGE, named_after, page
+from benchmarks.common import ROOT, Row, arguments, read, write
+from benchmarks.minimize import CASES, FOCUSED, named_after
+from benchmarks.minimize_page import AFTER, JSON, PAGE, THEIRS, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, tasks
 
-ROOT = Path(__file__).resolve().parents[1]
-
-THEIRS = ROOT / "benchmarks" / "torch_minifier.json"
-AFTER = ("aot", "dynamo")
 _SITE = """\
 import sys
 
@@ -53,32 +47,17 @@ fault = NUMERIC[{name!r}].corrupt()
 fault.__enter__()
 """
 
-_INTRODUCTION = """\
-
-## Beside torch's own minifier
-
-The same cases as drawn, as scripts that import only torch, run with `TORCHDYNAMO_REPRO_LEVEL=4` and
-`TORCHDYNAMO_REPRO_AFTER` `aot` and `dynamo`
-([benchmarks/torch_minifier.py](../benchmarks/torch_minifier.py)). A `sitecustomize` seeds the fault
-in every process, those of the minifier too. Calls are those of the graph before and after; the
-script that is left is run with the fault and without. Seconds are CPU seconds of all processes.
-What was cut took longer than 150 s on the clock, on a machine that other work had most of. Cases
-that are not in the table were not run.
-"""
-
-Row = dict[str, Any]
-
 
 def main() -> int:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=10)
     parser.add_argument("--limit", type=float, default=600.0, help="of each process, on the clock")
     parser.add_argument("--report", action="store_true", help="only write the page again")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    ours = json.loads(JSON.read_text())
-    rows: Row = json.loads(THEIRS.read_text()) if THEIRS.exists() else {}
+    ours = read(JSON)
+    rows = read(THEIRS)
     # Those of Inductor's own stage first: all of them are faults of what Inductor computes.
     found = sorted(
         ((name, row) for name, row in ours["compiled"].items() if row["found"]),
@@ -92,7 +71,7 @@ def main() -> int:
         for after in AFTER:
             rows[name][after] = theirs(name, case, after, options.limit)
             print(name, after, rows[name][after], flush=True)
-        THEIRS.write_text(json.dumps(rows, indent=1) + "\n")
+        write(THEIRS, rows)
     PAGE.write_text(page(ours))
     return 0
 
@@ -188,38 +167,6 @@ def _calls(path: Path) -> int:
 def _seconds() -> float:
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
-
-
-def section(ours: Row) -> Iterator[str]:
-    """Yield the lines of what stands in docs/minimize.md of it; none if nothing was measured."""
-    if not THEIRS.exists():
-        return
-    rows = json.loads(THEIRS.read_text())
-    yield from (*_INTRODUCTION.splitlines(), "")
-    yield "| fault | ours: statements, seconds | after=aot | seconds | after=dynamo | seconds |"
-    yield "|---|---|---|---:|---|---:|"
-    for name, row in rows.items():
-        own = ours["compiled"].get(name, {})
-        if own.get("case") != row["case"]:  # measured of another version
-            continue
-        cells = [name, f"{own['statements'][0]} -> {own['statements'][1]}, {own['seconds']:.1f}"]
-        for after in AFTER:
-            cells += [_said(row[after]), f"{row[after]['seconds']:.1f}"]
-        yield f"| {' | '.join(cells)} |"
-
-
-def _said(row: Row) -> str:
-    if not row["launched"]:
-        return "nothing to minify" + (f" (`{_error(row['said'])}`)" if row["said"] else "")
-    if "left" not in row:
-        return f"{row['graph']} calls -> none: `{_error(row['minifier_said'])}`"
-    cut = " (cut)" if row["minifier"] == "timeout" else ""
-    return f"{row['graph']} -> {row['left']} calls{cut}, ends {row['again'][0]}, {row['again'][1]}"
-
-
-def _error(line: str) -> str:
-    found = re.search(r"\w*(?:Error|Exception)\b.*", line)
-    return (found[0] if found else line)[:70].replace("|", "/")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ each backend and seed into torchax_cost.json beside it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
@@ -29,6 +28,7 @@ from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.upstream.explain import judge_of
+from benchmarks.common import arguments, write
 
 OUT = Path(__file__).with_suffix(".json")
 
@@ -96,7 +96,7 @@ def _memory(backend: TorchaxBackend) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--backend", default="torchax")
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
@@ -111,7 +111,7 @@ def main() -> None:
     rows = [r for r in old if any(r[k] != row[k] for k in key)] + [row]
     rows.sort(key=lambda r: [str(r[k]) for k in key])
     head = {"torch": torch.__version__, "machine": platform.machine(), "rows": rows}
-    OUT.write_text(json.dumps(head, indent=1) + "\n")
+    write(OUT, head)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ everything else (``python -I``): it must end with 1. Writes torchax_findings.jso
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -33,20 +32,19 @@ from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.repro import ReproError, repro
 from amp_fuzz.supervise import Journal, minimise
 from amp_fuzz.supervised import Done, Job
-
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.common import ROOT, arguments, read, write
 
 OUT = Path(__file__).with_suffix(".json")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--records", type=Path, default=Path(".amp-fuzz/torchax-hunt"))
     parser.add_argument("--seconds", type=float, default=120, help="for each")
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
+    rows = read(OUT)
     only = set(given.only.split(",")) - {""}
     for name, line in first(given.records).items():
         if (only and name not in only) or (not only and name in rows):
@@ -54,7 +52,7 @@ def main() -> None:
         row = minimised(name, line, given.seconds)
         print(name, json.dumps(row, indent=1), flush=True)
         rows[name] = row
-        OUT.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+        write(OUT, dict(sorted(rows.items())))
 
 
 def first(records: Path) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,6 @@ own backward pass that lacks what raises so.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from itertools import islice
@@ -31,6 +30,7 @@ from amp_fuzz.catalogue import Op, select
 from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.program import Program
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
+from benchmarks.common import arguments
 
 DRAWS = 12
 SIZES = 3  # the derivative of max without dimensions is another one
@@ -61,7 +61,7 @@ def lacks(seen: Observation) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("ops", nargs="*", default=["*"])
     parser.add_argument("--backward", action="store_true")
     given = parser.parse_args()

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 
 from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case, Plan
+from amp_fuzz.case import Case, Plan, load
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.harness import Observation, Raised, bits, compiled
 from amp_fuzz.program import (
@@ -51,6 +51,7 @@ __all__ = [
     "minimal",
     "one_line",
     "program",
+    "stored",
     "under",
     "x",
 ]
@@ -110,6 +111,12 @@ def program(inputs: Sequence[TensorSpec], *body: Node) -> Program:
 def case(inputs: Sequence[TensorSpec], *body: Node, seed: int = 0, **plan: Any) -> Case:
     """Return a case of such a program; the plan is the plainest but for what is given."""
     return Case(program(inputs, *body), Plan(**plan), seed)
+
+
+def stored(folder: str) -> dict[str, Case]:
+    """Return the case files of a folder of tests/cases, by their names."""
+    paths = (Path(__file__).parent / "cases" / folder).glob("*.json")
+    return {path.stem: load(path) for path in sorted(paths)}
 
 
 def eager() -> Backend:

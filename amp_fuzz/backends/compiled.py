@@ -285,9 +285,15 @@ class _TracedReference(ReferenceRuntime):
 
     def of(self, case: Case) -> Runtime:
         backward = case.plan.backward != "none"
+        whole = backward or case.plan.entry in CUSTOM_OPS  # the op is traced, and not its body
+
+        def opaque(*how: Any) -> Any:
+            made = prelude.as_custom_op(*how)
+            return made if backward else aot.differentiated(made)
 
         def driver(names: Mapping[str, Any]) -> dict[str, Any]:
-            return {"program": aot.traced(names["program"], backward=backward)}
+            program = aot.traced(names["program"], backward=whole)
+            return {"program": program, "as_custom_op": opaque}
 
         return dataclasses.replace(self.runtime, driver=driver)
 

@@ -12,8 +12,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
@@ -55,36 +55,71 @@ class Apart:
         """
         if self._waited:
             raise Died("it was not called, since a call before it waited in vain", waits=True)
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+        with ExitStack() as stack:
+            log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            printed = {name: stack.enter_context(_lines()) for name in _in_memory()}
+            stack.callback(_print, printed)
+            said = talk(math.inf, _call, log, printed, function, *args, idle=_IDLE, stands_in=True)
             try:
-                for data in talk(math.inf, _call, log, function, *args, idle=_IDLE, stands_in=True):
-                    said, error, text = pickle.loads(data)
+                for data in stack.enter_context(closing(said)):
+                    answer, error, text = pickle.loads(data)
                     if error is not None:
                         raise error from InFork(f"\n{text}")
-                    yield said
+                    yield answer
             except Dead as dead:
                 self._waited = dead.kind == "timeout"
                 raise Died(str(dead), _innermost(log), waits=self._waited) from None
 
 
+def _in_memory() -> list[str]:
+    """Return which of stdout and stderr no fork shares, as where pytest's `capsys` keeps them."""
+    found = []
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            if stream is not None:
+                stream.fileno()
+        except (AttributeError, OSError):  # io.UnsupportedOperation is one
+            found.append(name)
+    return found
+
+
+def _lines() -> IO[str]:
+    """Return a file of text for what a fork prints; each line is in it when it is written."""
+    return tempfile.TemporaryFile("w+", 1, "utf-8", "", errors="replace")
+
+
+def _print(printed: Mapping[str, IO[str]]) -> None:
+    """Write what a fork printed to this process's own streams."""
+    for name, file in printed.items():
+        file.seek(0)
+        getattr(sys, name).write(file.read())
+
+
 def _call(
     pipe: connection.Connection,
     log: IO[str],
+    printed: Mapping[str, IO[str]],
     function: Callable[..., Iterator[Any]],
     *args: object,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
     expendable()
     faulthandler.enable(log, all_threads=False)
+    for name, file in printed.items():
+        setattr(sys, name, file)
+    raised = None
     try:
         # Bytes: the pipe itself would send tensors as memory that both processes share.
         for said in function(*args):
             pipe.send(pickle.dumps((said, None, "")))
     except BaseException as error:  # sys.exit() too is for whoever called
-        pipe.send(_raised(error))
+        raised = _raised(error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
+    if raised is not None:
+        pipe.send(raised)
     pipe.send(None)
 
 

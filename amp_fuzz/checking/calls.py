@@ -112,11 +112,13 @@ def followed(
     }
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        stack.append(paths[module])
-        enter(paths[module], module, args, kwargs)
+        if module in paths:  # a copy that the subject makes has these hooks, and no path
+            stack.append(paths[module])
+            enter(paths[module], module, args, kwargs)
 
     def after(module: torch.nn.Module, args: Any, result: Any) -> None:
-        stack.pop()
+        if module in paths:
+            stack.pop()
 
     hooks = [m.register_forward_pre_hook(before, with_kwargs=True, prepend=True) for m in paths]
     hooks += [m.register_forward_hook(after, always_call=True) for m in paths]

@@ -14,7 +14,7 @@ from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.notes import under_policies
 from amp_fuzz.program import Program
 from amp_fuzz.records import Note
-from amp_fuzz.reference import DEVICES, load_table
+from amp_fuzz.reference import load_table, tabled_devices
 
 __all__ = ["notes_of"]
 
@@ -76,7 +76,7 @@ def _differing(checked: Checked, found: Judged) -> Iterator[Note]:
 
 def _elsewhere(checked: Checked, plan: Plan) -> Iterator[tuple[str, Observation]]:
     """Yield what the call does here under the policies of each other device."""
-    for other in DEVICES:
+    for other in tabled_devices():
         table = load_table(other)
         dtypes = {c.dtype or load_table(checked.device).default_dtype for c in plan.contexts}
         if other != checked.device and dtypes <= set(table.supported_dtypes):

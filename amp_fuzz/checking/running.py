@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -41,13 +42,14 @@ class Names:
 
     of: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def label(self, letter: str, name: str, ending: str = "") -> str:
         """Return the label of a name, a new one if it has none; ending: of the label."""
         if name not in self.labels:
-            number = sum(label.startswith(letter) for label in self.of)
-            self.labels[name] = f"{letter}{number}{ending}"
+            self.labels[name] = f"{letter}{self.counts[letter]}{ending}"
             self.of[self.labels[name]] = name
+            self.counts[letter] += 1
         return self.labels[name]
 
     def complete(self, seen: Observation) -> None:

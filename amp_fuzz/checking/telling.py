@@ -142,7 +142,7 @@ def agreement(checked: Checked, found: Judged, values: int, gradients: int, writ
     words = [_plural(values, "value")]
     words += [_plural(gradients, "gradient")] if gradients else []
     words += [_plural(written, "tensor") + " written"] if written else []
-    inside = sum(label[0] == "i" for label in found.expected.values)
+    inside = sum(label[0] == "i" for label in found.observed.values)  # those of both sides
     words += [_plural(inside, "result") + " inside"] if inside else []
     how = "bit for bit" if checked.exact else "within their rounding"
     if not checked.values:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import permutations
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -175,15 +175,17 @@ class Checked:
     def saw(self, side: str, found: Observation) -> None:
         """Keep what a side did, and let each side lack what the other does not say either.
 
-        Of results inside, only those that both have are compared: code may take another way.
+        Results inside are compared up to the first that only one side has: from there on the code
+        takes another way, and the same name may stand for another call.
         """
         self.seen[side] = found
         for seen in self.seen.values():
             self.names.complete(seen)
-        if len(self.seen) > 1:
-            for one, other in permutations(self.seen.values()):
-                kept = {k: v for k, v in one.values.items() if k[0] != "i" or k in other.values}
-                one.values = kept
+        inside = [[k for k in seen.values if k[0] == "i"] for seen in self.seen.values()]
+        rows = takewhile(lambda row: len({*row}) == 1, zip(*inside, strict=False))
+        shared = {row[0] for row in rows}
+        for seen in self.seen.values():
+            seen.values = {k: v for k, v in seen.values.items() if k[0] != "i" or k in shared}
 
 
 @dataclass(frozen=True, slots=True)

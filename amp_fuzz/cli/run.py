@@ -315,7 +315,7 @@ class _Tally:
             new = not event.record.known
             self.diverged |= new
             self.board.add(event.record.backend, 1, known=not new, new=new)
-            if new:
+            if new and event.first:
                 self.announce(event.record, event.detail)
         elif isinstance(event, Finding):
             if event.new:  # the `Progress` that follows counts it, unless an interrupt comes first

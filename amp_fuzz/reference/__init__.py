@@ -33,6 +33,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
     load_table_file,
+    tabled_devices,
 )
 
 __all__ = [
@@ -67,5 +68,6 @@ __all__ = [
     "shadow",
     "snapshot",
     "supposing",
+    "tabled_devices",
     "vmap",
 ]

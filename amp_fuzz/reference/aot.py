@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.autocast import active_quirks, own_cache
 
-__all__ = ["QUIRKS", "traced"]
+__all__ = ["QUIRKS", "differentiated", "traced"]
 
 
 class _Kernels(TorchDispatchMode):
@@ -81,6 +81,80 @@ def _dropouts() -> Iterator[None]:
         patch.object(torch._VF, "dropout", dropout),  # what torch.nn.functional calls
     ):
         yield
+
+
+@contextmanager
+def _layers() -> Iterator[None]:
+    """Compute ``torch.lstm`` cell by cell where its decomposition does and eager's kernel does not.
+
+    Eager asks about the dtype of the input alone before it takes oneDNN's layer, which autocast
+    casts. The decomposition wants every tensor of float32 or bfloat16, and an input without grad
+    (``select_one_layer_lstm_function`` in ``torch/_decomp/decompositions.py``).
+    """
+    honest: Callable[..., Any] = torch.lstm
+
+    def lstm(*args: Any) -> Any:
+        x, state, weights, _, _, dropout, *_ = args
+        if not isinstance(state, (list, tuple)) or dropout or state[0].shape != state[1].shape:
+            return honest(*args)
+        dtypes = {t.dtype for t in (x, *state, *weights)}
+        fused = dtypes <= {torch.float32, torch.bfloat16} and not x.requires_grad
+        return honest(*args) if fused else _by_cells(*args)
+
+    with patch.object(torch, "lstm", lstm):
+        yield
+
+
+def _by_cells(
+    x: torch.Tensor,
+    state: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    bias: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Return what ``torch.lstm`` does, of its arguments, by products and pointwise ops."""
+    x = x.transpose(0, 1) if first else x
+    size, directions = 4 if bias else 2, 1 + bidirectional
+    last: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer in range(layers):
+        made: list[torch.Tensor] = []
+        for k in range(layer * directions, (layer + 1) * directions):
+            own = weights[k * size : (k + 1) * size]
+            steps, kept = _steps(x, state[0][k], state[1][k], *own, reverse=len(made) == 1)
+            made.append(steps)
+            last.append(kept)
+        x = torch.cat(made, -1) if bidirectional else made[0]
+    hidden, cells = zip(*last, strict=True)
+    return x.transpose(0, 1) if first else x, torch.stack(hidden), torch.stack(cells)
+
+
+def _steps(
+    x: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor,
+    of_input: torch.Tensor,
+    of_hidden: torch.Tensor,
+    *biases: torch.Tensor,
+    reverse: bool,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the steps of one direction of one layer, and the states after the last of them."""
+    linear = torch.nn.functional.linear
+    hidden, cell = hidden.unsqueeze(0), cell.unsqueeze(0)
+    given = linear(x, of_input, *biases[:1])
+    steps = []
+    for step in given.flip(0) if reverse else given:
+        gates = linear(hidden, of_hidden, *biases[1:]) + step
+        enter, forget, new, leave = gates.chunk(4, 2)
+        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        hidden = leave.sigmoid() * cell.tanh()
+        steps.append(hidden)
+    if reverse:
+        steps.reverse()
+    return torch.cat(steps, 0), (hidden.squeeze(0), cell.squeeze(0))
 
 
 @contextmanager
@@ -242,6 +316,7 @@ QUIRKS: dict[str, Callable[[], Any]] = {
     "compile-dropout": _dropouts,
     "compile-functions": _functions,
     "compile-kernels": _Kernels,
+    "compile-lstm": _layers,
     "compile-matrix-rank": _ranks,
     "compile-out": _out,
     "compile-weight-cache": own_cache,
@@ -262,7 +337,7 @@ def traced(program: Callable[..., Any], *, backward: bool = True) -> Callable[..
             outputs = program(*inputs)
             forgotten = entered.get("compile-functions", {})
             outputs = tuple(forgotten.get(id(o), o) for o in outputs)
-            if "compile-traced-backward" in active_quirks() and not backward:
+            if not backward:
                 _differentiate(inputs, outputs)
         viewed = "compile-views" in active_quirks() and torch.is_grad_enabled()
         return tuple(map(_again, outputs)) if viewed else outputs
@@ -270,8 +345,21 @@ def traced(program: Callable[..., Any], *, backward: bool = True) -> Callable[..
     return run
 
 
+def differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose backward pass is traced when it is called, if quirks ask for it."""
+
+    def run(*inputs: torch.Tensor) -> Any:
+        outputs = function(*inputs)
+        _differentiate(inputs, outputs)
+        return outputs
+
+    return run
+
+
 def _differentiate(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
     """Run the backward pass of a program, for the error that it may raise."""
+    if "compile-traced-backward" not in active_quirks():
+        return
     made = [output for output in outputs if output.requires_grad]
     weights = [x for x in inputs if x.requires_grad]
     if made and torch.is_grad_enabled():

@@ -246,6 +246,7 @@ QUIRKS = (
     "compile-hardsigmoid",
     "compile-interpolation",
     "compile-kernels",
+    "compile-lstm",
     "compile-matrix-rank",
     "compile-max-pool-indices",
     "compile-mixed-cross",
@@ -371,6 +372,8 @@ def quirks(names: Iterable[str]) -> Iterator[None]:
         `torch.chain_matmul` not its ``out=``.
     compile-kernels: autocast decides about the ops that a graph consists of, not about what their
         kernels call; in an ``inference_mode`` region composite ops are kernels too.
+    compile-lstm: an LSTM whose input requires grad, or with a tensor of another dtype than float32
+        and bfloat16, is computed cell by cell.
     compile-out: a composite op with an ``out=`` is called without it, so that autocast casts for
         it, and its result is copied; so is any op whose ``out=`` has another dtype.
     compile-views: a view that is made under ``no_grad`` in a program and returned from it

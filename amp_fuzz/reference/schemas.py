@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.reference.tables import DEVICES, PolicyTable, PolicyTableError, load_table
+from amp_fuzz.reference.tables import PolicyTable, PolicyTableError, all_overloads
 
 __all__ = ["bound", "check_ops", "draws"]
 
@@ -25,7 +25,7 @@ def check_ops(table: PolicyTable, file: str) -> None:
             if "::" in op or overload in there:
                 continue
             others = [f"{name}.{o}".removesuffix(".") for o in there]
-            others = others or [r.overload for d in DEVICES for r in load_table(d).rules.values()]
+            others = others or sorted(all_overloads())
             near = difflib.get_close_matches(op, others, n=1)
             way_out = f"did you mean {near[0]!r}?" if near else "write it as in 'sum.dim_IntList'"
             place = f"{rule.policy}, {rule.versions}"

@@ -37,6 +37,7 @@ __all__ = [
     "all_overloads",
     "load_table",
     "load_table_file",
+    "tabled_devices",
 ]
 
 _POLICIES = resources.files("amp_fuzz.reference").joinpath("policies")
@@ -219,14 +220,28 @@ def load_table_file(path: str | Path, *, torch_version: str | None = None) -> Po
 
 def all_overloads(*, torch_version: str | None = None) -> frozenset[str]:
     """Every overload that has a rule on some device, for one torch version, as in `load_table`."""
+    held = _held(torch_version).values()
+    return frozenset(rule.overload for rules in held for rule in rules)
+
+
+def tabled_devices(*, torch_version: str | None = None) -> tuple[str, ...]:
+    """Return the `DEVICES` that `load_table` has rules of, for one torch version.
+
+    torch before 2.8 has no autocast for maia.
+    """
+    return tuple(device for device, rules in _held(torch_version).items() if rules)
+
+
+@cache
+def _held(torch_version: str | None) -> Mapping[str, tuple[Rule, ...]]:
     version = _version(torch_version)
-    rules: set[str] = set()
+    held: dict[str, tuple[Rule, ...]] = {}
     for device in DEVICES:
         name = f"{device}.toml"
         text = _POLICIES.joinpath(name).read_text(encoding="utf-8")
         _, groups = _parse(text, f"policies/{name}")
-        rules.update(rule.overload for rule in _holding(groups, version))
-    return frozenset(rules)
+        held[device] = tuple(_holding(groups, version))
+    return held
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -613,7 +613,10 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
         if whole and reason == "stopped" and int(last["planned"].sum()):
             done, planned = int(last["cases"].sum()), int(last["planned"].sum())
             after = time_of(float(last["seconds"].sum()))
-            yield f"stopped after {after}: {done:,} of {plural(planned, 'case')}"
+            # All were judged: the time was up while a finding was being made smaller.
+            ran = f"{done:,} of {plural(planned, 'case')}"
+            all_ran = f"all {plural(done, 'case')} ran, but a finding may be larger than need be"
+            yield f"stopped after {after}: {ran if done < planned else all_ran}"
             continue
         what = "the run" if whole else plural(len(rows), "task")
         yield f"{_ENDED[str(reason)].format(what)}: the numbers are of the part that ran"

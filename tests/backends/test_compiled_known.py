@@ -543,6 +543,33 @@ def test_a_loss_that_is_promised_to_be_wider_is_explained(out: bool) -> None:
     assert judged(example, shipped(), wrong=op).outcome == "diverged"
 
 
+def test_layer_norm_statistics_that_are_promised_in_16_bits_are_explained() -> None:
+    """They are float32; a cast of them to bfloat16 is left out of the graph."""
+    body = (
+        call("native_layer_norm", "x2", [3], None, "x1", 1e-5, to="_ _ v0"),
+        call("bfloat16", "v0", form="method", to="v1"),
+        call("type_as", "v1", "v0", form="method", to="v2"),
+        call("add", "x0", "v2", to="v3"),
+    )
+    inputs = [x("x0", 3), x("x1", 3), x("x2", 2, 3, dtype="bfloat16")]
+    example = Example(case(inputs, NEG, *body, contexts=(), backward="none"), "neg")
+    assert judged(example, shipped()).known == "compile-promised-dtype"
+    assert judged(example, shipped(), wrong="neg").outcome == "diverged"
+    assert judged(example, shipped(), wrong="native_layer_norm").outcome == "diverged"
+    others = [k for k in shipped() if k.id != "compile-promised-dtype"]
+    assert judged(example, others).outcome == "diverged"
+
+
+def test_a_view_that_an_inference_mode_region_makes_of_a_weight_is_explained() -> None:
+    """It is no inference tensor in eager, which may save it; what eager refuses to save is not."""
+    region = under(InferenceMode(), call("broadcast_to", "w1", [2, 3]))
+    used = call("fmax", "v0", "w1", to="v1")
+    example = Example(case([x("w1", 2, 3)], region, used, contexts=(), backward="none"), "")
+    assert judged(example, shipped()).known == "compile-inference-tensors"
+    others = [k for k in shipped() if k.id != "compile-inference-tensors"]
+    assert judged(example, others).outcome == "diverged"
+
+
 @pytest.mark.parametrize("op", OUTS)
 def test_an_out_of_another_dtype_is_a_copy_that_converts(op: str) -> None:
     """Eager refuses it; what the op comes to is still compared."""
@@ -1018,6 +1045,55 @@ def test_the_error_of_a_backward_pass_is_explained_where_none_is_run(
     example = Example(case(inputs, *body, contexts=(), backward="none"), "")
     assert judged(example, shipped()).known == "compile-traced-backward"
     assert judged(example, [k for k in shipped() if not k.quirk]).outcome == "diverged"
+
+
+@pytest.mark.parametrize("contexts", [(), (BF16,)])
+def test_so_it_is_of_a_custom_op_whose_backward_pass_raises(contexts: Any) -> None:
+    """A view without history is a result that requires grad, and that cannot be differentiated."""
+    body = [call("neg", "x1", to="v9"), under(NoGrad(), call("t", "w0"))]
+    plan: Any = {"entry": "custom_op", "contexts": contexts, "backward": "none"}
+    example = Example(case([x("w0", 3), x("x1", 3)], *body, **plan), "")
+    assert judged(example, shipped()).known == "compile-traced-backward"
+    others = [k for k in shipped() if k.id != "compile-traced-backward"]
+    assert judged(example, others).outcome == "diverged"
+    fine = case([x("w0", 3), x("x1", 3)], call("neg", "x1", to="v9"), call("t", "w0"), **plan)
+    assert judged(Example(fine, ""), shipped()).outcome == "agreed"
+    assert judged(Example(fine, ""), shipped(), wrong="neg").outcome == "diverged"
+
+
+def lstm(
+    *, trained: bool, layers: int = 1, both: bool = False, bias: bool = False, first: bool = False
+) -> Case:
+    """Return a case of an LSTM with states of float32; trained: its input requires grad."""
+    given, sides = "w0" if trained else "x0", 1 + both
+    inputs = [x(given, 2, 3, 4)]
+    inputs += [x(n, layers * sides, 2 if first else 3, 2) for n in ("x1", "x2")]
+    for layer in range(layers):
+        for _ in range(sides):
+            shapes = [(8, 2 * sides if layer else 4), (8, 2), *[(8,)] * (2 * bias)]
+            inputs += [x(f"w{len(inputs) + k}", *s) for k, s in enumerate(shapes)]
+    weights = [spec.name for spec in inputs[3:]]
+    flags = (bias, layers, 0.0, False, both, first)
+    return case(inputs, call("lstm", given, ["x1", "x2"], weights, *flags, to="v0 v1 v2"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layers": 2}, {"both": True, "bias": True}, {"layers": 2, "both": True, "first": True}],
+)
+def test_an_lstm_whose_input_is_trained_is_computed_by_cells(options: Any) -> None:
+    example = Example(lstm(trained=True, **options), "lstm")
+    assert judged(example, shipped()).known == "compile-lstm"
+    assert judged(example, shipped(), wrong="lstm").outcome == "diverged"
+    with quiet():
+        wrong = judge_of(WrongGradient(backends()[AOT], ""), shipped()).judge(example.case)
+    assert wrong.outcome == "diverged"
+
+
+def test_an_lstm_that_is_one_kernel_in_a_graph_too_is_left_to_that() -> None:
+    """What it saves for a backward pass is another entry's."""
+    example = Example(lstm(trained=False), "")
+    assert judged(example, shipped()).known == "compile-saved-tensors"
 
 
 def test_a_cumsum_that_is_wrong_without_the_pass_too_is_not_explained() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import torch
 
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.jaxed import JaxBackend, backends, record
-from amp_fuzz.case import Case, loads
+from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
@@ -26,15 +25,14 @@ from amp_fuzz.reference import quirks
 from amp_fuzz.upstream.explain import Explainer, judge_of
 from amp_fuzz.xla.ops import NOT_LOWERED
 from tests.faults.lowerings import FAULTS
-from tests.helpers import BF16, F16, call, case, drawn, under, x
+from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
 BACKENDS = {b.name: b for b in backends() if isinstance(b, JaxBackend)}
 JAX = BACKENDS["jax"]
 READY = JAX.availability().status == "ready"
 needs_jax = pytest.mark.skipif(not READY, reason="needs JAX: pip install 'amp-fuzz[jax]'")
 
-ROWS = json.loads((Path(__file__).parents[2] / "benchmarks" / "jax_faults.json").read_text())
-CASES = {row["name"]: loads(json.dumps(row["case"])) for row in ROWS["faults"] if row["found"]}
+CASES = stored("jax_faults")
 
 
 @pytest.fixture(scope="module")
@@ -462,28 +460,14 @@ def test_lowerings_do_as_torch_where_it_is_easy_to_miss(jitted: JaxBackend, one:
         assert judge_of(jitted).judge(one).outcome == "agreed"
 
 
-HUNTS = Path(__file__).parents[2] / "benchmarks"
-MET = {
-    name: met
-    for hunt in ("jax_hunt.json", "jax_hunt_34.json")
-    for name, met in json.loads((HUNTS / hunt).read_text())["cases"].items()
-}
+MENDED = stored("jax_mended")
 
 
 @needs_jax
-@pytest.mark.parametrize(
-    "start",
-    [
-        *("a7018b", "6409d0"),  # attention's fast path; pivots that are 0
-        *("489b9e", "19c42d"),  # large weights of a norm; sums of three factors
-        *("c151c9", "5939a7"),  # gelu's tail; zeros beside an infinite gradient
-        "14c4e2",  # weights of a cubic convolution that cancel, in float64
-    ],
-)
-def test_programs_that_a_mistake_was_found_with_agree(jitted: JaxBackend, start: str) -> None:
-    (one,) = (met["case"] for name, met in MET.items() if name.startswith(start))
+@pytest.mark.parametrize("name", MENDED)
+def test_programs_that_a_mistake_was_found_with_agree(jitted: JaxBackend, name: str) -> None:
     with quiet():
-        verdict = judge_of(jitted, shipped()).judge(loads(json.dumps(one)))
+        verdict = judge_of(jitted, shipped()).judge(MENDED[name])
     assert verdict.outcome == "agreed", verdict.divergence
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ import amp_fuzz
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart, ApartError
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
-from amp_fuzz.case import Case, loads
+from amp_fuzz.case import Case
 from amp_fuzz.explain import explain
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.harness import quiet
@@ -27,10 +26,9 @@ from amp_fuzz.reference import Policy, quirks, supposing
 from amp_fuzz.repro import repro
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.device import FAULTS, UNREGISTERED
-from tests.helpers import BF16, F16, call, case, drawn, under, x
+from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
-ROWS = json.loads((Path(__file__).parents[2] / "benchmarks" / "device_faults.json").read_text())
-CASES = {row["name"]: loads(json.dumps(row["case"])) for row in ROWS["faults"] if row["found"]}
+CASES = stored("device_faults")
 
 MM = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))
 

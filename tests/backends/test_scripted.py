@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import random
 import weakref
 from collections import Counter
@@ -1578,12 +1577,3 @@ def test_a_loss_without_reduction_is_the_same_as_one_of_the_mean(said: str) -> N
     program = msgspec.structs.replace(example.program, outputs=("v2", "v3"))
     known = judge(SCRIPT, msgspec.structs.replace(example, program=program)).known.split("+")
     assert {"torchscript-common-subexpressions", "torchscript-reduction"} <= set(known)
-
-
-def test_cases_that_are_not_explained_are_not_explained_by_another_bug() -> None:
-    """Those on the page of torchscript-pass; take one out of the file that is understood."""
-    hunt = Path(__file__).parents[2] / "benchmarks" / "script_hunt.json"
-    for one in json.loads(hunt.read_text())["cases"].values():
-        (backend,) = (b for b in ALL if b.name == one["backend"])
-        verdict = judge(backend, msgspec.convert(one["case"], Case))
-        assert verdict.outcome == "diverged", (verdict.case.id, verdict.known)

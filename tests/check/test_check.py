@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from amp_fuzz.backends import BackendError
 from amp_fuzz.case import Plan
 from amp_fuzz.checking.calls import function_calls
 from amp_fuzz.checking.cut import cut
+from amp_fuzz.checking.running import Names
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import CheckedReference
 from amp_fuzz.harness import quiet
@@ -413,6 +416,46 @@ def test_what_only_one_side_calls_inside_is_not_compared() -> None:
         return x * 2
 
     assert amp_fuzz.check(asks, torch.ones(3, 2), backends="fake-cuda")
+
+
+def test_results_inside_are_compared_until_one_side_calls_something_else() -> None:
+    """Behind that, `mul` is another call on each side, of another dtype."""
+    calls = []
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(x)
+        calls.append(x)
+        if len(calls) % 2:
+            x * 3
+        return (x.bfloat16() * 2).float()
+
+    result = amp_fuzz.check(counts, torch.ones(3, 2), backends="fake-cuda")
+    assert "1 value, 1 result inside" in str(result), result
+    assert result.ok
+
+
+def test_a_copy_of_a_module_that_the_callable_makes_is_called_on_a_fake_device() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.act = nn.Linear(2, 2), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            again = copy.copy(self.linear)
+            return self.linear(copy.deepcopy(self.act)(again(x)))
+
+    result = amp_fuzz.check(Copies(), torch.ones(3, 2), backends=CHEAP)
+    assert [run.status for run in result.runs] == ["agreed", "agreed"], result
+    wrong = BrokenFake(op="relu")
+    (found,) = amp_fuzz.check(Copies(), torch.ones(3, 2), backends=wrong).divergences
+    assert found.where == "relu"
+
+
+def test_naming_a_value_takes_no_longer_the_more_there_are() -> None:
+    names, before = Names(), time.process_time()
+    labels = [names.label("i", f"relu #{i}") for i in range(20_000)]
+    assert labels == [f"i{i}" for i in range(20_000)]
+    assert time.process_time() - before < 2
 
 
 def _under_reference() -> bool:

@@ -17,7 +17,7 @@ import torch
 
 import amp_fuzz
 from amp_fuzz.checking import apart, api, locate
-from amp_fuzz.checking.apart import Apart
+from amp_fuzz.checking.apart import Apart, Died
 from amp_fuzz.processes import unforkable
 from amp_fuzz.store import load_finding
 from tests.check.test_models import Broken, kernels
@@ -297,6 +297,28 @@ def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> N
 
     list(Apart()(says))
     assert capfd.readouterr().out == "said\n"
+
+
+def test_what_is_printed_reaches_a_stream_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also what a fork prints that raises or dies then."""
+
+    def says(how: str) -> Iterator[None]:
+        sys.stdout.write(f"said {how}\r\n")
+        sys.stderr.write(f"warned {how}\n")
+        yield None
+        if how == "raises":
+            raise KeyError(how)
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    list(Apart()(says, "ends"))
+    with pytest.raises(KeyError):
+        list(Apart()(says, "raises"))
+    with pytest.raises(Died):
+        list(Apart()(says, "dies"))
+    printed = capsys.readouterr()
+    assert printed.out == "said ends\r\nsaid raises\r\nsaid dies\r\n"
+    assert printed.err == "warned ends\nwarned raises\nwarned dies\n"
 
 
 class Awkward(Exception):

@@ -223,6 +223,8 @@ def test_a_kernel_that_ends_its_process_costs_no_more_than_its_cases(
     lost = {r.case.id for r in found if r.family != "coverage"}
     assert len(ids) == len(set(ids))
     assert len(ids) + len(lost) == 6
+    (whole,) = (r for r in records() if isinstance(r, EndRecord) and not r.backend)
+    assert whole.cases == 6
     result.stdout.fnmatch_lines(
         ["*eager-cpu: *", f"amp-fuzz replay {found[0].id}", "*= amp-fuzz =*", "again: pytest *"]
     )

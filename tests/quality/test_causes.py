@@ -12,6 +12,8 @@ import torch
 from amp_fuzz.baseline import entry_of
 from amp_fuzz.case import Case
 from amp_fuzz.contexts import acts_as, unrestored
+from amp_fuzz.culprit import culprit
+from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.findings import Groups, Met, Step, examine
 from amp_fuzz.fingerprints import Fingerprint, fingerprint, title
 from amp_fuzz.harness import quiet
@@ -24,7 +26,7 @@ from amp_fuzz.shrink import working
 from amp_fuzz.still import happens
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
-from tests.faults.many import seeded
+from tests.faults.many import counts, seeded
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
 
 UNCACHED = Autocast(dtype="bfloat16", cache_enabled=False)
@@ -321,3 +323,79 @@ def test_what_they_do_not_do_is_a_third() -> None:
     sine = case([x("x0", 3)], call("sin", "x0"), contexts=(BF16,), backward="none")
     ((third,), _) = causes(judge, sine, groups)
     assert third.fingerprint not in known
+
+
+# -- one kernel inside ops that are made of others -------------------------------------------------
+
+BMM = case([x("x0", 1, 2, 2)], call("bmm", "x0", "x0"), contexts=(), backward="none")
+ATTENTION = case(
+    [x("x0", 1, 2, 2)],
+    call("scaled_dot_product_attention", "x0", "x0", "x0"),
+    contexts=(),
+    backward="none",
+)
+
+
+def decoder() -> Case:
+    """Return a case of a decoder layer, which reaches bmm in its attentions."""
+    settings = Settings(("eager-cpu",), ops=("TransformerDecoderLayer",), relations="none")
+    task = Task("eager-cpu", "all", settings.ops, 20, 3)
+    judge = judge_of("bmm-gain")
+    with quiet():
+        return next(c for c in draw(task, settings) if counts(c) and judge.judge(c).divergence)
+
+
+def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
+    judge = judge_of("bmm-gain")
+    for first, second in ((BMM, decoder()), (decoder(), BMM)):
+        groups = Groups()
+        ((record,), _), (found, met) = (causes(judge, one, groups) for one in (first, second))
+        assert title(record) == "value at bmm"
+        assert (found, set(met)) == ([], {record.fingerprint})
+    with quiet():
+        entry = entry_of(record, (), reason="waits")
+        assert happens(judge, entry, judge.judge(entry.load()))
+
+
+def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:
+    both, groups = judge_of("bmm-gain", "softmax-tail"), Groups()
+    ((bmm,), _) = causes(both, BMM, groups)
+    with quiet():
+        assert culprit(both, ATTENTION) is None  # one kernel alone does not mend it
+    _, met = causes(both, ATTENTION, groups)
+    assert set(met) - {bmm.fingerprint}, "the second fault went into the group of the first"
+    # Each alone is named, and they are two.
+    with quiet():
+        names = {n: culprit(judge_of(n), ATTENTION) for n in ("bmm-gain", "softmax-tail")}
+    assert {n: c and c.name for n, c in names.items()} == {
+        "bmm-gain": "bmm",
+        "softmax-tail": "_softmax",
+    }
+
+
+def _gain(op: Any, *args: Any) -> torch.Tensor:
+    out: torch.Tensor = op(*args)
+    return out * 1.01
+
+
+def test_a_kernel_without_an_op_of_its_name_is_one_cause_in_two_ops() -> None:
+    judge = judge_of(patches=lambda: wrong_kernels({"aten._log_softmax.default": _gain}))
+    inputs = [x("x0", 1, 2)]
+    plain = case(inputs, call("log_softmax", "x0", 1), contexts=(), backward="none")
+    loss = case(inputs, call("cross_entropy", "x0", "x0"), contexts=(), backward="none")
+    ((one,), _), ((other,), _) = causes(judge, plain), causes(judge, loss)
+    assert one.overload == other.overload == "_log_softmax"
+    assert one.fingerprint == other.fingerprint
+    entry = entry_of(other, (), reason="waits")
+    with quiet():
+        assert happens(judge, entry, judge.judge(entry.load()))
+        other_fault = judge_of("bmm-gain")
+        assert not happens(other_fault, entry, other_fault.judge(entry.load()))
+
+
+def test_no_kernel_is_named_of_a_wrong_policy() -> None:
+    judge = judge_of("mm:none")
+    under_mm = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
+    with quiet():
+        assert judge.judge(under_mm).divergence is not None
+        assert culprit(judge, under_mm) is None

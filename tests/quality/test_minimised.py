@@ -20,7 +20,7 @@ from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import regions, statements
 from amp_fuzz.shrink import Shrunk, Target, answer_of, asker, confirmed, shrink, stage_of
 from amp_fuzz.upstream.explain import judge_of
-from benchmarks.minimize import JSON, PAGE, SECONDS, page
+from benchmarks.minimize_page import JSON, PAGE, SECONDS, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, hunt, way
 

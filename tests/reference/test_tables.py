@@ -28,6 +28,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
     load_table_file,
+    tabled_devices,
 )
 
 TORCH = Version(torch.__version__).release[:2]
@@ -422,6 +423,11 @@ def test_all_overloads_is_the_union_of_the_tables():
     assert "rms_norm" not in all_overloads(
         torch_version="2.7"
     )  # and maia, with no rule, is no error
+
+
+def test_a_device_without_a_rule_for_this_torch_is_not_tabled():
+    assert tabled_devices(torch_version="2.13.0") == DEVICES
+    assert set(DEVICES) - set(tabled_devices(torch_version="2.7.1")) == {"maia"}
 
 
 # --- a table that is not well formed

@@ -19,7 +19,7 @@ from amp_fuzz.baseline import (
     removed,
 )
 from amp_fuzz.fingerprints import fingerprinted
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records import DivergenceRecord, unanswered
 from tests.helpers import BF16, call, case, x
 
 CASE = case([x("x0", 2)], call("abs", "x0"), contexts=(BF16,), backward="none")
@@ -120,13 +120,31 @@ def test_of_a_wrong_policy_torch_must_still_behave_as_it_did() -> None:
     assert match([known], other) is None
 
 
-def test_a_crash_is_known_of_its_case() -> None:
-    crash = fingerprinted(msgspec.structs.replace(RECORD, kind="crash"))
-    known = entry_of(crash, (), reason="why")
-    again = msgspec.structs.replace(crash, case=msgspec.structs.replace(CASE, seed=4))
-    assert match([known], crash) == known
-    assert again.fingerprint == crash.fingerprint
-    assert match([known], again) is None
+def died(op: str, how: str = "SIGSEGV", seed: int = 0) -> DivergenceRecord:
+    one = msgspec.structs.replace(CASE, seed=seed)
+    return fingerprinted(
+        unanswered("eager-cpu", "crash", one, f"the worker died of {how}", "all", op)
+    )
+
+
+def test_a_crash_in_no_known_op_is_known_of_its_case() -> None:
+    known = entry_of(died(""), (), reason="why")
+    assert match([known], died("")) == known
+    assert died("", seed=4).fingerprint == died("").fingerprint
+    assert match([known], died("", seed=4)) is None
+
+
+def test_a_crash_in_an_op_is_known_of_all_cases_that_die_in_it_so() -> None:
+    known = entry_of(died("bmm"), (), reason="why")
+    assert match([known], died("bmm", seed=4)) == known
+    for other in (died("mm"), died("bmm", "SIGABRT"), died("")):
+        assert match([known], other) is None
+
+
+def test_an_entry_of_a_crash_from_before_ops_were_known_still_knows_its_case() -> None:
+    known = entry_of(died(""), (), reason="why")
+    assert match([known], died("bmm")) == known
+    assert match([known], died("bmm", seed=4)) is None
 
 
 def test_the_last_day_counts() -> None:

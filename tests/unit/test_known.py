@@ -172,6 +172,23 @@ EXAMPLES: Mapping[str, Example] = {
             backward="none",
         ),
     ),
+    "compile-lstm": Example(
+        AOT,
+        case(
+            [
+                x("x0", 2),
+                x("x1", 2, 3, 4),
+                *(x(name, 1, 3, 2, dtype="float16") for name in ("x2", "x3")),
+                *(x("w4", 8, 4), x("w5", 8, 2)),
+            ],
+            NEG,
+            call(
+                "lstm", "x1", ["x2", "x3"], ["w4", "w5"],
+                False, 1, 0.0, False, False, False,
+                to="v0 v1 v2",
+            ),
+        ),
+    ),
     "compile-functions": Example(
         AOT,
         case(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pytest
+from packaging.version import Version
 
 from amp_fuzz import notes
 from amp_fuzz.backends import backends
@@ -17,7 +19,7 @@ from amp_fuzz.findings import Groups
 from amp_fuzz.harness import quiet
 from amp_fuzz.notes import Memory, notes_of
 from amp_fuzz.records import NOTE_KINDS, CaseRecord, Note, NoteRecord
-from amp_fuzz.reference import Policy, PolicyTable, load_table
+from amp_fuzz.reference import Policy, PolicyTable, load_table, tables
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
 
@@ -46,6 +48,24 @@ NO_POLICY = under(
 
 
 # -- raises under autocast alone ------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_2_7(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the policy tables of torch 2.7.1, of which maia has none."""
+    tables._stock.cache_clear()
+    tables._held.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "_version", lambda version: Version("2.7.1"))
+        yield
+    tables._stock.cache_clear()
+    tables._held.cache_clear()
+
+
+def test_a_device_that_this_torch_has_no_policies_for_is_left_out(torch_2_7: None) -> None:
+    (note,) = noted(NO_POLICY)
+    assert note.device == "cuda,mps,mtia,xpu"
+    assert {n.kind for n in noted(EXP, kinds=["portability"])} == {"portability"}
 
 
 def test_a_program_that_raises_under_autocast_alone_is_noted_with_devices_that_run_it() -> None:

@@ -577,6 +577,15 @@ def test_a_run_whose_time_was_up_says_how_far_it_came(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_judged_all_and_was_cut_while_minimising_says_that_all_ran(
+    tmp_path: Path,
+) -> None:
+    end = EndRecord("", "", 50, 19.1, "stopped", 50)
+    assert view_of(store_of(tmp_path, [ran(), end])).notes[1:] == (
+        "stopped after 19.1 s: all 50 cases ran, but a finding may be larger than need be",
+    )
+
+
 def test_cases_that_were_not_drawn_are_told_apart(tmp_path: Path) -> None:
     again = [msgspec.structs.replace(ran(), family=name) for name in ("findings", "baseline")]
     end = EndRecord("", "", 3, 1.0)

@@ -8,7 +8,7 @@ import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -404,3 +404,85 @@ def test_a_worker_that_is_no_fork_says_why(store: Store, monkeypatch: pytest.Mon
         supervisor.close()
     assert supervisor.apart == "JAX is imported"
     assert len(ids(store)) == 2
+
+
+# -- in which op ----------------------------------------------------------------------------------
+
+KILLING = Settings(("eager-cpu",), cases=30, ops=("bmm", "exp", "einsum"), seed=3, minimize=0)
+
+
+@pytest.fixture
+def deadly_kernels() -> Iterator[Callable[[dict[str, int]], None]]:
+    """Return a function that has kernels on the CPU raise signals; they are mended at the end."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def install(kernels: dict[str, int]) -> None:
+        for name, number in kernels.items():
+
+            def dies(*args: object, number: int = number) -> None:
+                signal.raise_signal(number)
+
+            library.impl(name, dies, "CPU")
+
+    yield install
+    library._destroy()
+
+
+Deadly = Callable[[dict[str, int]], None]
+
+
+def died_in(store: Store) -> dict[str, list[str]]:
+    """Return by op the fingerprints of the cases that a run died of."""
+    found: dict[str, list[str]] = {}
+    for record in store.records("r1"):
+        if isinstance(record, DivergenceRecord):
+            found.setdefault(record.op, []).append(record.fingerprint)
+    return found
+
+
+def test_cases_that_die_in_one_kernel_are_one_cause(deadly_kernels: Deadly, store: Store) -> None:
+    deadly_kernels({"bmm": signal.SIGKILL})
+    events = worked(store, KILLING, "eager-cpu")
+    died = died_in(store)
+    assert set(died) == {"bmm"}
+    assert len(died["bmm"]) >= 5
+    assert len(set(died["bmm"])) == 1
+    crashed = [e for e in events if isinstance(e, Crashed)]
+    assert len(crashed) == len(died["bmm"])
+    assert [e.first for e in crashed] == [True] + [False] * (len(crashed) - 1)
+    # The store keeps the first and smaller ones, the smallest of all among them.
+    sizes = {e.record.id: len(e.record.case.json()) for e in crashed}
+    assert min(sizes, key=lambda name: sizes[name]) in store.findings()
+    assert len(store.findings()) < len(crashed)
+    assert ids(store).total() + len(crashed) == KILLING.cases
+
+
+def test_cases_that_die_in_two_kernels_are_two_causes(deadly_kernels: Deadly, store: Store) -> None:
+    deadly_kernels({"bmm": signal.SIGSEGV, "exp": signal.SIGSEGV})
+    worked(store, KILLING, "eager-cpu")
+    died = died_in(store)
+    assert set(died) == {"bmm", "exp"}
+    assert {len(set(causes)) for causes in died.values()} == {1}
+    assert died["bmm"][0] != died["exp"][0]
+
+
+def test_a_death_in_no_kernel_names_no_op(fragile: Installer, store: Store) -> None:
+    fragile(lambda case: None)
+    deadly = drawn()[3].id
+    fragile(lambda case: kill(signal.SIGABRT) if case.id == deadly else None)
+    worked(store)
+    assert set(died_in(store)) == {""}
+
+
+def test_a_case_that_hangs_names_its_statement(store: Store) -> None:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("exp", lambda x: [None for _ in iter(int, 1)], "CPU")
+        hangs = helpers.case([x("x0", 2)], call("abs", "x0"), call("exp", "v0", to="v1"))
+        supervisor = Supervisor(replace(KILLING, timeout=1.0), store, "r1")
+        list(supervisor.work([Task("eager-cpu", "all", (), 1, 0, (hangs,))]))
+        supervisor.close()
+    finally:
+        library._destroy()
+    (record,) = [r for r in store.records("r1") if isinstance(r, DivergenceRecord)]
+    assert (record.kind, record.op) == ("timeout", "exp")

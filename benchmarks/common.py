@@ -1,0 +1,89 @@
+"""What the scripts share: arguments, result files, and where they were measured."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import subprocess
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = ROOT / "tests" / "cases"
+
+Row = dict[str, Any]
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser that says what a script's docstring does."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=form)
+
+
+def read(path: Path) -> Row:
+    """Return what a result file holds: nothing, if there is none."""
+    found: Row = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def write(path: Path | None, result: Row) -> None:
+    """Write a result file, if a path is given."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def show(path: Path | None, result: Row) -> None:
+    """Print a result, and write it if a path is given."""
+    print(json.dumps(result, indent=1))
+    write(path, result)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    return {package: version(package) for package in packages}
+
+
+def machine(cores: str = "one thread") -> str:
+    """Return where this runs, in words."""
+    return f"{platform.machine()}, {platform.system()}, {cores}"
+
+
+def conditions(seed: int, seconds: float) -> Row:
+    """Return what a hunt for faults depends on."""
+    packages = versions("torch", "hypothesis", "numpy", "amp-fuzz")
+    return {
+        "seconds_limit": seconds,
+        "seed": seed,
+        "versions": {"python": platform.python_version(), **packages},
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+@lru_cache(maxsize=1)
+def commit(checkout: Path = ROOT) -> str:
+    """Return the version of the code that is measured, short."""
+    words = ("git", "-C", str(checkout), "rev-parse", "--short", "HEAD")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those that it started and awaited."""
+    return sum(os.times()[:4])
+
+
+def named(name: str, globs: str) -> bool:
+    """Return whether one of some globs, joined by commas, is a name's. Brackets are literal."""
+    return any(fnmatch.fnmatchcase(name, g.replace("[", "[[]")) for g in globs.split(","))
