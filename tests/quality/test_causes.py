@@ -340,13 +340,13 @@ def decoder() -> Case:
     """Return a case of a decoder layer, which reaches bmm in its attentions."""
     settings = Settings(("eager-cpu",), ops=("TransformerDecoderLayer",), relations="none")
     task = Task("eager-cpu", "all", settings.ops, 20, 3)
-    judge = judge_of("bmm-gain")
+    judge = faulty("bmm-gain")
     with quiet():
         return next(c for c in draw(task, settings) if counts(c) and judge.judge(c).divergence)
 
 
 def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
-    judge = judge_of("bmm-gain")
+    judge = faulty("bmm-gain")
     for first, second in ((BMM, decoder()), (decoder(), BMM)):
         groups = Groups()
         ((record,), _), (found, met) = (causes(judge, one, groups) for one in (first, second))
@@ -358,7 +358,7 @@ def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
 
 
 def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:
-    both, groups = judge_of("bmm-gain", "softmax-tail"), Groups()
+    both, groups = faulty("bmm-gain", "softmax-tail"), Groups()
     ((bmm,), _) = causes(both, BMM, groups)
     with quiet():
         assert culprit(both, ATTENTION) is None  # one kernel alone does not mend it
@@ -366,7 +366,7 @@ def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:
     assert set(met) - {bmm.fingerprint}, "the second fault went into the group of the first"
     # Each alone is named, and they are two.
     with quiet():
-        names = {n: culprit(judge_of(n), ATTENTION) for n in ("bmm-gain", "softmax-tail")}
+        names = {n: culprit(faulty(n), ATTENTION) for n in ("bmm-gain", "softmax-tail")}
     assert {n: c and c.name for n, c in names.items()} == {
         "bmm-gain": "bmm",
         "softmax-tail": "_softmax",
@@ -379,7 +379,7 @@ def _gain(op: Any, *args: Any) -> torch.Tensor:
 
 
 def test_a_kernel_without_an_op_of_its_name_is_one_cause_in_two_ops() -> None:
-    judge = judge_of(patches=lambda: wrong_kernels({"aten._log_softmax.default": _gain}))
+    judge = faulty(patches=lambda: wrong_kernels({"aten._log_softmax.default": _gain}))
     inputs = [x("x0", 1, 2)]
     plain = case(inputs, call("log_softmax", "x0", 1), contexts=(), backward="none")
     loss = case(inputs, call("cross_entropy", "x0", "x0"), contexts=(), backward="none")
@@ -389,12 +389,12 @@ def test_a_kernel_without_an_op_of_its_name_is_one_cause_in_two_ops() -> None:
     entry = entry_of(other, (), reason="waits")
     with quiet():
         assert happens(judge, entry, judge.judge(entry.load()))
-        other_fault = judge_of("bmm-gain")
+        other_fault = faulty("bmm-gain")
         assert not happens(other_fault, entry, other_fault.judge(entry.load()))
 
 
 def test_no_kernel_is_named_of_a_wrong_policy() -> None:
-    judge = judge_of("mm:none")
+    judge = faulty("mm:none")
     under_mm = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
     with quiet():
         assert judge.judge(under_mm).divergence is not None
