@@ -22,7 +22,7 @@ from multiprocessing import connection, get_context
 
 import msgspec
 
-from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends import Backend, backends, unsupported
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.conformance import (
@@ -38,10 +38,10 @@ from amp_fuzz.conformance import (
     summary,
     write,
 )
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, compare
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.plugins import inherited
 from amp_fuzz.processes import death, end, no_interrupts, start
 from amp_fuzz.program import (
@@ -58,6 +58,7 @@ from amp_fuzz.reference import PolicyTable, load_table
 from amp_fuzz.source import statement_source
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = [
     "AUTOCAST_DTYPES",
@@ -291,7 +292,7 @@ def _judged(backend: Backend, known: Sequence[Known], case: Case) -> Cell:
     observed = backend.run([case])[0]
     record: DivergenceRecord | None = None
     if compare(expected, observed, values=backend.values) is not None:
-        verdict = Judge(backend, known, relations="none").judge(case)
+        verdict = judge_of(backend, known, relations="none").judge(case)
         if verdict.divergence is not None:
             record = verdict.finding(CATALOGUE[_call(case.program).op].family)
     return _cell(backend, case, _outcome(expected), _outcome(observed), record)

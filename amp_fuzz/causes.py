@@ -23,11 +23,13 @@ from amp_fuzz.contexts import acts_as, alike, unrestored
 from amp_fuzz.culprit import culprit
 from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Items, Ref, Statement, TensorSpec, statements, transform, uses
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference import KernelCall, Policy, load_table
 from amp_fuzz.shrink import Target, answer_of
+from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = [
     "POLICIES",
@@ -98,7 +100,9 @@ def caused(
     overload, names = as_if(judge, last.case, judge.backend.run([last.case])[0], kernels)
     observed = judge.backend.run([first.case])[0]
     names = tuple(
-        n for n in names if judge.agrees_with(first.case, observed, {overload: POLICIES[n]})
+        n
+        for n in names
+        if agrees_with(judge.backend, first.case, observed, {overload: POLICIES[n]})
     )
     if not names:
         return record
@@ -190,7 +194,7 @@ def as_if(
         found = tuple(
             name
             for name, policy in POLICIES.items()
-            if policy != own and judge.agrees_with(case, observed, {overload: policy})
+            if policy != own and agrees_with(judge.backend, case, observed, {overload: policy})
         )
         if found:
             return overload, found

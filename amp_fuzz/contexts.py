@@ -19,7 +19,8 @@ from amp_fuzz.backends.torchstate import restoring, torch_state
 from amp_fuzz.case import Case
 from amp_fuzz.fingerprints import special
 from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["acts_as", "alike", "like", "saying", "unrestored"]
 
@@ -83,7 +84,9 @@ def acts_as(judge: Judge, case: Case, observed: Observation) -> tuple[str, ...]:
     if not case.plan.contexts or not special(case):
         return ()
     return tuple(
-        name for name in _sayable(case) if judge.agrees_with(saying(case, name), observed, {})
+        name
+        for name in _sayable(case)
+        if agrees_with(judge.backend, saying(case, name), observed, {})
     )
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_fuzz.backends import Backend, BackendError, backends
+from amp_fuzz.backends import Backend, BackendError, backends, unsupported
 from amp_fuzz.case import Case, CaseError
 from amp_fuzz.catalogue import check
-from amp_fuzz.judge import unsupported
 from amp_fuzz.program import ProgramError
 from amp_fuzz.records import CaseRecord, DivergenceRecord
 from amp_fuzz.store import Store, StoreError, find_case

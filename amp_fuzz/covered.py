@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from amp_fuzz.fingerprints import ingredient
-from amp_fuzz.judge import Verdict
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.outputs import write_whole
 from amp_fuzz.program import statements
 from amp_fuzz.store import Store, StoreError

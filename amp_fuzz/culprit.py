@@ -20,8 +20,8 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, check
 from amp_fuzz.entered import inside
 from amp_fuzz.inputs import bits_text
-from amp_fuzz.judge import Judge
 from amp_fuzz.oracle.compare import same
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.program import (
     DTYPES,
     MAX_ELEMENTS,
@@ -35,6 +35,7 @@ from amp_fuzz.program import (
     Statement,
     TensorSpec,
 )
+from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["Culprit", "culprit"]
 
@@ -127,7 +128,7 @@ def _mended(judge: Judge, case: Case, kernel: Any) -> bool:
         with _Told(kernel, right) as told:
             (observed,) = judge.backend.run([case])
         if not told.calls:
-            return judge.agrees_with(case, observed, {})
+            return agrees_with(judge.backend, case, observed, {})
         right.append(told.calls[0].here())
     return False
 

@@ -24,10 +24,12 @@ from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.findings import Groups, Met, examine
 from amp_fuzz.fingerprints import fingerprinted
+from amp_fuzz.harness import quiet
 from amp_fuzz.heap import trim
-from amp_fuzz.judge import Judge, Verdict, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.notes import notes_of
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records import (
     CaseRecord,
     DivergenceRecord,
@@ -40,6 +42,7 @@ from amp_fuzz.records import (
 )
 from amp_fuzz.still import happens, still
 from amp_fuzz.strategies.drawing import draw_case, usable
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = [
     "Crashed",
@@ -379,7 +382,7 @@ def explore(
     """
     groups = Groups() if groups is None else groups
     relations = "all" if task.again else settings.relations
-    judge = Judge(backends()[task.backend], settings.known, relations)
+    judge = judge_of(backends()[task.backend], settings.known, relations)
     done = settings.done.get((task.backend, task.family), {})
     reached: set[str] = set()
     entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
@@ -394,7 +397,8 @@ def explore(
         entry = entries.get(case.id)
         with quiet():
             verdict = _judged(judge, case, entry)
-            yield from noting(judge, verdict, settings, groups, task.family)
+            verdict, notes = noted(judge, verdict, settings, groups, task.family)
+            yield from notes
         record = verdict.record(task.family)
         reached.update(kernel.overload for kernel in record.kernels)
         if verdict.outcome == "agreed":
@@ -421,15 +425,16 @@ def _cases(task: Task, settings: Settings, reached: Collection[str]) -> Iterable
     return draw(task, settings, reached=reached)
 
 
-def noting(
+def noted(
     judge: Judge, verdict: Verdict, settings: Settings, groups: Groups, family: str
-) -> list[NoteRecord]:
-    """Give a verdict its notes; return the records of those whose case is the smallest so far."""
+) -> tuple[Verdict, list[NoteRecord]]:
+    """Return a verdict with its notes, and the records of those whose case is the smallest yet."""
     kinds = {*settings.notes, *settings.fail_on}
     found = notes_of(judge, verdict, kinds, groups.elsewhere)
-    verdict.notes = notes = tuple({note.group: note for note in found}.values())
+    notes = tuple({note.group: note for note in found}.values())
     case = verdict.case
-    return [NoteRecord(note, case, family) for note in notes if groups.smallest(note, case)]
+    smallest = [NoteRecord(note, case, family) for note in notes if groups.smallest(note, case)]
+    return replace(verdict, notes=notes), smallest
 
 
 def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
@@ -438,7 +443,7 @@ def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
         return judge.judge(case)
     verdict = still(judge, entry, case)
     if happens(judge, entry, verdict):
-        verdict.outcome, verdict.known = "known", entry.id
+        verdict = replace(verdict, outcome="known", known=entry.id)
     return verdict
 
 

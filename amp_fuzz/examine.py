@@ -13,14 +13,16 @@ import msgspec
 from amp_fuzz.backends import BackendError, backends, facts_of
 from amp_fuzz.case import Case, bare
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import Known
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.program import statements
 from amp_fuzz.records import DivergenceRecord, unanswered
 from amp_fuzz.session import MissingBackend
 from amp_fuzz.shrink import answer_of, part_of, stage_of
 from amp_fuzz.supervise import Dead, talk
 from amp_fuzz.supervised import prepared
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = ["Examined", "examined"]
 
@@ -63,7 +65,7 @@ def _examine(pipe: connection.Connection, case: Case, name: str, known: tuple[Kn
     try:
         (backend,) = choose_backends([name])
         with quiet():
-            pipe.send(_found(pipe, case, Judge(backend, known, relations="all")))
+            pipe.send(_found(pipe, case, judge_of(backend, known, relations="all")))
     except MissingBackend as error:
         pipe.send(Examined(why=str(error), missing=True))
     except BackendError as error:
@@ -100,7 +102,7 @@ def _found(pipe: connection.Connection, case: Case, judge: Judge) -> Examined:
 
 def _without(judge: Judge, case: Case, kind: str) -> bool:
     """Return whether the divergence is there with all autocast taken away."""
-    found = replace(judge, known=()).judge(bare(case)).divergence
+    found = judge_of(judge.backend, (), judge.relations).judge(bare(case)).divergence
     return found is not None and found.kind == kind
 
 

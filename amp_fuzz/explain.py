@@ -18,8 +18,7 @@ import torch
 from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.case import Case
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.harness import Observation, bits
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, bits, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.notes import notes_of
 from amp_fuzz.oracle import Divergence, Rounding, compare, differ
@@ -32,6 +31,7 @@ from amp_fuzz.reference.shadows import Band, Promise, Reach, distance
 from amp_fuzz.session import MissingBackend, choose_backends
 from amp_fuzz.supervise import Dead, talk
 from amp_fuzz.supervised import prepared
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = ["Explained", "Value", "explained"]
 
@@ -115,7 +115,7 @@ def explain(
     alive: Callable[[], None] = lambda: None,
 ) -> Explained:
     """Explain a case here. alive: called after each run."""
-    judge = Judge(backend, known, relations="all")
+    judge = judge_of(backend, known, relations="all")
     verdict = judge.judge(case)
     notes = notes_of(judge, verdict)
     alive()

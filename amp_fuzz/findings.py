@@ -37,9 +37,11 @@ from amp_fuzz.culprit import culprit
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprint, fingerprinted, ingredient, kind_of, special
 from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, refuses
 from amp_fuzz.minimize import Smaller, capture, small_values
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.errors import refuses
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Items, Ref, show_arg, statements, uses
 from amp_fuzz.records import DivergenceRecord, Note
 from amp_fuzz.reference import Policy
@@ -58,6 +60,8 @@ from amp_fuzz.shrink import (
     working,
 )
 from amp_fuzz.triage import alone
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["Groups", "Met", "Step", "examine", "signature_of"]
 
@@ -367,7 +371,7 @@ class _Examination:
             fits = tuple(
                 name
                 for name in names
-                if self.judge.agrees_with(part.case, observed, {overload: POLICIES[name]})
+                if agrees_with(self.judge.backend, part.case, observed, {overload: POLICIES[name]})
             )
             if fits:
                 groups.as_if[key] = fits, cause
@@ -409,7 +413,7 @@ class _Examination:
                 case = saying(case, name)
             else:
                 policies[about] = POLICIES[name]
-        return self.judge.agrees_with(case, observed, policies)
+        return agrees_with(self.judge.backend, case, observed, policies)
 
     def of_contexts(self, part: Verdict) -> str:
         """Return the fingerprint of contexts that do wrong, as far as such were met, or ""."""
@@ -496,7 +500,7 @@ class _Examination:
         plain = bare(verdict.case)
         self.seen(plain)
         relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
-        found = replace(self.judge, known=(), relations=relations).judge(plain).divergence
+        found = judge_of(self.judge.backend, (), relations).judge(plain).divergence
         return found is not None and found.kind == verdict.divergence.kind
 
 

@@ -11,8 +11,8 @@ import importlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, TracebackType
@@ -28,7 +28,7 @@ from amp_fuzz.program import Program, TensorSpec
 from amp_fuzz.reference import KernelCall
 from amp_fuzz.source import driver_source, imports_of, program_source
 
-__all__ = ["Observation", "Raised", "Runtime", "run"]
+__all__ = ["Observation", "Raised", "Runtime", "quiet", "run"]
 
 PROGRAM = "<amp-fuzz program>"
 DRIVER = "<amp-fuzz driver>"
@@ -280,3 +280,16 @@ _INTEGERS: Mapping[int, torch.dtype] = {
     4: torch.int32,
     8: torch.int64,
 }
+
+
+@contextmanager
+def quiet() -> Iterator[Mapping[str, int]]:
+    """Silence the warnings of cases: deprecations of the ops themselves are not findings."""
+    warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
+    warn(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield {}
+        finally:
+            warn(True)

@@ -27,8 +27,10 @@ from amp_fuzz.blame import named
 from amp_fuzz.case import Case, Plan, bare, inferring, map_autocast, single
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict, refuses
 from amp_fuzz.minimize import capture, without
+from amp_fuzz.oracle.errors import refuses
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import (
     FLOAT_DTYPES,
     Arg,

@@ -11,12 +11,14 @@ from typing import Literal
 from amp_fuzz.baseline import Entry
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import check
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import Known
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.program import ProgramError
 from amp_fuzz.still import TRIES, happens, still
 from amp_fuzz.supervise import Dead, talk
 from amp_fuzz.supervised import prepared
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = ["Came", "recheck"]
 
@@ -72,7 +74,7 @@ def _came(entry: Entry, known: tuple[Known, ...]) -> Came:
         check(case.program)
         (backend,) = choose_backends([entry.backend])
         with quiet():
-            return _judged(Judge(backend, known), entry, case)
+            return _judged(judge_of(backend, known), entry, case)
     except (BackendError, MissingBackend, ProgramError) as error:
         return Came("cannot", str(error))
 

@@ -62,9 +62,9 @@ def _judging(case: Case, backend: Backend, finding: Found) -> str:
     return (
         f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n\n{_HOOK}\n{modules}"
         "from amp_fuzz.backends import backends\nfrom amp_fuzz.case import loads\n"
-        "from amp_fuzz.judge import Judge, quiet\n\n"
+        "from amp_fuzz.harness import quiet\nfrom amp_fuzz.upstream.explain import judge_of\n\n"
         f"case = loads({case.json().decode()!r})\n"
-        f"print(case)\nwith quiet():\n{PAD}verdict = Judge(backends()"
+        f"print(case)\nwith quiet():\n{PAD}verdict = judge_of(backends()"
         f'["{backend.name}"]).judge(case)\n'
         "found = verdict.divergence\n"
         "print(found or verdict.outcome)\n"

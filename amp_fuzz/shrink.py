@@ -15,15 +15,16 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend, facts_of
+from amp_fuzz.backends import Backend, facts_of, unsupported
 from amp_fuzz.backends.base import Bisects
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
 from amp_fuzz.documented import documented
-from amp_fuzz.judge import Judge, Verdict, unsupported
 from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Values, capture, count, search
 from amp_fuzz.oracle import compare
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import returning_all, statements
 from amp_fuzz.triage import guilty
 

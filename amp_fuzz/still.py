@@ -10,8 +10,10 @@ from amp_fuzz.case import Case
 from amp_fuzz.causes import POLICIES, WRONG_VALUES, kernel_of
 from amp_fuzz.contexts import acts_as, unrestored
 from amp_fuzz.fingerprints import kind_of
-from amp_fuzz.judge import Judge, Verdict
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.shrink import part_of
+from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["happens", "still"]
 
@@ -39,7 +41,7 @@ def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
     if entry.kind == "policy":
         observed = judge.backend.run([verdict.case])[0]
         supposed = [{entry.op: POLICIES[name]} for name in entry.as_if]
-        return any(judge.agrees_with(verdict.case, observed, s) for s in supposed)
+        return any(agrees_with(judge.backend, verdict.case, observed, s) for s in supposed)
     if entry.kind == "context":
         observed = judge.backend.run([verdict.case])[0]
         return bool(set(entry.as_if) & set(acts_as(judge, verdict.case, observed)))

@@ -24,9 +24,10 @@ from amp_fuzz.case import Case
 from amp_fuzz.causes import caused
 from amp_fuzz.explicit import explicit_form
 from amp_fuzz.fingerprints import fingerprinted
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import Known
 from amp_fuzz.minimize import Smaller
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.plugins import inherited
 from amp_fuzz.processes import expendable
 from amp_fuzz.records import DivergenceRecord, unanswered
@@ -45,6 +46,7 @@ from amp_fuzz.shrink import (
     shrink,
     stage_of,
 )
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", "prepared", "run"]
 
@@ -176,7 +178,7 @@ def _judge(job: Job) -> Judge:
     from amp_fuzz.session import choose_backends
 
     (backend,) = choose_backends([job.backend])
-    return Judge(backend, job.known, relations="all")
+    return judge_of(backend, job.known, relations="all")
 
 
 def _asking(job: Job, judge: Judge, target: Target) -> Callable[[Case], Answer]:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.oracle.rounding import CONFIRM, SCREEN, THRESHOLD

@@ -33,9 +33,11 @@ from amp_fuzz.backends import Backend, backends, compiled
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import statements
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments, cpu_seconds, machine, show, versions
 
 CASES = {"compile[inductor]": 18, "compile[aot_eager]": 60, "compile[eager]": 60, "export": 60}
@@ -68,7 +70,7 @@ def measure(backend: Backend, count: int, seed: int) -> dict[str, Any]:
     settings = Settings((backend.name,), max_statements=8)
     task = Task(backend.name, "benchmark", (), count + WARM, seed)
     cases = [backend.fit(case) for case in draw(task, settings)]
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     spends: dict[str, float] = {}
     compiles = isinstance(backend, CompileBackend)
 

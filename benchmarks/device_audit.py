@@ -27,7 +27,7 @@ from amp_fuzz.backends.privateuse1 import Device
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import Op, select
 from amp_fuzz.conformance import _FAKE_ERRORS
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.strategies.drawing import usable
 from benchmarks.common import ROOT, arguments, write
 

@@ -22,8 +22,9 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import ROOT, arguments, write
 from benchmarks.hunting import kept
 from tests.faults.device import FAULTS, UNREGISTERED
@@ -71,8 +72,8 @@ _PROCESSES: dict[Path, Apart] = {}
 def hunt(name: str, file: Path, cases: int, seed: int) -> dict[str, Any]:
     """Return what came of a hunt for one fault."""
     backend = faulty(name, file)
-    honest = Judge(backends()["privateuse1"], shipped())
-    judge = Judge(backend, shipped())
+    honest = judge_of(backends()["privateuse1"], shipped())
+    judge = judge_of(backend, shipped())
     start = time.perf_counter()
     task = Task("privateuse1", "all", (), cases, seed)
     with quiet():

@@ -30,8 +30,9 @@ from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, load, loads
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.fingerprints import fingerprint
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments
 from benchmarks.open_cases import OPEN, index
 
@@ -127,7 +128,7 @@ def judge_all(output: Path, only: list[str]) -> None:
 
 
 def _judged(name: str, cases: list[Any], output: Path) -> None:
-    judge = Judge(backends()[name], shipped())
+    judge = judge_of(backends()[name], shipped())
     for case in cases:
         with quiet():
             verdict = judge.judge(loads(json.dumps(case)))

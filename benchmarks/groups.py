@@ -40,11 +40,12 @@ from amp_fuzz.engine import (
     plan_tasks,
 )
 from amp_fuzz.fingerprints import fingerprint, title
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord
 from amp_fuzz.session import versions
 from amp_fuzz.store import Store
+from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.workers import Supervisor
 from benchmarks.common import ROOT, Row, arguments, commit, cpu_seconds, write
 from tests.faults.corrupted import Corrupted
@@ -198,7 +199,7 @@ def faults_of(record: DivergenceRecord) -> list[str]:
     case = record.minimised or record.case
     found = []
     for name in TEN:
-        judge = Judge(Corrupted(patches=partial(seeded, name)), shipped(), "none")
+        judge = judge_of(Corrupted(patches=partial(seeded, name)), shipped(), "none")
         with quiet():
             if judge.judge(case).outcome == "diverged":
                 found.append(name)

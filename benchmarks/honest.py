@@ -35,11 +35,14 @@ from amp_fuzz.backends import Backend, backends
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, loads
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Rounding
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.rounding import SCREEN
+from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import distance
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments, machine, show, versions
 
 ASKED: list[Rounding] = []  # of a case: the one that knows nothing of bugs
@@ -72,7 +75,7 @@ def main() -> None:
 
 def records(backend: Backend, count: int, seed: int, path: Path) -> Iterator[dict[str, Any]]:
     """Judge the cases that a file has no line for, and those again that were not explained."""
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     kept = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for line in kept[:count]:
         if line.get("outcome") == "diverged":
@@ -112,7 +115,7 @@ def judged(judge: Judge, case: Case) -> dict[str, Any]:
     }
     if verdict.outcome == "diverged":
         line |= {"divergence": said(verdict.case, verdict.divergence), "case": _json(verdict.case)}
-        line["bare"] = judge.bare(verdict.case)[1] is not None
+        line["bare"] = Trial.of(verdict.case, judge.backend).bare().compare() is not None
     return line
 
 

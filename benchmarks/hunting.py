@@ -27,9 +27,12 @@ from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, loads
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import CASES, Row, arguments, machine, read, show, versions, write
 
 Line = Row
@@ -85,7 +88,7 @@ def hunt(name: str, count: int, seed: int, path: Path, again: list[str]) -> list
     """Judge the cases that a file has no line for, and those of `again`; return all lines."""
     backend = backends()[name]
     assert isinstance(backend, TorchaxBackend | JaxBackend)
-    judge, clock, now = Judge(backend, shipped()), _Clock(backend), _package()
+    judge, clock, now = judge_of(backend, shipped()), _Clock(backend), _package()
     lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     for i, line in enumerate(lines[:count]):
         today = line.get("judged") != now and (line["outcome"] == "diverged" or _any(again, line))

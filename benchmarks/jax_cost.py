@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends, jaxed, torchax
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from benchmarks.common import arguments, read, write
 
 JSON = Path(__file__).with_suffix(".json")

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends.jaxed import JaxBackend
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import ROOT, arguments, write
 from benchmarks.hunting import kept
 from tests.faults.lowerings import FAULTS, Faulty
@@ -78,7 +78,7 @@ def main() -> int:
 
 def hunt(name: str, backend: JaxBackend, file: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return what came of a hunt for one fault."""
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     start = time.process_time()
     task = Task("jax", "faults", OPS[name], options.cases, options.seed)
     with quiet():

@@ -34,16 +34,17 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import backends, unsupported
 from amp_fuzz.backends.scripted import ScriptBackend
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.causes import general
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet, unsupported
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.minimize import capture
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import statements
 from amp_fuzz.repro import ReproError, repro
 from amp_fuzz.shrink import (
@@ -59,6 +60,7 @@ from amp_fuzz.shrink import (
     working,
 )
 from amp_fuzz.triage import fingerprint, guilty
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import (
     ROOT,
     Row,
@@ -174,14 +176,14 @@ class Scripted(ScriptBackend):
             return ScriptBackend.run(self, cases)
 
 
-def judge_of(fault: Fault, section: str) -> Judge:
+def judge_of_fault(fault: Fault, section: str) -> Judge:
     """Return the judge of the backend in which a fault is seeded."""
     if section == "script":
-        return Judge(Scripted("script", patches=fault.corrupt), shipped(), "none")
+        return judge_of(Scripted("script", patches=fault.corrupt), shipped(), "none")
     if section == "state":
-        return Judge(Corrupted(patches=fault.corrupt), shipped(), "none")
+        return judge_of(Corrupted(patches=fault.corrupt), shipped(), "none")
     assert isinstance(fault, NumericFault)
-    return Judge(backend_of(fault), shipped(), "none")
+    return judge_of(backend_of(fault), shipped(), "none")
 
 
 def _told(name: str, row: Row) -> str:
@@ -196,7 +198,7 @@ def _told(name: str, row: Row) -> str:
 
 def one(fault: Fault, steps: Sequence[Step], section: str) -> Row:
     """Find a fault, minimise the case, and run its script."""
-    judge = judge_of(fault, section)
+    judge = judge_of_fault(fault, section)
     if isinstance(fault, NumericFault) and section != "script":
         verdict = found(fault, steps)
     else:
@@ -251,7 +253,7 @@ def findings(seed: int, backends_: str, entries: str) -> Iterator[tuple[str, Row
     for name, count in DRAWN.items():
         if not named(name, backends_):
             continue
-        judge = Judge(backends()[name], shipped(), "none")
+        judge = judge_of(backends()[name], shipped(), "none")
         task = Task(name, "all", (), count, seed)
         for case in draw(task, Settings(backends=(name,), seed=seed)):
             yield from finding(judge, case, entries, done)
@@ -375,12 +377,12 @@ def judge_of_entry(backend: str, entry: str) -> Judge:
     """Return the judge to which a known bug shows."""
     (known,) = (k for k in shipped() if k.id == entry)
     relations: Literal["none", "all"] = "all" if "relation" in known.kinds else "none"
-    return Judge(backends()[backend], shipped(), relations)
+    return judge_of(backends()[backend], shipped(), relations)
 
 
 def found(fault: NumericFault, steps: Sequence[Step]) -> Verdict | None:
     """Return the divergence that shows a fault: that of the last hunt, if it is still drawn."""
-    judge = Judge(backend_of(fault), shipped(), "none")
+    judge = judge_of(backend_of(fault), shipped(), "none")
     hunts = read(HUNTS)
     sections = [hunts[name]["faults"] for name in SECONDS if name in hunts]
     old = [r for rows in sections for r in rows if r["name"] == fault.name and r["found"]]

@@ -133,12 +133,13 @@ def judged(name: str, seconds: int, seed: int) -> dict[str, Any]:
 
     from amp_fuzz.backends import backends
     from amp_fuzz.engine import Settings, Task, draw
-    from amp_fuzz.judge import Judge, quiet
+    from amp_fuzz.harness import quiet
     from amp_fuzz.known import shipped
+    from amp_fuzz.upstream.explain import judge_of
 
     torch.set_num_threads(1)
     settings = Settings((name,), max_statements=5)
-    judge = Judge(backends()[name], shipped())
+    judge = judge_of(backends()[name], shipped())
     cases, new = 0, 0
     start, deadline = cpu_seconds(), time.monotonic() + seconds
     with quiet():

@@ -22,8 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import ROOT, Row, arguments, conditions, named, read, write
 from tests.faults.corrupted import Corrupted, Kernel, wrong_kernels
 from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault
@@ -132,7 +133,7 @@ def control(steps: Sequence[Step]) -> Row:
 
     names = {n.removeprefix("backward:") for fault in EAGER for n in fault.reached}
     honest = dict.fromkeys(names, same)
-    judge = Judge(Corrupted(patches=lambda: wrong_kernels(honest)), shipped(), "none")
+    judge = judge_of(Corrupted(patches=lambda: wrong_kernels(honest)), shipped(), "none")
     with quiet():
         outcomes = Counter(judge.judge(step.case).outcome for step in steps)
     return {"cases": len(steps), "outcomes": dict(outcomes)}

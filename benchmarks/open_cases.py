@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends import backends
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import load
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import CASES, arguments, named
 
 OPEN = CASES / "open"
@@ -53,7 +54,7 @@ def judged(case: str, name: str) -> str:
     if available.status != "ready":
         return f"not run: {available.detail}"
     with quiet():
-        verdict = Judge(backend, shipped()).judge(load(OPEN / f"{case}.json"))
+        verdict = judge_of(backend, shipped()).judge(load(OPEN / f"{case}.json"))
     found = verdict.divergence
     if found is None or verdict.known:
         return f"{verdict.outcome} {verdict.known}".strip()

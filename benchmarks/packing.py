@@ -31,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.program import Items, Node, Program, Ref, Region, statements
 from amp_fuzz.shrink import Answer, Memory, Target, asker, shrink
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments, machine, read, versions, write
 from benchmarks.compilers import spent
 from tests.helpers import WrongKernel, drawn
@@ -130,7 +131,7 @@ def searched(backend: Backend, ops: Sequence[str], sizes: Sequence[int]) -> dict
 
 def _runs(backend: Backend, op: str) -> list[list[Case]]:
     """Return what a search compiled: lists of candidates of one plan and seed, in their order."""
-    judge = Judge(backend)
+    judge = judge_of(backend)
     with quiet():
         cases = drawn(200, ops=["mm", "relu", "add", "cat", op], focus=[op], seed=op)
         large = (c for c in cases if len(list(statements(c.program.body))) >= 8)

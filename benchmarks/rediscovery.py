@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import (
     ROOT,
     Row,
@@ -75,7 +76,7 @@ def hunt(
     """Yield each bug with the case that met it first, or with how many did not."""
     backend = backends()[bugs[0].backend]
     settings = Settings(backends=(backend.name,), seed=seed, known=shipped(), ops=ops)
-    judge = Judge(backend, settings.known, settings.relations)
+    judge = judge_of(backend, settings.known, settings.relations)
     left = {bug.name: bug for bug in bugs}
     cpu = wall = 0.0
     number = 0

@@ -23,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.store import Writer
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments, machine, show, versions
 
 
@@ -38,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     settings = Settings(backends=(args.backend,), seed=args.seed, known=shipped())
-    judge = Judge(backends()[args.backend], settings.known)
+    judge = judge_of(backends()[args.backend], settings.known)
     # A first round pays for imports that ops make at their first call.
     measure(Task(args.backend, "*", (), 500, args.seed + 1), settings, judge)
     result = measure(Task(args.backend, "*", (), args.cases, args.seed), settings, judge)

@@ -32,12 +32,13 @@ from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Rounding
 from amp_fuzz.oracle.compare import same as bitwise
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.reference import Band
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import Row, arguments, conditions, read, write
 from benchmarks.numeric_faults import JSON, TOLERANCES, write_page
 from tests.faults.corrupted import Corrupted
@@ -171,7 +172,7 @@ def honest(name: str, backend: Backend, steps: Sequence[Step]) -> Group:
     group = Group(name, "false alarms")
     plain = backends()["eager-cpu"] if isinstance(backend, Corrupted) else backend
     for step in steps:
-        tally(group, backend, step.case, Judge(plain, shipped()))
+        tally(group, backend, step.case, judge_of(plain, shipped()))
     return group
 
 

@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.repro import repro
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import ROOT, Row, arguments, read, write
 from benchmarks.minimize import CASES, FOCUSED, named_after
 from benchmarks.minimize_page import AFTER, JSON, PAGE, THEIRS, page
@@ -94,7 +95,7 @@ def theirs(name: str, case: Case, after: str, limit: float) -> Row:
     code: how the script ended. launched: whether it wrote anything for the minifier. nodes: calls
     in the graph before and after. again: how what is left ends, with the fault and without.
     """
-    judge = Judge(backend_of(NUMERIC[name]), shipped(), "none")
+    judge = judge_of(backend_of(NUMERIC[name]), shipped(), "none")
     with quiet():
         verdict = judge.judge(case)
         assert verdict.divergence is not None

@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments, write
 
 OUT = Path(__file__).with_suffix(".json")
@@ -35,7 +36,7 @@ OUT = Path(__file__).with_suffix(".json")
 def measure(name: str, cases: int, seed: int, statements: int, seconds: float) -> dict[str, object]:
     backend = backends()[name]
     assert isinstance(backend, TorchaxBackend)
-    judge = Judge(backend, shipped(), confirm=False)
+    judge = judge_of(backend, shipped(), confirm=False)
     settings = Settings(backends=(name,), max_statements=statements)
     outcomes: Counter[str] = Counter()
     known: Counter[str] = Counter()

@@ -26,8 +26,7 @@ from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.torchax import Mode, Torchax, TorchaxBackend, lacking
 from amp_fuzz.case import Case, Plan, inferring
 from amp_fuzz.catalogue import Op, select
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.program import Program
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from benchmarks.common import arguments

@@ -10,6 +10,7 @@ from amp_fuzz.backends.base import (
     facts_of,
     is_pattern,
     matching,
+    unsupported,
     without_values,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "facts_of",
     "is_pattern",
     "matching",
+    "unsupported",
     "without_values",
 ]

@@ -199,7 +199,7 @@ def serve(descriptor: int, parent: int) -> None:
     """Run cases for a process until it closes the pipe, or is gone."""
     import importlib
 
-    from amp_fuzz.judge import quiet
+    from amp_fuzz.harness import quiet
     from amp_fuzz.plugins import inherited
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt

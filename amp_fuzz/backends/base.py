@@ -23,7 +23,7 @@ import torch
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.program import TensorSpec
+from amp_fuzz.program import Statement, TensorSpec, statements
 
 __all__ = [
     "Availability",
@@ -43,6 +43,7 @@ __all__ = [
     "facts_of",
     "is_pattern",
     "matching",
+    "unsupported",
     "without_values",
 ]
 
@@ -249,6 +250,12 @@ def without_values(device: str) -> Backend:
     from amp_fuzz.backends.fake import FakeBackend
 
     return FakeBackend(device)
+
+
+def unsupported(case: Case, backend: Backend) -> Statement | None:
+    """Return the first call that a backend cannot say, or None."""
+    calls = statements(case.program.body)
+    return next((s for s in calls if not backend.supports(s.op, s.form)), None)
 
 
 @lru_cache(maxsize=1)

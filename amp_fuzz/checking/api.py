@@ -21,7 +21,7 @@ from amp_fuzz.checking.runs import Asked, Call, survived, unsupported
 from amp_fuzz.checking.subject import CheckError, Subject
 from amp_fuzz.checking.ways import Checked, refusal
 from amp_fuzz.config import Options
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.processes import unforkable
 from amp_fuzz.program import FLOAT_DTYPES, Autocast
 from amp_fuzz.session import MissingBackend, choose_backends, known_of

@@ -9,11 +9,12 @@ from functools import partial
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.checking.calls import names_called
 from amp_fuzz.checking.ways import Checked, case_of
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, Rounding, compare
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Program
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = ["Judged", "judged"]
 
@@ -43,7 +44,7 @@ def judged(
         expected = checked.reference().run(plain)
         called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
         case = case_of(plain.plan, expected, checked.subject.seed, called)
-        verdict = Judge(checked, known, "none", confirm).judge(case)
+        verdict = judge_of(checked, known, "none", confirm).judge(case)
     return Judged(verdict, case, expected, checked.seen["observed"])
 
 

@@ -22,11 +22,14 @@ from amp_fuzz.checking.cut import Unsayable, cut, sayable
 from amp_fuzz.checking.judging import Judged, judged
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import Checked
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import Known
 from amp_fuzz.oracle import Divergence, Kind
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Autocast
 from amp_fuzz.supervise import Dead, ask
+from amp_fuzz.upstream.explain import judge_of
 
 __all__ = ["Place", "locate", "locate_crash"]
 
@@ -247,7 +250,7 @@ def _judge(search: _Search, case: Case) -> Verdict | None:
 
     A case that was cut out runs in a process of its own: nobody wrote it, and it may crash torch.
     """
-    judge = Judge(search.checked.inner, search.known, "none")
+    judge = judge_of(search.checked.inner, search.known, "none")
     daemonic = multiprocessing.current_process().daemon  # may start none: as the callable, here
     try:
         verdict: Verdict = (

@@ -10,8 +10,7 @@ from amp_fuzz.case import Case, Plan
 from amp_fuzz.checking.judging import Judged
 from amp_fuzz.checking.telling import first_line
 from amp_fuzz.checking.ways import Checked
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.notes import under_policies
 from amp_fuzz.program import Program
 from amp_fuzz.records import Note

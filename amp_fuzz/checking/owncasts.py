@@ -28,7 +28,7 @@ from amp_fuzz.checking.result import OwnCast
 from amp_fuzz.checking.running import Names, call
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.trees import leaves_of
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.reference import DEVICES, Policy, log_kernels, snapshot
 
 __all__ = ["merged", "own_casts"]

@@ -27,7 +27,7 @@ from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import Checked, refusal
 from amp_fuzz.devices import judging_options
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import Known
 from amp_fuzz.program import Autocast, Program
 from amp_fuzz.reference import load_table

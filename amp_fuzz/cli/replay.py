@@ -173,13 +173,14 @@ def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known,
 
 def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
     from amp_fuzz.explicit import explicit_form
-    from amp_fuzz.judge import Judge, quiet
+    from amp_fuzz.harness import quiet
     from amp_fuzz.notes import notes_of
     from amp_fuzz.session import choose_backends
+    from amp_fuzz.upstream.explain import judge_of
 
     (backend,) = choose_backends([job.backend])
     with quiet():
-        judge = Judge(backend, known, relations="all")
+        judge = judge_of(backend, known, relations="all")
         verdict = judge.judge(job.case)
         notes = notes_of(judge, verdict)
         explicit = explicit_form(job.case, backend.reference())

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends import BackendError, backends, choose
 from amp_fuzz.backends.torchstate import torch_state
-from amp_fuzz.harness import changes
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import changes, quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, drawn, one_line, under, x
 
 READY = [n for n, b in backends().items() if b.availability().status == "ready"]
@@ -44,7 +44,7 @@ def test_a_backend_has_the_name_it_is_known_by(name: str) -> None:
 
 def test_honest_draws_agree_or_are_known(name: str) -> None:
     backend = backends()[name]
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     outcomes: Counter[str] = Counter()
     with quiet():
         for one in drawn(60, backend.device, trains=backend.trains, seed=name, statements=8):
@@ -59,7 +59,7 @@ def test_calls_in_a_new_thread_round_alike() -> None:
     transform = call("fft.ifft", "x0", dim=-2)
     one = case([x("x0", 5, 5, 17, dtype="int64")], transform, contexts=(), calls=2, thread="whole")
     with quiet():
-        assert Judge(backends()["eager-cpu"]).judge(one).outcome == "agreed"
+        assert judge_of(backends()["eager-cpu"]).judge(one).outcome == "agreed"
 
 
 def test_one_observation_a_case_in_their_order(name: str) -> None:

@@ -17,15 +17,16 @@ import torch._dynamo.guards
 from amp_fuzz.backends import backends, choose, compiled
 from amp_fuzz.backends.compiled import LADDER, CompileBackend
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Kind
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Autocast, Checkpoint, DType, InferenceMode
 from amp_fuzz.reference import lowered
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import part_of, stage_of
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -35,7 +36,7 @@ AOT = CompileBackend("aot_eager")
 
 def judge(backend: CompileBackend, example: Case) -> Any:
     with quiet():
-        return Judge(backend, shipped()).judge(example)
+        return judge_of(backend, shipped()).judge(example)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_wrong_rung_is_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
         return seen
 
     monkeypatch.setattr(CompileBackend, "run", run)
-    judge_ = Judge(CompileBackend("inductor", "casts"))
+    judge_ = judge_of(CompileBackend("inductor", "casts"))
     verdict = judge_.judge(case(INPUTS, *BODY, backward="none"))
     assert verdict.divergence is not None
     assert verdict.divergence.kind == "value"
@@ -272,7 +273,7 @@ def test_the_bisector_names_the_lowering(monkeypatch: pytest.MonkeyPatch) -> Non
     cosine = lowerings[torch.ops.aten.cos.default]
     monkeypatch.setitem(lowerings, overload, cosine)
     example = case([x("x0", 6, 8)], call("exp", "x0"), call("sin", "v0", to="v1"), backward="none")
-    judge_ = Judge(CompileBackend("inductor"))
+    judge_ = judge_of(CompileBackend("inductor"))
     with quiet():
         verdict = judge_.judge(example)
         assert verdict.outcome == "diverged"
@@ -289,7 +290,7 @@ def test_the_bisector_names_the_decomposition(monkeypatch: pytest.MonkeyPatch) -
     }
     monkeypatch.setattr("torch._inductor.compile_fx.select_decomp_table", lambda: wrong)
     monkeypatch.setattr("torch._inductor.decomposition.select_decomp_table", lambda: wrong)
-    judge_ = Judge(CompileBackend("aot_eager_decomp_partition"))
+    judge_ = judge_of(CompileBackend("aot_eager_decomp_partition"))
     example = case([x("x0", 6, 8)], call("silu", "x0"), backward="none", contexts=())
     stage = "compile[aot_eager_decomp_partition]"
     with quiet():
@@ -303,7 +304,7 @@ def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("it is private")
 
     monkeypatch.setattr("amp_fuzz.shrink.blame", fail)
-    judge_ = Judge(CompileBackend("inductor"))
+    judge_ = judge_of(CompileBackend("inductor"))
     verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged")
     verdict.divergence = Divergence("value", "v0", "", "")
     assert part_of(judge_, verdict, "compile[inductor]") == ""
@@ -313,7 +314,7 @@ def test_programs_of_the_generator_run(request: pytest.FixtureRequest) -> None:
     """Whatever comes of them: the outcome is one of four, and state does not spread."""
     with quiet():
         for example in drawn(12, seed="compile"):
-            verdict = Judge(CompileBackend("eager"), shipped()).judge(example)
+            verdict = judge_of(CompileBackend("eager"), shipped()).judge(example)
             assert verdict.outcome in ("agreed", "raised", "known", "diverged")
     assert torch._C._len_torch_dispatch_stack() == 0
 
@@ -366,7 +367,7 @@ def test_names() -> None:
 def test_an_error_that_dynamo_quotes_is_the_known_one() -> None:
     halves = [x("x0", 2, dtype="float16"), x("x1", 2)]
     example = case(halves, call("concat", ["x0", "x1"], 0), backward="none")
-    verdict = Judge(backends()["compile[aot_eager]"], shipped()).judge(example)
+    verdict = judge_of(backends()["compile[aot_eager]"], shipped()).judge(example)
     assert (verdict.outcome, verdict.known) == ("known", "promote-foreign-half")
 
 

@@ -14,16 +14,17 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
 from amp_fuzz.reference import autocast
 from amp_fuzz.reference.aot import _functions, _without_out, traced
 from amp_fuzz.reference.customop import opaque
 from amp_fuzz.reference.lowered import _Lowering, _refuses
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (
@@ -404,7 +405,7 @@ def judged(example: Example, known: tuple[Known, ...], *, wrong: str = "") -> Ve
         program = msgspec.structs.replace(one.program, outputs=example.returns)
         one = msgspec.structs.replace(one, program=program)
     with quiet():
-        return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(one)
+        return judge_of(WrongKernel(backend, wrong) if wrong else backend, known).judge(one)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -870,7 +871,9 @@ def test_a_gradient_that_is_wrong_in_another_way_is_not_explained(name: str) -> 
     example = GRADIENTS[name]
     verdict = judged(example, shipped())
     with quiet():
-        wrong = Judge(WrongGradient(backends()[example.backend], ""), shipped()).judge(example.case)
+        wrong = judge_of(WrongGradient(backends()[example.backend], ""), shipped()).judge(
+            example.case
+        )
     assert (verdict.outcome, wrong.outcome) == ("known", "diverged"), verdict.divergence
     assert verdict.known == name.partition(",")[0]
 
@@ -952,7 +955,7 @@ def test_memory_that_nobody_wrote_is_all_that_is_not_judged() -> None:
     verdict = judged(example, shipped())
     assert (verdict.outcome, verdict.known) == ("known", "compile-weight-norm")
     with quiet():
-        wrong = Judge(WrongGradient(backends()[DECOMPOSED], ""), shipped()).judge(both)
+        wrong = judge_of(WrongGradient(backends()[DECOMPOSED], ""), shipped()).judge(both)
     assert wrong.outcome == "diverged"
 
 
@@ -975,7 +978,7 @@ def test_the_loss_of_one_sample_is_explained_and_what_is_made_of_it(
     assert judged(example, shipped()).known == "compile-zero-dim-loss"
     assert judged(example, shipped(), wrong="exp").outcome == "diverged"
     with quiet():
-        wrong = Judge(WrongGradient(backends()[AOT], ""), shipped()).judge(one)
+        wrong = judge_of(WrongGradient(backends()[AOT], ""), shipped()).judge(one)
     # No shadow follows the gradient of the other: its kernel refuses flags that are not 0 or 1.
     assert wrong.outcome == ("diverged" if op == "multi_margin_loss" else "known")
 
@@ -1085,7 +1088,7 @@ def test_an_lstm_whose_input_is_trained_is_computed_by_cells(options: Any) -> No
     assert judged(example, shipped()).known == "compile-lstm"
     assert judged(example, shipped(), wrong="lstm").outcome == "diverged"
     with quiet():
-        wrong = Judge(WrongGradient(backends()[AOT], ""), shipped()).judge(example.case)
+        wrong = judge_of(WrongGradient(backends()[AOT], ""), shipped()).judge(example.case)
     assert wrong.outcome == "diverged"
 
 

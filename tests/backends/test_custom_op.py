@@ -15,11 +15,13 @@ from torch._library import custom_ops
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.compiled import CompileBackend
 from amp_fuzz.case import Case, CaseError, loads
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Autocast, Checkpoint, regions
 from amp_fuzz.reference import customop
 from amp_fuzz.repro import repro
+from amp_fuzz.upstream.explain import judge_of
 from tests.faults.fault import patched
 from tests.helpers import Run, call, case, under, x
 
@@ -46,7 +48,7 @@ PLAIN = case(INPUTS_2, call("mm", "x0", "w1"), entry="custom_op")
 
 def judged(name: str, example: Case) -> Verdict:
     with quiet():
-        return Judge(backends()[name], shipped()).judge(example)
+        return judge_of(backends()[name], shipped()).judge(example)
 
 
 def _ignored() -> AbstractContextManager[None]:

@@ -16,14 +16,15 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.exported import ExportBackend
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
 from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -33,7 +34,7 @@ PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)
 
 def judge(backend: ExportBackend, example: Case) -> Verdict:
     with quiet():
-        return Judge(backend, shipped()).judge(example)
+        return judge_of(backend, shipped()).judge(example)
 
 
 def test_they_are_found() -> None:
@@ -73,13 +74,13 @@ def test_what_an_export_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         torch.export.ExportedProgram, "run_decompositions", lambda self: run(self, wrong)
     )
     example = case([x("x0", 6, 8)], call("silu", "x0"), backward="none")
-    judge_ = Judge(DECOMPOSED, ())
+    judge_ = judge_of(DECOMPOSED, ())
     with quiet():
         verdict = judge_.judge(example)
         assert verdict.divergence is not None
         assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v0")
         assert stage_of(judge_, verdict) == "export[decomposed]"
-        assert Judge(PLAIN, ()).judge(example).outcome == "agreed"
+        assert judge_of(PLAIN, ()).judge(example).outcome == "agreed"
 
 
 def test_programs_of_the_generator_run() -> None:
@@ -130,7 +131,7 @@ def test_l1_loss_forgets_its_weight() -> None:
     loss = call("l1_loss", "x0", "x1", weight=Ref("x2"), reduction="none")
     example = case(inputs, loss, contexts=(), backward="none")
     with quiet():
-        verdict = Judge(ExportBackend(), shipped()).judge(example)
+        verdict = judge_of(ExportBackend(), shipped()).judge(example)
     assert (verdict.outcome, verdict.known) == ("known", "compile-functions")
 
 
@@ -144,7 +145,7 @@ def test_what_is_before_a_checkpoint_in_inference_mode_has_its_gradient() -> Non
         contexts=(),
     )
     with quiet():
-        verdict = Judge(ExportBackend(), shipped()).judge(example)
+        verdict = judge_of(ExportBackend(), shipped()).judge(example)
     assert verdict.outcome == "known", verdict.divergence
     assert set(verdict.known.split("+")) == {"export-checkpoint", "export-inference-mode"}
 
@@ -259,7 +260,7 @@ def test_what_a_decomposition_does_otherwise_is_known(name: str) -> None:
     assert (verdict.outcome, verdict.known) == ("known", name), verdict.divergence
     others = tuple(k for k in shipped() if k.id != name)
     with quiet():
-        assert Judge(DECOMPOSED, others).judge(example).outcome == "diverged"
+        assert judge_of(DECOMPOSED, others).judge(example).outcome == "diverged"
     assert judge(PLAIN, example).outcome in ("agreed", "raised")
 
 
@@ -444,7 +445,7 @@ def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -
     assert verdict.outcome in ("agreed", "known"), verdict.divergence
     assert set(filter(None, verdict.known.split("+"))) == {f"export-{k}" for k in known.split()}
     with quiet():
-        wrong = Judge(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
+        wrong = judge_of(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
     assert wrong.outcome == "diverged"
 
 

@@ -17,11 +17,12 @@ from amp_fuzz.backends.apart import Apart
 from amp_fuzz.backends.jaxed import JaxBackend, backends, record
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.program import DType, InferenceMode, NoGrad
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import Explainer, judge_of
 from amp_fuzz.xla.ops import NOT_LOWERED
 from tests.faults.lowerings import FAULTS
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
@@ -116,7 +117,7 @@ def test_a_nan_that_a_sum_loses_is_not_of_range() -> None:
     seen.values["v0"] = torch.tensor(3.0)
     with quiet():
         honest = dataclasses.replace(BACKENDS["jax[jit]"], process=Here(seen))
-        verdict = Judge(honest, shipped()).judge(one)
+        verdict = judge_of(honest, shipped()).judge(one)
     assert (verdict.outcome, verdict.known) == ("diverged", "")
 
 
@@ -144,7 +145,7 @@ def test_two_calls_of_one_compiled_program_may_round_otherwise(
     honest = BACKENDS["jax[jit]" if jit else "jax"]
     assert honest.repeats == (not jit)
     with quiet():
-        verdict = Judge(dataclasses.replace(honest, process=Here(seen))).judge(one)
+        verdict = judge_of(dataclasses.replace(honest, process=Here(seen))).judge(one)
     assert verdict.outcome == outcome
     if not jit and factor < 1.01:
         assert verdict.divergence is not None
@@ -207,7 +208,7 @@ def test_rows_that_a_mask_takes_out_are_zeros(
     inputs = [*(x(f"w{i}", *shape) for i in range(3)), x("x3", 3, 3, dtype=dtype, values=mask)]
     attention = call("scaled_dot_product_attention", "w0", "w1", "w2", attn_mask="x3")
     with quiet():
-        verdict = Judge(jitted, shipped()).judge(case(inputs, attention, contexts=()))
+        verdict = judge_of(jitted, shipped()).judge(case(inputs, attention, contexts=()))
     assert verdict.outcome == "agreed", verdict.divergence
 
 
@@ -220,7 +221,7 @@ def test_all_lowerings_do_as_torch_does(faulty: tuple[JaxBackend, Path]) -> None
 
 def conformance(backend: JaxBackend, ops: list[str]) -> int:
     """Judge a draw of each op; return how many agree."""
-    judge, agreed = Judge(backend, shipped()), 0
+    judge, agreed = judge_of(backend, shipped()), 0
     with quiet():
         for name in ops:
             for one in drawn(1, "cuda", ops=[name], seed=f"jax/{name}", statements=1):
@@ -240,7 +241,7 @@ def test_a_compiled_program_agrees(jitted: JaxBackend) -> None:
         contexts=(BF16,),
     )
     with quiet():
-        verdict = Judge(jitted, shipped()).judge(one)
+        verdict = judge_of(jitted, shipped()).judge(one)
     assert (verdict.outcome, verdict.platform) == ("agreed", "cpu")
 
 
@@ -261,7 +262,7 @@ HEADS = x("w0", 1, 2, 3, 4)
 def test_what_may_draw_has_a_gradient(faulty: tuple[JaxBackend, Path], one: Case) -> None:
     """The kernels of the first two draw only where something is trained, or dropped."""
     with quiet():
-        assert Judge(faulty[0]).judge(one).outcome == "agreed"
+        assert judge_of(faulty[0]).judge(one).outcome == "agreed"
 
 
 @needs_jax
@@ -277,7 +278,7 @@ def test_gradients_are_torch_s_where_jax_has_another_convention(
         contexts=(),
     )
     with quiet():
-        assert Judge(faulty[0]).judge(one).outcome == "agreed"
+        assert judge_of(faulty[0]).judge(one).outcome == "agreed"
 
 
 INF, ZEROS, BIG = "7f800000", "00000000", "7f0000007e8000007f000000"
@@ -456,7 +457,7 @@ SQUARED = "71c9f2ca7149f2caf2177617"  # 2e30, 1e30, -3e30: their squares leave t
 def test_lowerings_do_as_torch_where_it_is_easy_to_miss(jitted: JaxBackend, one: Case) -> None:
     """Each was a mistake of a lowering that a hunt found."""
     with quiet():
-        assert Judge(jitted).judge(one).outcome == "agreed"
+        assert judge_of(jitted).judge(one).outcome == "agreed"
 
 
 MENDED = stored("jax_mended")
@@ -466,7 +467,7 @@ MENDED = stored("jax_mended")
 @pytest.mark.parametrize("name", MENDED)
 def test_programs_that_a_mistake_was_found_with_agree(jitted: JaxBackend, name: str) -> None:
     with quiet():
-        verdict = Judge(jitted, shipped()).judge(MENDED[name])
+        verdict = judge_of(jitted, shipped()).judge(MENDED[name])
     assert verdict.outcome == "agreed", verdict.divergence
 
 
@@ -482,7 +483,7 @@ def test_there_is_a_case_for_each_fault() -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(faulty: tuple[JaxBackend, Path], name: str) -> None:
     backend, file = faulty
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     with quiet():
         file.write_text(name)
         assert judge.judge(CASES[name]).outcome == "diverged"
@@ -507,9 +508,9 @@ def test_what_cannot_be_lowered_is_told(faulty: tuple[JaxBackend, Path]) -> None
 
 def assert_known(backend: JaxBackend, one: Case, entry: str) -> None:
     """Check that an entry explains what diverges without the list."""
-    verdict = Judge(backend, shipped()).judge(one)
+    verdict = judge_of(backend, shipped()).judge(one)
     assert (verdict.outcome, verdict.known) == ("known", entry)
-    assert Judge(backend).judge(one).outcome == "diverged"
+    assert judge_of(backend).judge(one).outcome == "diverged"
 
 
 @needs_jax
@@ -638,7 +639,7 @@ def test_a_transform_before_a_decomposition_is_known_to_raise(
     )
     with quiet():
         assert_known(jitted, one, "xla-fft-layout")
-        assert Judge(faulty[0], shipped()).judge(one).outcome == "agreed"
+        assert judge_of(faulty[0], shipped()).judge(one).outcome == "agreed"
     listed = next(k for k in shipped() if k.id == "xla-fft-layout")
     other = "JaxRuntimeError: INTERNAL: RET_CHECK failure (fft_thunk.cc:168) other"
     assert not listed.explains("raise", [""], "", expected="no error", observed=other)
@@ -739,9 +740,9 @@ def test_a_masked_product_is_known_when_compiled(
         contexts=(),
     )
     with quiet():
-        verdict = Judge(jitted, shipped()).judge(one)
+        verdict = judge_of(jitted, shipped()).judge(one)
         assert (verdict.outcome, verdict.known) == ("known", "xla-masked-products")
-        assert Judge(faulty[0], shipped()).judge(one).outcome == "agreed"
+        assert judge_of(faulty[0], shipped()).judge(one).outcome == "agreed"
     with quirks(["xla-masked-products"]):
         value = jitted.reference().run(one).values["v0"]
     assert value is not None
@@ -758,7 +759,7 @@ def test_a_write_under_no_grad_keeps_the_derivative(faulty: tuple[JaxBackend, Pa
         contexts=(),
     )
     with quiet():
-        assert Judge(faulty[0]).judge(one).outcome == "agreed"
+        assert judge_of(faulty[0]).judge(one).outcome == "agreed"
 
 
 @pytest.fixture(scope="module")
@@ -781,7 +782,7 @@ PRODUCT = case(
 def test_excess_precision_is_reported_as_what_it_is(loose: JaxBackend) -> None:
     """Nearer to the exact value: the shadow alone has nothing against it."""
     with quiet():
-        verdict = Judge(loose, shipped()).judge(PRODUCT)
+        verdict = judge_of(loose, shipped()).judge(PRODUCT)
         assert (verdict.outcome, verdict.known) == ("known", "xla-excess-precision")
         assert verdict.divergence is not None
         assert (verdict.divergence.kind, verdict.divergence.where) == ("value", "v1")
@@ -789,13 +790,13 @@ def test_excess_precision_is_reported_as_what_it_is(loose: JaxBackend) -> None:
         assert verdict.divergence.observed.endswith(
             ": the rounding after mm is left out (excess precision)"
         )
-        assert Judge(loose).judge(PRODUCT).outcome == "diverged"
+        assert judge_of(loose).judge(PRODUCT).outcome == "diverged"
 
 
 @needs_jax
 def test_without_excess_precision_the_rounding_is_there(jitted: JaxBackend) -> None:
     with quiet():
-        assert Judge(jitted).judge(PRODUCT).outcome == "agreed"
+        assert judge_of(jitted).judge(PRODUCT).outcome == "agreed"
         assert jitted.run([PRODUCT])[0].elided == ()
 
 
@@ -803,19 +804,19 @@ def test_without_excess_precision_the_rounding_is_there(jitted: JaxBackend) -> N
 def test_where_no_rounding_is_asked_for_none_is_left_out(loose: JaxBackend) -> None:
     one = case([x("x0", 8, 8), x("x1", 8, 8)], call("mm", "x0", "x1"), contexts=())
     with quiet():
-        assert Judge(loose).judge(one).outcome == "agreed"
+        assert judge_of(loose).judge(one).outcome == "agreed"
 
 
 def test_a_rounding_that_is_there_is_not_taken_for_one_left_out() -> None:
     """A value that only says it changed, and is the rounded one, is no such divergence."""
-    judge = Judge(JAX, shipped())
+    explainer = Explainer(shipped())
     seen = JAX.reference().run(PRODUCT)
     claimed = dataclasses.replace(seen, elided=("v1", "v2"))
     with quiet():
-        assert judge._elided(PRODUCT, seen, claimed)[0] is None
+        assert explainer.left_out(Trial(PRODUCT, JAX, seen, claimed)).divergence is None
         with quirks(["xla-excess-precision"]):
             wide = JAX.reference().run(PRODUCT)
         left_out = dataclasses.replace(wide, elided=("v1", "v2"))
-        assert judge._elided(PRODUCT, seen, left_out)[0] is not None
+        assert explainer.left_out(Trial(PRODUCT, JAX, seen, left_out)).divergence is not None
         elsewhere = dataclasses.replace(wide, elided=("v2",))  # the value that differs is v1
-        assert judge._elided(PRODUCT, seen, elsewhere)[0] is None
+        assert explainer.left_out(Trial(PRODUCT, JAX, seen, elsewhere)).divergence is None

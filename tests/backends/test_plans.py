@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Autocast
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
@@ -52,5 +53,5 @@ def test_plans_mean_what_they_mean_in_eager(backend: str, plan: dict[str, Any]) 
     body = call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1")
     example = case([x("x0", 6, 8), x("w1", 8, 6)], *body, **plan)
     with quiet():
-        verdict = Judge(backends()[backend], shipped()).judge(example)
+        verdict = judge_of(backends()[backend], shipped()).judge(example)
     assert verdict.outcome == "agreed", verdict.divergence

@@ -19,12 +19,13 @@ from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
 from amp_fuzz.case import Case
 from amp_fuzz.explain import explain
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.program import Checkpoint
 from amp_fuzz.reference import Policy, supposing
 from amp_fuzz.repro import repro
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.faults.device import FAULTS, UNREGISTERED
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
@@ -55,7 +56,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrivateUs
 
 
 def test_honest_draws_agree_or_are_known(backend: PrivateUse1Backend) -> None:
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     outcomes: Counter[str] = Counter()
     with quiet():
         for one in drawn(40, backend.device, seed="privateuse1", statements=8):
@@ -89,7 +90,7 @@ def test_a_backward_pass_inside_a_context_is_cast(backend: PrivateUse1Backend) -
     """It runs in a thread of autograd's own: the reference is under the context there too."""
     inside = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), backward="inside")
     with quiet():
-        assert Judge(backend).judge(inside).outcome == "agreed"
+        assert judge_of(backend).judge(inside).outcome == "agreed"
     # The gradient of a product is two more of them, which reach kernels.
     assert len(backend.reference().run(inside).kernels) > 1
 
@@ -157,7 +158,7 @@ def test_nested_contexts_and_checkpoints(backend: PrivateUse1Backend) -> None:
         contexts=(BF16,),
     )
     with quiet():
-        assert Judge(backend).judge(one).outcome == "agreed"
+        assert judge_of(backend).judge(one).outcome == "agreed"
 
 
 def test_the_process_is_left_alone(backend: PrivateUse1Backend) -> None:
@@ -211,7 +212,7 @@ def test_a_repro_installs_the_device(backend: PrivateUse1Backend, tmp_path: Path
         loop="inside",
     )
     with quiet():
-        verdict = Judge(backend).judge(one)
+        verdict = judge_of(backend).judge(one)
     script = repro(one, backend, verdict.finding(""))
     assert 'device = privateuse1.install("cuda")' in script
     path = tmp_path / "repro.py"
@@ -231,7 +232,7 @@ def test_there_are_more_than_twenty_faults_and_a_case_for_each() -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(faulty: tuple[PrivateUse1Backend, Path], name: str) -> None:
     backend, file = faulty
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     with quiet():
         file.write_text(name)
         assert judge.judge(CASES[name]).outcome == "diverged"
@@ -243,7 +244,7 @@ def test_a_missing_fallthrough_is_found() -> None:
     process = Apart("tests.faults.device:NoFallthrough", "cuda")
     try:
         with quiet():
-            verdict = Judge(PrivateUse1Backend("cuda", process)).judge(CASES[UNREGISTERED])
+            verdict = judge_of(PrivateUse1Backend("cuda", process)).judge(CASES[UNREGISTERED])
         assert verdict.divergence is not None
         assert verdict.divergence.kind == "raise"
     finally:

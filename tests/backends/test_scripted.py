@@ -28,11 +28,13 @@ from amp_fuzz.backends.scriptunit import fresh_unit, usable
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw, runnable
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict, _complaints, quiet
+from amp_fuzz.harness import Observation, Raised, quiet
 from amp_fuzz.known import Known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence, compare
+from amp_fuzz.oracle.errors import complaints
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import (
     Autocast,
     Checkpoint,
@@ -51,6 +53,8 @@ from amp_fuzz.repro import repro
 from amp_fuzz.shrink import stage_of
 from amp_fuzz.strategies.drawing import draw_program
 from amp_fuzz.upstream import active_quirks, quirks
+from amp_fuzz.upstream.evidence import Listed
+from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.without import WITHOUT
 from tests.helpers import BF16, Run, WrongKernel, call, case, drawn, under, x
 
@@ -63,7 +67,7 @@ OFF = Autocast(enabled=False)
 
 def judge(backend: ScriptBackend, example: Case, *, known: bool = True) -> Verdict:
     with quiet():
-        return Judge(backend, shipped() if known else ()).judge(example)
+        return judge_of(backend, shipped() if known else ()).judge(example)
 
 
 def test_they_are_found() -> None:
@@ -209,7 +213,7 @@ def test_a_frozen_weight_is_explained_where_it_is_wrong_without_autocast_only() 
     entries = tuple(e for e in shipped() if e.id == "freeze-scalar-weight")
     found = Divergence("dtype", "v1", "bfloat16", "float32")
     with quiet():
-        assert not Judge(frozen, entries)._listed(honest, found)
+        assert not Listed(entries).explains(Trial.of(honest, frozen), found)
 
 
 def test_a_frozen_weight_explains_no_other_value() -> None:
@@ -219,7 +223,7 @@ def test_a_frozen_weight_explains_no_other_value() -> None:
     calls = call("mm", "x2", "x2", to="v1"), call("add", "v1", "v1", to="v2")  # v2 is float32
     both = case(inputs, under(NoGrad(), call("mul", "x0", "w1"), *calls), backward="none")
     with quiet():
-        assert Judge(frozen, (shipped_entry("freeze-scalar-weight"),)).judge(both).known == ""
+        assert judge_of(frozen, (shipped_entry("freeze-scalar-weight"),)).judge(both).known == ""
     assert judge(frozen, both).known == "torchscript-pass+freeze-scalar-weight"
     honest = case(inputs, under(NoGrad(), call("mul", "x0", "w1"), *calls[:1]), backward="none")
     assert judge(frozen, honest).known == "freeze-scalar-weight"
@@ -250,7 +254,7 @@ def test_its_own_list_is_a_known_finding_and_nothing_else_is() -> None:
     verdict = judge(SCRIPT, example, known=False)
     assert verdict.outcome == "diverged"
     with quiet():
-        assert stage_of(Judge(SCRIPT, ()), verdict) == "script[first-call]"
+        assert stage_of(judge_of(SCRIPT, ()), verdict) == "script[first-call]"
 
 
 def test_formulas_of_torchscript_that_are_wrong_in_any_program_are_known() -> None:
@@ -275,7 +279,7 @@ def test_a_plan_that_calls_again_leaves_the_first_rung_as_it_is(
     """The graph is optimised from its second call on, and there the formula of linear is wrong."""
     body = call("mul", "x0", "x0"), call("linear", "v0", "w1", None, to="v1")
     again = msgspec.structs.replace(case([x("x0", 4), x("w1", 4)], *body), plan=plan)
-    judge_ = Judge(backend, shipped())
+    judge_ = judge_of(backend, shipped())
     with quiet():
         verdict = judge_.judge(again)
         assert verdict.known == "torchscript-linear-vector"
@@ -549,7 +553,7 @@ def test_what_falls_back_is_cast_a_second_time(second: Statement) -> None:
     assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-fallback"
     fewer = tuple(k for k in shipped() if k.id != "torchscript-fallback")
     with quiet():
-        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+        assert judge_of(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 def test_a_fallback_knows_the_dtypes_of_what_it_takes() -> None:
@@ -693,7 +697,7 @@ def test_an_addmm_that_is_taken_apart_is_known_under_autocast_too(
     assert "torchscript-addmm" in judge(SCRIPT, example).known.split("+")
     fewer = tuple(k for k in shipped() if k.id != "torchscript-addmm")
     with quiet():
-        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+        assert judge_of(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 @pytest.mark.parametrize(
@@ -707,7 +711,7 @@ def test_an_addmm_of_what_eager_refuses_is_a_sum(bias: str, shape: tuple[int, ..
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.known) == ("raise", "torchscript-addmm")
     with quiet():
-        assert Judge(WrongKernel(SCRIPT, "neg"), shipped()).judge(example).outcome == "diverged"
+        assert judge_of(WrongKernel(SCRIPT, "neg"), shipped()).judge(example).outcome == "diverged"
 
 
 def test_only_an_addmm_without_factors_is_taken_apart() -> None:
@@ -752,7 +756,7 @@ def test_what_torchscript_does_without_autocast_is_known(name: str) -> None:
     assert judge(SCRIPT, example).known == f"torchscript-{name}"
     fewer = tuple(k for k in shipped() if k.id != f"torchscript-{name}")
     with quiet():
-        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+        assert judge_of(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
@@ -769,7 +773,7 @@ def test_what_a_no_grad_region_has_made_before_requires_no_grad() -> None:
     assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-common-subexpressions"
     fewer = tuple(k for k in shipped() if k.id != "torchscript-common-subexpressions")
     with quiet():
-        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+        assert judge_of(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 def changed(patch: pytest.MonkeyPatch, label: str, times: float, *, imitated: bool = False) -> None:
@@ -897,7 +901,7 @@ def test_an_op_with_out_of_what_requires_grad_in_an_optimised_graph_alone_is_kno
     assert judge(SCRIPT, example).known == "torchscript-requires-grad"
     fewer = tuple(k for k in shipped() if k.id != "torchscript-requires-grad")
     with quiet():
-        assert Judge(SCRIPT, fewer).judge(example).outcome == "diverged"
+        assert judge_of(SCRIPT, fewer).judge(example).outcome == "diverged"
 
 
 EXP, ANOTHER = call("exp", "w1"), call("exp", "w1", to="v1")
@@ -1204,10 +1208,10 @@ def test_the_optimised_graph_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("amp_fuzz.prelude.optimised", faulty)
     with quiet():
-        verdict = Judge(SCRIPT, ()).judge(case(INPUTS, *BODY, backward="none"))
+        verdict = judge_of(SCRIPT, ()).judge(case(INPUTS, *BODY, backward="none"))
         assert verdict.divergence is not None
         assert verdict.divergence.kind == "value"
-        assert stage_of(Judge(SCRIPT, ()), verdict) == "script"
+        assert stage_of(judge_of(SCRIPT, ()), verdict) == "script"
     assert set(calls) == {1, 3}
 
 
@@ -1459,7 +1463,7 @@ def test_two_errors_of_a_trace_s_check_are_two() -> None:
     )
     texts = (head + "Graphs differed across invocations!", quoted + "\tone", quoted + "\ttwo")
     found = [
-        _complaints(Observation(raised=Raised("TracingCheckError", text, 1, ""))) for text in texts
+        complaints(Observation(raised=Raised("TracingCheckError", text, 1, ""))) for text in texts
     ]
     assert found == [{"Graphs differed across invocations!"}, {"one"}, {"two"}]
 

@@ -23,8 +23,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.cli import main
 from amp_fuzz.config import Options
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import (
@@ -40,6 +39,7 @@ from amp_fuzz.reference import load_table
 from amp_fuzz.repro import repro
 from amp_fuzz.torchax import compat
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, under, x
 
 INSTALLED = torchax.installed()
@@ -70,7 +70,7 @@ def jitted() -> Iterator[TorchaxBackend]:
 def judged(backend: TorchaxBackend, one: Case) -> tuple[str, str]:
     """Return the outcome, and the kind of divergence or the known entry."""
     with quiet():
-        verdict = Judge(backend, shipped()).judge(one)
+        verdict = judge_of(backend, shipped()).judge(one)
     kind = verdict.divergence.kind if verdict.divergence else ""
     return verdict.outcome, verdict.known or kind
 
@@ -249,7 +249,7 @@ def test_values_and_gradients_come_back(backend: TorchaxBackend) -> None:
 @needs_jax
 def test_the_platform_is_in_every_record(backend: TorchaxBackend) -> None:
     with quiet():
-        verdict = Judge(backend).judge(MM)
+        verdict = judge_of(backend).judge(MM)
     assert verdict.record("matmul").platform in ("cpu", "gpu", "tpu")
 
 
@@ -294,7 +294,7 @@ def test_a_weight_has_no_cached_cast(backend: TorchaxBackend) -> None:
 @needs_jax
 def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
     """Of few ops, so that little is compiled; benchmarks/torchax_cost.json has what a run draws."""
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     ops = ("mm", "exp", "relu", "mul", "linear", "cat", "softmax", "tanh")
     settings = Settings(backends=(backend.name,), ops=ops, max_statements=4)
     outcomes: Counter[str] = Counter()
@@ -437,7 +437,7 @@ def test_an_entry_hides_no_other_fault_of_its_op(
 def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
     assert judged(backend, FINDINGS[name]) == ("known", name)
     with quiet():
-        assert Judge(backend).judge(FINDINGS[name]).outcome == "diverged"
+        assert judge_of(backend).judge(FINDINGS[name]).outcome == "diverged"
 
 
 @needs_jax
@@ -625,7 +625,7 @@ def test_a_fault_is_found(faulty: tuple[TorchaxBackend, Path], name: str) -> Non
 def test_a_repro_needs_only_torch_and_torchax(backend: TorchaxBackend, tmp_path: Path) -> None:
     one = FINDINGS["torchax-composites"]
     with quiet():
-        verdict = Judge(backend).judge(one)
+        verdict = judge_of(backend).judge(one)
     script = repro(one, backend, verdict.finding(""))
     assert "amp_fuzz" not in script
     path = tmp_path / "repro.py"

@@ -20,7 +20,7 @@ from amp_fuzz.backends.torchax import Mode, TorchaxBackend, _unlisted, lacking
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.prelude import cotangent
@@ -36,6 +36,7 @@ from amp_fuzz.program import (
 from amp_fuzz.reference.torchax import CUTS, Unlisted, differentiated
 from amp_fuzz.repro import repro
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 
@@ -311,7 +312,7 @@ def test_what_is_returned_twice_has_both_gradients(backend: TorchaxBackend) -> N
 
 @needs_jax
 def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
-    judge = Judge(backend, shipped())
+    judge = judge_of(backend, shipped())
     ops = ("mm", "exp", "mul", "linear", "tanh", "flatten", "transpose")
     settings = Settings(backends=(backend.name,), ops=ops, max_statements=4)
     outcomes: Counter[str] = Counter()
@@ -432,7 +433,7 @@ UNRAISED = [
 def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
     assert judged(backend, FINDINGS[name]) == ("known", name)
     with quiet():
-        assert Judge(backend).judge(FINDINGS[name]).outcome == "diverged"
+        assert judge_of(backend).judge(FINDINGS[name]).outcome == "diverged"
 
 
 @needs_jax
@@ -568,7 +569,7 @@ def test_a_repro_needs_only_torch_and_torchax(
 ) -> None:
     one = FINDINGS[name]
     with quiet():
-        verdict = Judge(backend).judge(one)
+        verdict = judge_of(backend).judge(one)
     script = repro(one, backend, verdict.finding(""))
     assert "amp_fuzz" not in script
     path = tmp_path / "repro.py"

@@ -14,11 +14,12 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.reference import reference_runtime
 from amp_fuzz.backends.torchax import TorchaxBackend
 from amp_fuzz.case import Case
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.program import Autocast, Checkpoint, DType, TensorSpec
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
@@ -687,7 +688,7 @@ def test_it_is_known(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
     outcome, why = judged(backend, made.one)
     assert (outcome, why) == ("known", made.known)
     with quiet():
-        assert Judge(backend).judge(made.one).outcome == "diverged"
+        assert judge_of(backend).judge(made.one).outcome == "diverged"
 
 
 @pytest.mark.parametrize("name", MADE)

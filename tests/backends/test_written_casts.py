@@ -14,15 +14,18 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence, Rounding, compare
+from amp_fuzz.oracle.judge import Explanation
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import DType, Program, Statement
 from amp_fuzz.reference.shadows import Shadow
 from amp_fuzz.reference.written import casting, written
 from amp_fuzz.source import cast_lines, program_source
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.explain import Explainer, judge_of
 from tests.helpers import BF16, WrongKernel, call, case, x
 
 WIDE = "xla-excess-precision"
@@ -101,7 +104,7 @@ def rounding(name: str) -> Forgetful:
 def judged(name: str, one: Case, *, wrong: str = "") -> Verdict:
     backend = backends()[name]
     with quiet():
-        return Judge(WrongKernel(backend, wrong) if wrong else backend, shipped()).judge(one)
+        return judge_of(WrongKernel(backend, wrong) if wrong else backend, shipped()).judge(one)
 
 
 @pytest.mark.parametrize("one", [*PROGRAMS.values(), *STORED.values()], ids=[*PROGRAMS, *STORED])
@@ -110,7 +113,7 @@ def test_inductor_leaves_out_a_written_cast_and_is_known_for_it(one: Case) -> No
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.known) == ("precision", "compile-written-casts")
     with quiet():
-        alone = Judge(backends()[INDUCTOR]).judge(one)
+        alone = judge_of(backends()[INDUCTOR]).judge(one)
     assert alone.outcome == "diverged"
 
 
@@ -133,7 +136,7 @@ def test_a_wrong_op_beside_a_cast_that_is_left_out_is_not_known(op: str) -> None
 def test_a_cast_that_is_left_out_elsewhere_is_new(backend: str, one: Case) -> None:
     """No entry speaks of a compiler that says it rounds."""
     with quiet():
-        verdict = Judge(forgetful(backend), shipped()).judge(one)
+        verdict = judge_of(forgetful(backend), shipped()).judge(one)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "precision")
 
@@ -149,8 +152,8 @@ PRODUCT = case(
 
 def test_a_rounding_that_nobody_writes_is_a_note() -> None:
     with quiet():
-        verdict = Judge(forgetful(INDUCTOR, WIDE), shipped()).judge(PRODUCT)
-        rounded = Judge(rounding(INDUCTOR), shipped()).judge(PRODUCT)
+        verdict = judge_of(forgetful(INDUCTOR, WIDE), shipped()).judge(PRODUCT)
+        rounded = judge_of(rounding(INDUCTOR), shipped()).judge(PRODUCT)
     assert verdict.outcome == rounded.outcome == "agreed"
     assert rounded.notes == ()
     (note,) = verdict.notes
@@ -160,11 +163,11 @@ def test_a_rounding_that_nobody_writes_is_a_note() -> None:
 
 def test_a_rounding_that_an_option_promises_is_a_finding() -> None:
     with quiet():
-        verdict = Judge(forgetful(EMULATING, WIDE), shipped()).judge(PRODUCT)
+        verdict = judge_of(forgetful(EMULATING, WIDE), shipped()).judge(PRODUCT)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "precision")
     with quiet():
-        assert Judge(rounding(EMULATING), shipped()).judge(PRODUCT).outcome == "agreed"
+        assert judge_of(rounding(EMULATING), shipped()).judge(PRODUCT).outcome == "agreed"
 
 
 def test_another_rounding_is_none_that_is_left_out() -> None:
@@ -184,7 +187,7 @@ def test_another_rounding_is_none_that_is_left_out() -> None:
         off = compare(expected, observed, rounding=strict)
         assert off is not None
         assert off.kind == "precision"
-        assert Judge(backend)._unrounded(PRODUCT, expected, observed) is None
+        assert Explainer().left_out(Trial(PRODUCT, backend, expected, observed)) == Explanation()
 
 
 def test_a_cast_near_the_middle_of_two_numbers_may_round_either_way() -> None:

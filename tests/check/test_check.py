@@ -26,8 +26,9 @@ from amp_fuzz.checking.cut import cut
 from amp_fuzz.checking.running import Names
 from amp_fuzz.checking.subject import Subject
 from amp_fuzz.checking.ways import CheckedReference
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.session import MissingBackend, choose_backends
+from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
 from tests.helpers import one_line
 
@@ -483,5 +484,5 @@ def test_a_dropout_that_was_cut_out_draws_the_same_under_inductor() -> None:
     calls = function_calls(subject, backend.reference(), Plan())
     case = cut(calls, (), backward=False, values=True)
     with quiet():
-        seen = Judge(backend).judge(case)
+        seen = judge_of(backend).judge(case)
     assert seen.outcome == "agreed", seen.divergence

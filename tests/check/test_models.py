@@ -13,7 +13,8 @@ import torch
 import amp_fuzz
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.fake import FakeBackend
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
+from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import (
     COMPILED,
     FAKED,
@@ -170,10 +171,10 @@ def _replays(found: Any, backend: Backend) -> None:
     assert found.path is not None
     assert amp_fuzz.loads(found.case.json()) == found.case
     with quiet():
-        again = Judge(backend).judge(found.case)
+        again = judge_of(backend).judge(found.case)
         fake = isinstance(backend, BrokenFake)
         mended: Any = FakeBackend("cuda") if fake else _mended(backend)
-        assert Judge(mended).judge(found.case).outcome == "agreed"
+        assert judge_of(mended).judge(found.case).outcome == "agreed"
     assert again.outcome == "diverged"
 
 

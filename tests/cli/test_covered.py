@@ -13,9 +13,11 @@ from amp_fuzz.backends import choose
 from amp_fuzz.case import Case, load
 from amp_fuzz.corpus import folder_cases
 from amp_fuzz.covered import Covered, features
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records import CaseRecord
 from amp_fuzz.store import Store, StoreError
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, eager, x
 
 SMALL = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(BF16,), backward="none")
@@ -30,7 +32,7 @@ LARGE = case(
 
 def verdict_of(case: Case) -> Verdict:
     with quiet():
-        verdict = Judge(eager(), relations="none").judge(case)
+        verdict = judge_of(eager(), relations="none").judge(case)
     assert verdict.outcome == "agreed"
     return verdict
 

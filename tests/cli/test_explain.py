@@ -16,8 +16,7 @@ from amp_fuzz.case import Case
 from amp_fuzz.cli.explain import told
 from amp_fuzz.explain import explain
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.reference.flips import Flip, deciding, flips
 from amp_fuzz.reference.tables import Policy
 from tests.helpers import F16, call, case, eager, under, x

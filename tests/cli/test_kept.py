@@ -10,9 +10,10 @@ import pytest
 
 from amp_fuzz.backends import choose
 from amp_fuzz.corpus import CorpusError, fixed, folder_cases, kept_findings
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.records import CaseRecord, DivergenceRecord
 from amp_fuzz.store import Store
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import GOOD, KNOWN, eager
 
 Command = Callable[..., Any]
@@ -22,7 +23,7 @@ RUN = ("run", "--backends=eager-cpu", "--ops=abs", "--cases=3", "--seed=1", "--w
 
 def finding() -> DivergenceRecord:
     with quiet():
-        return Judge(eager(), ()).judge(KNOWN).finding("", KNOWN)
+        return judge_of(eager(), ()).judge(KNOWN).finding("", KNOWN)
 
 
 def test_findings_come_first_and_what_is_fixed_is_said(amp_fuzz: Command, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_what_comes_and_goes_is_not_called_fixed(tmp_path: Path) -> None:
     store.save(msgspec.structs.replace(finding(), kind="nondeterminism"))
     found, _ = kept_findings(store, choose(["eager-cpu"]))
     with quiet():
-        agreed = Judge(eager(), ()).judge(GOOD).record("findings")
+        agreed = judge_of(eager(), ()).judge(GOOD).record("findings")
     record = msgspec.structs.replace(agreed, id=KNOWN.id)
     assert fixed(found, [record]) == []
     store.save(finding())

@@ -23,9 +23,10 @@ import torch
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import CUSTOM_OPS, Case
 from amp_fuzz.engine import Event, Settings, Suspected, Task, explore, plan_tasks, seed_of
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.records import CaseRecord, DivergenceRecord
+from amp_fuzz.upstream.explain import judge_of
 from tests.faults.fault import Fault
 from tests.faults.wrapper import Kernel, Value, Wrapper, installed
 
@@ -145,7 +146,7 @@ def _is_of(record: DivergenceRecord, fault: Fault) -> bool:
     if record.kind == "nondeterminism" and record.kind not in fault.kinds:
         return False
     with quiet():
-        verdict = Judge(_backend(), shipped()).judge(record.case)
+        verdict = judge_of(_backend(), shipped()).judge(record.case)
     return verdict.outcome in ("agreed", "raised")
 
 
@@ -213,7 +214,7 @@ def hunt_along(fault: Fault, steps: Sequence[Step]) -> Hunt:
     """
     torch.set_num_threads(1)
     alarms = 0
-    judge = Judge(_backend(), shipped())
+    judge = judge_of(_backend(), shipped())
     for number, step in enumerate(steps, 1):
         if (fault.op and fault.op not in step.reached) or not _counts(step.case):
             continue

@@ -19,11 +19,14 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
 from amp_fuzz.engine import Settings, Task, draw, plan_tasks, seed_of
-from amp_fuzz.judge import Judge, Verdict, guilty_op, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.shrink import stage_of
+from amp_fuzz.upstream.explain import judge_of
 from tests.faults.corrupted import Corrupted, Seeded, reached
 from tests.faults.fault import NumericFault
 
@@ -114,7 +117,7 @@ def hunt(fault: NumericFault, steps: Sequence[Step], *, seconds: float = 0.0) ->
     alarms = failed = judged = 0
     wanted = set(fault.reached)
     start = _seconds()
-    judge = Judge(backend_of(fault), shipped(), "none")
+    judge = judge_of(backend_of(fault), shipped(), "none")
     for number, step in enumerate(steps, 1):
         spent = _seconds() - start
         if seconds and spent > seconds:
@@ -170,5 +173,5 @@ def counts(verdict: Verdict) -> bool:
 
 def agrees(fault: NumericFault, case: Case) -> bool:
     """Return whether the backend without the fault agrees with the reference on a case."""
-    verdict = Judge(backend_of(fault, honest=True), shipped(), "none").judge(case)
+    verdict = judge_of(backend_of(fault, honest=True), shipped(), "none").judge(case)
     return verdict.outcome in ("agreed", "raised")

@@ -10,8 +10,9 @@ import torch
 
 from amp_fuzz.config import Options
 from amp_fuzz.engine import Settings, draw, plan_tasks
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.program import statements
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.faults import table
 from tests.faults.faults import CONTROLS, CUT, EQUIVALENT, FAULTS, POLICY, SEMANTIC
 from tests.faults.hunt import Hunt, Step, _counts, hunt, hunt_along, record
@@ -95,7 +96,7 @@ def test_ignored_lists_show_in_a_gradient_where_the_backward_pass_calls_cat() ->
     for columns, kind in ((8, "grad-bitwise"), (3, "")):
         example = case([x("w0", 3, columns)], call("lu", "w0", to="v0 v1"), backward="inside")
         with quiet(), fault.corrupt():
-            found = Judge(eager()).judge(example).divergence
+            found = judge_of(eager()).judge(example).divergence
         assert (found.kind if found else "") == kind
 
 

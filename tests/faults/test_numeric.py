@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.shrink import stage_of
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.numeric_faults import page
 from tests.faults.corrupted import Corrupted, Kernel, reached, wrong_kernels
 from tests.faults.fault import NumericFault
@@ -75,12 +76,12 @@ def test_a_fault_in_a_compiler_gets_its_stage(name: str) -> None:
     backend = backend_of(fault)
     assert isinstance(backend, CompileBackend)
     rungs = [b for b in backend.ladder() if b.name == "compile[aot_eager_decomp_partition]"]
-    judge = Judge(rungs[0], shipped(), "none")
+    judge = judge_of(rungs[0], shipped(), "none")
     with quiet():
         verdict = judge.judge(example)
         assert counts(verdict), verdict
         assert (stage_of(judge, verdict) or judge.backend.name) == fault.stage
-        honest = Judge(CompileBackend("aot_eager_decomp_partition"), shipped(), "none")
+        honest = judge_of(CompileBackend("aot_eager_decomp_partition"), shipped(), "none")
         assert honest.judge(example).outcome == "agreed"
 
 
@@ -90,7 +91,7 @@ def test_kernels_that_only_call_torch_agree(steps: Sequence[Step]) -> None:
 
     names = {n.removeprefix("backward:") for fault in EAGER for n in fault.reached}
     backend = Corrupted(patches=lambda: wrong_kernels(dict.fromkeys(names, same)))
-    judge = Judge(backend, shipped(), "none")
+    judge = judge_of(backend, shipped(), "none")
     with quiet():
         for step in steps[:100]:
             assert judge.judge(step.case).outcome != "diverged"
@@ -104,9 +105,9 @@ def test_honest_alternatives_differ_and_agree() -> None:
     try:
         for patches in (accurate, reordered):
             backend = Corrupted(patches=patches)
-            exact = Judge(replace(backend, exact=True), relations="none").judge(example)
+            exact = judge_of(replace(backend, exact=True), relations="none").judge(example)
             assert exact.outcome == "diverged"
-            assert Judge(backend, shipped(), "none").judge(example).outcome == "agreed"
+            assert judge_of(backend, shipped(), "none").judge(example).outcome == "agreed"
     finally:
         accurate.close()
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from amp_fuzz.case import Case, Plan, bare, map_autocast
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, Raised, quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import RELATIONS, check_relation, within
+from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.program import Autocast, InferenceMode, NoGrad, regions, returning_last
+from amp_fuzz.upstream.explain import Explainer, judge_of
 from tests.helpers import BF16, F16, call, case, drawn, eager, under, x
 
 Run = Callable[[Case], Observation]
@@ -31,14 +32,14 @@ def honest(case: Case) -> Observation:
 
 @pytest.mark.parametrize("name", RELATIONS)
 def test_both_variants_of_a_pair_mean_the_same_in_honest_torch(name: str) -> None:
-    relation, judge = RELATIONS[name], Judge(eager(), shipped(), "none")
+    relation, explainer = RELATIONS[name], Explainer(shipped())
     tried = 0
     with quiet():
         for case_ in drawn(4000, statements=5, seed=name):
             if relation.pair(case_) is None or honest(case_).raised is not None:
                 continue
             found = check_relation(relation, case_, honest)
-            assert found is None or judge.explain(case_, found, honest(case_), honest(case_)), (
+            assert found is None or explainer.ids(Trial.of(case_, eager()), found), (
                 f"{found}\n{case_}"
             )
             tried += 1
@@ -125,13 +126,14 @@ def test_the_backward_of_cond_is_known_by_its_error() -> None:
     """Whatever else stands in the program; another error at the same op is new."""
     body = call("linalg.cond.p", "w0", p=-1), call("sin", "v0", to="v1")
     square = case([x("w0", 3, 3)], *body, checkpoint="non_reentrant")
-    judge = Judge(eager(), shipped(), "all")
+    judge = judge_of(eager(), shipped(), "all")
     with quiet():
         verdict = judge.judge(square)
     assert verdict.known == "linalg-cond-backward", verdict.divergence
     assert verdict.divergence is not None
     changed = replace(verdict.divergence, observed="RuntimeError: something else")
-    assert judge.explain(square, changed, Observation(), Observation()) == ""
+    trial = Trial(square, eager(), Observation(), Observation())
+    assert Explainer(shipped()).ids(trial, changed) == ""
 
 
 def test_an_error_in_one_variant_alone_is_a_violation() -> None:

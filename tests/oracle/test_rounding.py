@@ -15,12 +15,13 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.case import Case
 from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict
 from amp_fuzz.known import shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Rounding
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import Band, distance, shadow
 from amp_fuzz.upstream import active_quirks
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -48,7 +49,7 @@ MM = case([x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"))
 
 
 def judged(change: Change, example: Case = MM, label: str = "v0") -> Verdict:
-    return Judge(Inexact(label=label, change=change)).judge(example)
+    return judge_of(Inexact(label=label, change=change)).judge(example)
 
 
 def kind(verdict: Verdict) -> str:
@@ -63,7 +64,7 @@ def nextafter(value: torch.Tensor) -> torch.Tensor:
 def test_another_rounding_agrees(label: str) -> None:
     assert judged(nextafter, label=label).outcome == "agreed"
     # Were the backend exact, the same would be a divergence.
-    exact = Judge(Inexact(exact=True, label=label, change=nextafter), relations="none").judge(MM)
+    exact = judge_of(Inexact(exact=True, label=label, change=nextafter), relations="none").judge(MM)
     assert exact.outcome == "diverged"
 
 
@@ -271,7 +272,7 @@ def test_a_known_overflow_hides_nothing_that_does_not_depend_on_it(
 
     def outcome(*values: float) -> tuple[str, str]:
         fused = Fused(label="v2", change=lambda v: torch.tensor(values, dtype=v.dtype))
-        verdict = Judge(fused, shipped()).judge(example)
+        verdict = judge_of(fused, shipped()).judge(example)
         return verdict.outcome, verdict.known
 
     assert outcome(60000.0, 20.0) == ("known", "compile-range")
@@ -308,8 +309,8 @@ def test_two_errors_agree_whatever_they_say() -> None:
                 observed.raised = Raised("TorchRuntimeError", "wrapped", 1, "def program")
             return seen
 
-    assert Judge(Wraps()).judge(example).outcome == "raised"
-    verdict = Judge(Wraps()).judge(MM)
+    assert judge_of(Wraps()).judge(example).outcome == "raised"
+    verdict = judge_of(Wraps()).judge(MM)
     assert kind(verdict) == "raise"
 
 
@@ -391,7 +392,7 @@ def test_the_shadows_of_a_case_are_run_once_and_not_kept(monkeypatch: pytest.Mon
         return honest(self, example, *how)
 
     monkeypatch.setattr(ReferenceRuntime, "shadowed", counted)
-    judge = Judge(Inexact(change=lambda v: v * 1.5), shipped())
+    judge = judge_of(Inexact(change=lambda v: v * 1.5), shipped())
     example = case([x("x0", 4, 4), x("w1", 4, 4)], call("mm", "x0", "w1"))
     assert judge.judge(example).outcome == "diverged"
     assert len({quirks for _, quirks, *_ in runs}) > 1

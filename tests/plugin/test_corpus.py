@@ -9,9 +9,10 @@ import pytest
 
 from amp_fuzz.case import Case
 from amp_fuzz.corpus import kept_findings
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.records import CaseRecord
 from amp_fuzz.store import Store
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import GOOD, KNOWN, eager
 
 pytest_plugins = ["pytester"]
@@ -127,7 +128,7 @@ def test_what_is_missing_is_named(pytester: pytest.Pytester) -> None:
 def test_a_finding_is_judged_on_its_own_backend(pytester: pytest.Pytester) -> None:
     folder = folder_of(pytester)
     with quiet():
-        finding = Judge(eager(), ()).judge(KNOWN).finding("", KNOWN)
+        finding = judge_of(eager(), ()).judge(KNOWN).finding("", KNOWN)
     path = Store(pytester.path / "other").save(finding)
     path.rename(folder / "finding.json")
     backends = "--amp-fuzz-backends=eager-cpu,fake-cuda"
@@ -147,7 +148,7 @@ def saved(pytester: pytest.Pytester, *cases: Case) -> Store:
     """Return a store that holds findings of these cases."""
     store = Store(pytester.path / ".amp-fuzz")
     with quiet():
-        finding = Judge(eager(), ()).judge(KNOWN).finding("", KNOWN)
+        finding = judge_of(eager(), ()).judge(KNOWN).finding("", KNOWN)
     for one in cases:
         store.save(msgspec.structs.replace(finding, case=one, minimised=one, known=""))
     return store

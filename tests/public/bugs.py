@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import msgspec
 
 from amp_fuzz.backends import backends
+from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.judge import Judge, Verdict, guilty_op
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import (
     Autocast,
     DType,
@@ -30,6 +31,7 @@ from amp_fuzz.program import (
 )
 from amp_fuzz.reference.tables import load_table
 from amp_fuzz.reference.torchscript import load_policies
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, under, x
 
 __all__ = ["BUGS", "Bug"]
@@ -110,7 +112,7 @@ def script_policy_of(op: str) -> str:
 
 def agrees(verdict: Verdict, backend: str) -> bool:
     """Return whether the case agrees on another backend."""
-    return Judge(backends()[backend]).judge(verdict.case).divergence is None
+    return judge_of(backends()[backend]).judge(verdict.case).divergence is None
 
 
 def raises(verdict: Verdict) -> bool:

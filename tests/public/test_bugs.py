@@ -10,8 +10,10 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.rediscovery import JSON, PAGE, table
 from tests.public.bugs import BUGS, Bug
 
@@ -35,7 +37,7 @@ ALIKE = {
 @cache
 def verdict(backend: str, example: Case) -> Verdict:
     with quiet():
-        return Judge(backends()[backend], shipped()).judge(example)
+        return judge_of(backends()[backend], shipped()).judge(example)
 
 
 def recognised(bug: Bug, example: Case) -> bool:

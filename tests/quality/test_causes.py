@@ -16,12 +16,15 @@ from amp_fuzz.culprit import culprit
 from amp_fuzz.engine import Settings, Task, draw
 from amp_fuzz.findings import Groups, Met, Step, examine
 from amp_fuzz.fingerprints import Fingerprint, fingerprint, title
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Autocast
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.shrink import working
 from amp_fuzz.still import happens
+from amp_fuzz.upstream.explain import judge_of
 from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
 from tests.faults.many import counts, seeded
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
@@ -49,9 +52,9 @@ INTO_HALF = case(
 )
 
 
-def judge_of(*faults: str, patches: Patches | None = None) -> Judge:
+def faulty(*faults: str, patches: Patches | None = None) -> Judge:
     wrong = patches or (lambda: seeded(*faults))
-    return Judge(Corrupted(patches=wrong), shipped(), "none")
+    return judge_of(Corrupted(patches=wrong), shipped(), "none")
 
 
 def verdict_of(judge: Judge, case: Case) -> Verdict:
@@ -74,7 +77,7 @@ def causes(
 
 @pytest.mark.parametrize("cases", [(LEFT, SECOND_STEP), (SECOND_STEP, LEFT)], ids=["LS", "SL"])
 def test_what_a_context_leaves_is_one_cause_as_state_or_as_values(cases: tuple[Case, ...]) -> None:
-    judge, groups = judge_of("cache-flag-not-restored"), Groups()
+    judge, groups = faulty("cache-flag-not-restored"), Groups()
     found, met = zip(*(causes(judge, case, groups) for case in cases), strict=True)
     ((record,), ()) = found
     assert met[0] == met[1] == [record.fingerprint]
@@ -85,7 +88,7 @@ def test_what_a_context_leaves_is_one_cause_as_state_or_as_values(cases: tuple[C
 
 
 def test_each_way_alone_comes_to_the_same_fingerprint() -> None:
-    judge = judge_of("cache-flag-not-restored")
+    judge = faulty("cache-flag-not-restored")
     ((state,), _), ((value,), _) = causes(judge, LEFT), causes(judge, SECOND_STEP)
     assert (state.kind, value.kind) == ("state", "value")
     assert state.fingerprint == value.fingerprint
@@ -93,7 +96,7 @@ def test_each_way_alone_comes_to_the_same_fingerprint() -> None:
 
 
 def test_what_else_a_plan_has_is_no_part_of_what_contexts_leave() -> None:
-    judge = judge_of("cache-flag-not-restored")
+    judge = faulty("cache-flag-not-restored")
     ((plain,), _) = causes(judge, LEFT)
     more = msgspec.structs.replace(LEFT, plan=msgspec.structs.replace(LEFT.plan, calls=2))
     record = msgspec.structs.replace(plain, case=more, minimised=more)  # as where time was up
@@ -114,15 +117,15 @@ def test_a_search_is_limited_by_what_the_process_works(monkeypatch: pytest.Monke
 
 
 def test_what_restoring_the_state_does_not_mend_is_another_cause() -> None:
-    both = judge_of("cache-flag-not-restored", "cache-not-cleared")
+    both = faulty("cache-flag-not-restored", "cache-not-cleared")
     with quiet():
-        assert unrestored(judge_of("cache-flag-not-restored"), SECOND_STEP) == ("weight cache",)
+        assert unrestored(faulty("cache-flag-not-restored"), SECOND_STEP) == ("weight cache",)
         # A cache that is not cleared is no part of the state that a context puts back.
         again = msgspec.structs.replace(
             SECOND_STEP, plan=msgspec.structs.replace(SECOND_STEP.plan, loop="outside")
         )
-        assert judge_of("cache-not-cleared").judge(again).divergence is not None
-        assert unrestored(judge_of("cache-not-cleared"), again) == ()
+        assert faulty("cache-not-cleared").judge(again).divergence is not None
+        assert unrestored(faulty("cache-not-cleared"), again) == ()
         assert unrestored(both, again) == ()
     groups = Groups()
     first, second = causes(both, LEFT, groups)[1], causes(both, again, groups)[1]
@@ -131,11 +134,13 @@ def test_what_restoring_the_state_does_not_mend_is_another_cause() -> None:
 
 def test_honest_contexts_leave_nothing() -> None:
     with quiet():
-        assert unrestored(Judge(eager()), LEFT) == unrestored(Judge(eager()), SECOND_STEP) == ()
+        assert (
+            unrestored(judge_of(eager()), LEFT) == unrestored(judge_of(eager()), SECOND_STEP) == ()
+        )
 
 
 def test_what_a_context_acts_as_is_one_cause_as_a_dtype_or_as_an_error() -> None:
-    judge = judge_of("decorator-dtype")
+    judge = faulty("decorator-dtype")
     ((dtype,), _), ((error,), _) = causes(judge, DECORATED), causes(judge, INTO_HALF)
     assert (dtype.kind, error.kind) == ("dtype", "raise")
     assert dtype.fingerprint == error.fingerprint
@@ -152,7 +157,7 @@ WITHIN = (Autocast(dtype="float32"), F16)
 
 
 def test_what_a_context_acts_as_may_depend_on_one_around_it_that_is_not_needed() -> None:
-    judge = judge_of("decorator-dtype")
+    judge = faulty("decorator-dtype")
     within = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=WITHIN, entry="decorator")
     with quiet():
         assert acts_as(judge, within, judge.backend.run([within])[0])[0] == "dtype=float32"
@@ -162,12 +167,12 @@ def test_what_a_context_acts_as_may_depend_on_one_around_it_that_is_not_needed()
 
 
 def test_what_acts_as_something_else_is_another_cause() -> None:
-    ((dtype,), _) = causes(judge_of("decorator-dtype"), DECORATED)
-    ((nothing,), _) = causes(judge_of("decorator-does-nothing"), DECORATED)
+    ((dtype,), _) = causes(faulty("decorator-dtype"), DECORATED)
+    ((nothing,), _) = causes(faulty("decorator-does-nothing"), DECORATED)
     assert nothing.as_if == ("enabled=False",)
     assert nothing.fingerprint != dtype.fingerprint
     # An error of the op's own, in a decorated program, is not the decorator's.
-    raising = Judge(WrongKernel(eager(), "mm"), shipped(), "none")
+    raising = judge_of(WrongKernel(eager(), "mm"), shipped(), "none")
     ((own,), _) = causes(raising, DECORATED)
     assert fingerprint(own).kind == "value"
     assert not own.as_if
@@ -176,8 +181,8 @@ def test_what_acts_as_something_else_is_another_cause() -> None:
 def test_of_an_op_without_a_special_plan_nothing_is_said_of_contexts() -> None:
     plain = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
     with quiet():
-        assert acts_as(judge_of("mm:none"), plain, Corrupted().run([plain])[0]) == ()
-    ((record,), _) = causes(judge_of("mm:none"), plain)
+        assert acts_as(faulty("mm:none"), plain, Corrupted().run([plain])[0]) == ()
+    ((record,), _) = causes(faulty("mm:none"), plain)
     assert fingerprint(record).kind == "policy"
 
 
@@ -192,7 +197,7 @@ HUGE = case(
 
 
 def test_what_is_wrong_within_the_range_too_is_a_wrong_value() -> None:
-    judge = judge_of("mm-gain")
+    judge = faulty("mm-gain")
     assert verdict_of(judge, HUGE).divergence.kind == "range"  # type: ignore[union-attr]
     ((record,), _) = causes(judge, HUGE)
     assert fingerprint(record) == Fingerprint(
@@ -206,7 +211,7 @@ def _saturated(op: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_is_wrong_out_of_the_range_alone_stays_what_it_is() -> None:
-    judge = judge_of(patches=lambda: wrong_kernels({"aten.exp.default": _saturated}))
+    judge = faulty(patches=lambda: wrong_kernels({"aten.exp.default": _saturated}))
     large = case([x("x0", 1, values="42c80000")], call("exp", "x0"), contexts=(), backward="none")
     ((record,), _) = causes(judge, large)
     assert fingerprint(record).kind == "range"
@@ -219,7 +224,7 @@ def half(text: str) -> Case:
 
 
 def test_what_overflows_in_float16_is_what_overflows_in_float32() -> None:
-    ((record,), _) = causes(judge_of("logsumexp-no-max"), half("4a00"))  # 12
+    ((record,), _) = causes(faulty("logsumexp-no-max"), half("4a00"))  # 12
     assert fingerprint(record).dtypes == ("float32",)
     assert record.minimised is not None
     assert [s.dtype for s in record.minimised.program.inputs] == ["float32"]
@@ -231,7 +236,7 @@ def _wrong_in_half(op: Any, x: torch.Tensor, *args: Any) -> torch.Tensor:
 
 
 def test_what_float32_does_right_stays_that_of_float16() -> None:
-    judge = judge_of(patches=lambda: wrong_kernels({"aten.logsumexp.default": _wrong_in_half}))
+    judge = faulty(patches=lambda: wrong_kernels({"aten.logsumexp.default": _wrong_in_half}))
     ((record,), _) = causes(judge, half("4a00"))
     assert fingerprint(record).dtypes == ("float16",)
 
@@ -248,25 +253,25 @@ def test_what_float32_does_right_stays_that_of_float16() -> None:
     ],
 )
 def test_a_baseline_knows_what_is_wrong_with_a_context(fault: str, other: str, shown: Case) -> None:
-    judge = judge_of(fault)
+    judge = faulty(fault)
     ((record,), _) = causes(judge, shown)
     entry = entry_of(record, (), reason="waits")
     with quiet():
         assert happens(judge, entry, judge.judge(entry.load()))
-        honest = Judge(Corrupted(), shipped(), "none")
+        honest = judge_of(Corrupted(), shipped(), "none")
         assert not happens(honest, entry, honest.judge(entry.load()))
-        wrong = judge_of(other)
+        wrong = faulty(other)
         assert not happens(wrong, entry, wrong.judge(entry.load()))
 
 
 def test_a_baseline_knows_a_wrong_value_on_eager_again() -> None:
-    judge = Judge(WrongKernel(eager(), "abs"), shipped(), "none")
+    judge = judge_of(WrongKernel(eager(), "abs"), shipped(), "none")
     ((record,), _) = causes(judge, case([x("x0", 2)], call("abs", "x0"), backward="none"))
     entry = entry_of(record, (), reason="waits")
     assert (record.kind, entry.kind) == ("bitwise", "value")
     with quiet():
         assert happens(judge, entry, judge.judge(entry.load()))
-        assert not happens(Judge(eager()), entry, Judge(eager()).judge(entry.load()))
+        assert not happens(judge_of(eager()), entry, judge_of(eager()).judge(entry.load()))
 
 
 # -- several at once ------------------------------------------------------------------------------
@@ -289,7 +294,7 @@ CONV = case(
 
 
 def test_what_two_causes_do_together_is_no_third() -> None:
-    judge, groups = judge_of("conv2d:none", "cat:lower_precision_fp", "mse_loss:banned"), Groups()
+    judge, groups = faulty("conv2d:none", "cat:lower_precision_fp", "mse_loss:banned"), Groups()
     causes(judge, LOSS, groups)  # has no part in it
     known = {cause for case in (CAT, CONV) for cause in causes(judge, case, groups)[1]}
     assert len(known) == 2
@@ -299,7 +304,7 @@ def test_what_two_causes_do_together_is_no_third() -> None:
 
 
 def test_a_context_that_acted_as_something_else_elsewhere_is_no_third() -> None:
-    judge, groups = judge_of("decorator-dtype", "cat:lower_precision_fp"), Groups()
+    judge, groups = faulty("decorator-dtype", "cat:lower_precision_fp"), Groups()
     half = x("x0", 2, 2, dtype="bfloat16")
     within = case([half], call("fft.ifft", "x0"), contexts=WITHIN, entry="decorator")
     ((dtype,), _) = causes(judge, within, groups)
@@ -313,7 +318,7 @@ def test_a_context_that_acted_as_something_else_elsewhere_is_no_third() -> None:
 
 
 def test_what_they_do_not_do_is_a_third() -> None:
-    judge, groups = judge_of("conv2d:none", "cat:lower_precision_fp", "sin-tail"), Groups()
+    judge, groups = faulty("conv2d:none", "cat:lower_precision_fp", "sin-tail"), Groups()
     known = {cause for case in (CAT, CONV) for cause in causes(judge, case, groups)[1]}
     sine = case([x("x0", 3)], call("sin", "x0"), contexts=(BF16,), backward="none")
     ((third,), _) = causes(judge, sine, groups)
@@ -335,13 +340,13 @@ def decoder() -> Case:
     """Return a case of a decoder layer, which reaches bmm in its attentions."""
     settings = Settings(("eager-cpu",), ops=("TransformerDecoderLayer",), relations="none")
     task = Task("eager-cpu", "all", settings.ops, 20, 3)
-    judge = judge_of("bmm-gain")
+    judge = faulty("bmm-gain")
     with quiet():
         return next(c for c in draw(task, settings) if counts(c) and judge.judge(c).divergence)
 
 
 def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
-    judge = judge_of("bmm-gain")
+    judge = faulty("bmm-gain")
     for first, second in ((BMM, decoder()), (decoder(), BMM)):
         groups = Groups()
         ((record,), _), (found, met) = (causes(judge, one, groups) for one in (first, second))
@@ -353,7 +358,7 @@ def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
 
 
 def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:
-    both, groups = judge_of("bmm-gain", "softmax-tail"), Groups()
+    both, groups = faulty("bmm-gain", "softmax-tail"), Groups()
     ((bmm,), _) = causes(both, BMM, groups)
     with quiet():
         assert culprit(both, ATTENTION) is None  # one kernel alone does not mend it
@@ -361,7 +366,7 @@ def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:
     assert set(met) - {bmm.fingerprint}, "the second fault went into the group of the first"
     # Each alone is named, and they are two.
     with quiet():
-        names = {n: culprit(judge_of(n), ATTENTION) for n in ("bmm-gain", "softmax-tail")}
+        names = {n: culprit(faulty(n), ATTENTION) for n in ("bmm-gain", "softmax-tail")}
     assert {n: c and c.name for n, c in names.items()} == {
         "bmm-gain": "bmm",
         "softmax-tail": "_softmax",
@@ -374,7 +379,7 @@ def _gain(op: Any, *args: Any) -> torch.Tensor:
 
 
 def test_a_kernel_without_an_op_of_its_name_is_one_cause_in_two_ops() -> None:
-    judge = judge_of(patches=lambda: wrong_kernels({"aten._log_softmax.default": _gain}))
+    judge = faulty(patches=lambda: wrong_kernels({"aten._log_softmax.default": _gain}))
     inputs = [x("x0", 1, 2)]
     plain = case(inputs, call("log_softmax", "x0", 1), contexts=(), backward="none")
     loss = case(inputs, call("cross_entropy", "x0", "x0"), contexts=(), backward="none")
@@ -384,12 +389,12 @@ def test_a_kernel_without_an_op_of_its_name_is_one_cause_in_two_ops() -> None:
     entry = entry_of(other, (), reason="waits")
     with quiet():
         assert happens(judge, entry, judge.judge(entry.load()))
-        other_fault = judge_of("bmm-gain")
+        other_fault = faulty("bmm-gain")
         assert not happens(other_fault, entry, other_fault.judge(entry.load()))
 
 
 def test_no_kernel_is_named_of_a_wrong_policy() -> None:
-    judge = judge_of("mm:none")
+    judge = faulty("mm:none")
     under_mm = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
     with quiet():
         assert judge.judge(under_mm).divergence is not None

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from amp_fuzz.case import Case
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import regions, statements
 from amp_fuzz.shrink import Shrunk, Target, answer_of, asker, confirmed, shrink, stage_of
+from amp_fuzz.upstream.explain import judge_of
 from benchmarks.minimize_page import JSON, PAGE, SECONDS, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, hunt, way
@@ -25,7 +28,7 @@ from tests.faults.numeric_hunt import backend_of, hunt, way
 def found(name: str, *focus: str, cases: int = 40) -> tuple[Judge, Verdict]:
     """Return the first divergence that shows a fault, among programs with these ops."""
     fault = NUMERIC[name]
-    judge = Judge(backend_of(fault), shipped(), "none")
+    judge = judge_of(backend_of(fault), shipped(), "none")
     first = hunt(fault, list(way(cases, focus=focus)))
     assert first.case is not None, name
     with quiet():

@@ -14,10 +14,12 @@ from amp_fuzz.baseline import entry_of
 from amp_fuzz.case import Case
 from amp_fuzz.findings import Groups, Met, Step, examine
 from amp_fuzz.fingerprints import Fingerprint, fingerprint, title
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.still import happens
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, x
 
 Wrong = Callable[[str, float], None]
@@ -119,7 +121,7 @@ WAYS = {
 def test_each_way_of_one_wrong_lowering_comes_to_its_group(gain: Wrong, way: str) -> None:
     gain("tanh", 1.5)
     gain("sin", 1.5)  # which has no part in it
-    record = found_by(Judge(CompileBackend("inductor"), shipped(), "none"), WAYS[way])
+    record = found_by(judge_of(CompileBackend("inductor"), shipped(), "none"), WAYS[way])
     assert (record.part, record.fingerprint) == ("lowerings: tanh", GROUP.hash)
 
 
@@ -128,7 +130,7 @@ def test_another_wrong_lowering_beside_it_is_a_group_of_its_own(gain: Wrong) -> 
     gain("tanh", 1.5)
     gain("sin", 1.5)
     example = shows("sin", contexts=(), backward="none")
-    record = found_by(Judge(CompileBackend("inductor"), shipped(), "none"), example)
+    record = found_by(judge_of(CompileBackend("inductor"), shipped(), "none"), example)
     assert record.part == "lowerings: sin"
     assert record.fingerprint != GROUP.hash
 
@@ -136,7 +138,7 @@ def test_another_wrong_lowering_beside_it_is_a_group_of_its_own(gain: Wrong) -> 
 @pytest.mark.slow
 def test_a_baseline_knows_a_wrong_lowering_by_its_part(gain: Wrong) -> None:
     entry = entry_of(RECORD, (), reason="waits")
-    judge, example = Judge(CompileBackend("inductor")), RECORD.case
+    judge, example = judge_of(CompileBackend("inductor")), RECORD.case
     with quiet():
         assert not happens(judge, entry, judge.judge(example))
         gain("tanh", 1.5)

@@ -14,9 +14,10 @@ from amp_fuzz.case import Case
 from amp_fuzz.catalogue.unchecked import UNCHECKED
 from amp_fuzz.documented import documented
 from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.program import statements
 from amp_fuzz.shrink import Target, asker
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, eager, x
 
 FLAGS = (True, 1, 0.0, False, False, False)
@@ -62,7 +63,7 @@ def test_documented_shapes_are_taken(example: Case) -> None:
 
 @pytest.mark.parametrize("example", BAD, ids=lambda c: c.id)
 def test_a_candidate_that_reads_past_its_inputs_is_invalid(example: Case) -> None:
-    ask = asker(Judge(eager()), Target("bitwise"))
+    ask = asker(judge_of(eager()), Target("bitwise"))
     assert ask(example).said == "invalid"
 
 

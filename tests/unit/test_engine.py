@@ -32,13 +32,13 @@ from amp_fuzz.engine import (
     seed_of,
 )
 from amp_fuzz.findings import Groups
-from amp_fuzz.harness import Observation
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import Observation, quiet
 from amp_fuzz.program import statements
 from amp_fuzz.records import CaseRecord, RunRecord
 from amp_fuzz.shrink import Target, asker, shrink
 from amp_fuzz.store import Store
 from amp_fuzz.strategies.drawing import draw_case, usable
+from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.workers import run
 from tests.helpers import WrongKernel, call, case, eager, x
 
@@ -270,7 +270,7 @@ def test_what_a_program_does_not_return_can_go_too() -> None:
     """To cut what made a value its type is asked for, returned or not."""
     example = case([x("x0", 4, 4)], call("mm", "x0", "x0"), call("relu", "v0", to="v1"))
     program = msgspec.structs.replace(example.program, outputs=("v1",))
-    judge = Judge(WrongKernel(eager(), "relu"))
+    judge = judge_of(WrongKernel(eager(), "relu"))
     with quiet():
         verdict = judge.judge(msgspec.structs.replace(example, program=program))
         target = Target.of(verdict)

@@ -13,8 +13,8 @@ from amp_fuzz.backends import backends
 from amp_fuzz.case import Case
 from amp_fuzz.examine import Examined, _eager
 from amp_fuzz.issue import issue, title
-from amp_fuzz.judge import Judge
 from amp_fuzz.known import Known
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.reference.tables import Policy
 from tests.helpers import F16, call, case, under, x

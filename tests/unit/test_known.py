@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +17,23 @@ from amp_fuzz import harness
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.blame import guilty_op
 from amp_fuzz.case import Case, bare, single
 from amp_fuzz.config import Options
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict, _complaints, guilty_op, quiet
+from amp_fuzz.harness import Observation, Raised, quiet
 from amp_fuzz.known import Known, KnownError, load_known, shipped
 from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.errors import complaints
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
 from amp_fuzz.reference import gauge
 from amp_fuzz.session import known_of
 from amp_fuzz.upstream import QUIRKS, active_quirks
+from amp_fuzz.upstream.evidence import Imitated, Left
+from amp_fuzz.upstream.explain import Explainer, judge_of
+from amp_fuzz.upstream.imitate import imitating, vectors
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
 DOCS = Path(__file__).parents[2] / "docs" / "findings"
@@ -678,7 +684,9 @@ EXAMPLES: Mapping[str, Example] = {
 def judged(example: Example, known: tuple[Known, ...], *, wrong: str = "") -> Verdict:
     backend = backends()[example.backend]
     with quiet():
-        return Judge(WrongKernel(backend, wrong) if wrong else backend, known).judge(example.case)
+        return judge_of(WrongKernel(backend, wrong) if wrong else backend, known).judge(
+            example.case
+        )
 
 
 def test_what_agrees_by_chance_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,7 +702,7 @@ def test_what_agrees_by_chance_is_not_explained(monkeypatch: pytest.MonkeyPatch)
         return seen
 
     monkeypatch.setattr(EagerBackend, "observe", changing)
-    monkeypatch.setattr(Judge, "explain", lambda *args: "promote-foreign-half")
+    monkeypatch.setattr(Explainer, "ids", lambda *args: "promote-foreign-half")
     next(turns)
     verdict = judged(Example("eager-cpu", example), shipped())
     assert verdict.divergence is not None
@@ -713,7 +721,7 @@ def test_what_changes_at_every_other_call_is_nondeterminism() -> None:
     library.impl("neg", neg, "CPU")
     try:
         example = case([x("x0", 2)], NEG, contexts=(), backward="none")
-        found = Judge(eager(), (), "none").judge(example).divergence
+        found = judge_of(eager(), (), "none").judge(example).divergence
     finally:
         library._destroy()
     assert found is not None
@@ -736,7 +744,7 @@ def test_what_changes_on_one_side_is_nondeterminism(
         return made
 
     monkeypatch.setattr(kind, "run", run)
-    found = Judge(eager(), (), "none").judge(case([x("x0", 2)], NEG)).divergence
+    found = judge_of(eager(), (), "none").judge(case([x("x0", 2)], NEG)).divergence
     assert found is not None
     assert found.kind == "nondeterminism"
 
@@ -755,7 +763,7 @@ def test_a_relation_that_holds_the_next_time_is_nondeterminism(
         return seen
 
     monkeypatch.setattr(EagerBackend, "observe", observe)
-    found = Judge(eager(), (), "all").judge(example).divergence
+    found = judge_of(eager(), (), "all").judge(example).divergence
     assert found is not None
     assert found.kind == ("nondeterminism" if times == 1 else "relation")
 
@@ -780,7 +788,7 @@ def test_a_relation_is_explained_by_a_bug_that_breaks_it_alone(
 
     monkeypatch.setattr(EagerBackend, "observe", lambda self, one: wrong(one, honest(self, one)))
     monkeypatch.setattr(ReferenceRuntime, "run", imitating)
-    verdict = Judge(eager(), (gone,), "all").judge(example)
+    verdict = judge_of(eager(), (gone,), "all").judge(example)
     assert verdict.divergence is not None
     assert verdict.divergence.kind == "relation"
     assert verdict.known == ("gone" if imitated else "")
@@ -851,13 +859,13 @@ def test_what_the_reference_does_not_ask_for_is_not_tried(monkeypatch: pytest.Mo
     assert asked.isdisjoint({"custom-fwd-setup-context", "func-grad-ambient-backward"})
 
     tried: list[set[str]] = []
-    left_with = Judge._left_with
+    left = Imitated.left
 
-    def noted(self: Judge, one: Case, found: Any, seen: Any, names: Sequence[str]) -> Any:
-        tried.append(set(names))
-        return left_with(self, one, found, seen, names)
+    def noted(self: Imitated, trial: Trial, found: Divergence) -> Left:
+        tried.append(set(self.names))
+        return left(self, trial, found)
 
-    monkeypatch.setattr(Judge, "_left_with", noted)
+    monkeypatch.setattr(Imitated, "left", noted)
     example = Example("eager-cpu", nested)
     others = tuple(k for k in shipped() if k.id != "cache-ignores-dtype")
     assert judged(example, shipped()).known == "cache-ignores-dtype"
@@ -893,13 +901,13 @@ class Imagined:
         quirk = dict(zip("abcd", ["any-query-misses-devices", *_OTHERS], strict=True))
         names = {quirk[k.lower()]: k for k in entries}
 
-        def left(_: Judge, one: Case, found: Divergence, seen: Any, chosen: Iterable[str]) -> Any:
-            under = {names[name] for name in chosen}
+        def left(chosen: Imitated, trial: Trial, found: Divergence) -> Left:
+            under = {names[name] for name in chosen.names}
             self.tried.append(under)
             for name in self.asks(under):
                 assert quirk[name.lower()] not in active_quirks()  # it is asked for
             rest = self.rest(under)
-            return replace(found, where=rest) if rest else None, []
+            return Left(replace(found, where=rest) if rest else None)
 
         listed = [
             Known(
@@ -910,9 +918,9 @@ class Imagined:
         ]  # fmt: skip
         asked = {quirk[name.lower()] for name in first or entries}
         with patch.context() as inner:
-            inner.setattr(Judge, "_left_with", left)
+            inner.setattr(Imitated, "left", left)
             inner.setattr(ReferenceRuntime, "asked", lambda *_: asked)
-            verdict = Judge(Off(labels=("v0",)), listed, "none").judge(TWICE)
+            verdict = judge_of(Off(labels=("v0",)), listed, "none").judge(TWICE)
         return verdict.known.split("+") if verdict.known else []
 
 
@@ -1017,11 +1025,11 @@ def test_an_entry_with_a_library_explains_only_what_goes_away_without_it() -> No
         "lib", "neg is random", "a test", kinds=("nondeterminism",), ops=("ne*",), without="mkldnn"
     )
     example = case([x("x0", 2)], NEG)
-    assert Judge(Unsteady(op="neg"), (listed,)).judge(example).known == "lib"
-    assert Judge(Unsteady(op="neg", always=True), (listed,)).judge(example).known == ""
-    assert Judge(Unsteady(op="neg"), ()).judge(example).known == ""
+    assert judge_of(Unsteady(op="neg"), (listed,)).judge(example).known == "lib"
+    assert judge_of(Unsteady(op="neg", always=True), (listed,)).judge(example).known == ""
+    assert judge_of(Unsteady(op="neg"), ()).judge(example).known == ""
     other = case([x("x0", 2)], call("abs", "x0"))
-    verdict = Judge(Unsteady(op="abs"), (listed,)).judge(other)
+    verdict = judge_of(Unsteady(op="abs"), (listed,)).judge(other)
     assert (verdict.outcome, verdict.known) == ("diverged", "")
     assert verdict.divergence is not None
     assert verdict.divergence.kind == "nondeterminism"
@@ -1058,8 +1066,8 @@ def test_what_rounding_explains_without_a_library_is_measured_without_it() -> No
     try:
         example = case([x("x0", 16)], NEG, contexts=(), backward="none")
         with quiet():
-            assert Judge(Gaining(), (listed,)).judge(example).known == "lib"
-            assert Judge(Gaining(gain=1.3), (listed,)).judge(example).outcome == "diverged"
+            assert judge_of(Gaining(), (listed,)).judge(example).known == "lib"
+            assert judge_of(Gaining(gain=1.3), (listed,)).judge(example).outcome == "diverged"
     finally:
         library._destroy()
 
@@ -1295,19 +1303,19 @@ TWICE = case(
 
 
 def test_what_a_listed_divergence_has_a_part_in_needs_no_entry() -> None:
-    verdict = Judge(Off(labels=("v0", "v1")), (NEG_IS_OFF,), "none").judge(TWICE)
+    verdict = judge_of(Off(labels=("v0", "v1")), (NEG_IS_OFF,), "none").judge(TWICE)
     assert (verdict.outcome, verdict.known) == ("known", "neg-is-off")
 
 
 def test_what_it_has_no_part_in_does() -> None:
-    verdict = Judge(Off(labels=("v0", "v3")), (NEG_IS_OFF,), "none").judge(TWICE)
+    verdict = judge_of(Off(labels=("v0", "v3")), (NEG_IS_OFF,), "none").judge(TWICE)
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
     assert verdict.divergence.where == "v3"
 
 
 def test_an_error_behind_a_listed_divergence_is_not_explained() -> None:
-    verdict = Judge(Off(labels=("v0",), error="no"), (NEG_IS_OFF,), "none").judge(TWICE)
+    verdict = judge_of(Off(labels=("v0",), error="no"), (NEG_IS_OFF,), "none").judge(TWICE)
     assert verdict.outcome == "diverged"
     assert verdict.divergence is not None
     assert verdict.divergence.kind == "raise"
@@ -1322,8 +1330,8 @@ def test_what_is_new_is_named_where_a_known_bug_comes_first() -> None:
         call("exp", "x0", to="v2"),
         call("neg", "v2", to="v3"),
     )
-    assert Judge(Off(), shipped(), "none").judge(example).known == "cache-ignores-dtype"
-    verdict = Judge(Off(labels=("v2", "v3")), shipped(), "none").judge(example)
+    assert judge_of(Off(), shipped(), "none").judge(example).known == "cache-ignores-dtype"
+    verdict = judge_of(Off(labels=("v2", "v3")), shipped(), "none").judge(example)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
 
@@ -1335,7 +1343,7 @@ def test_so_is_an_error_that_comes_after_a_known_bug() -> None:
         under(F16, call("mm", "w1", "w1", to="v1")),
         call("exp", "x0", to="v2"),
     )
-    verdict = Judge(Off(error="brand new"), shipped(), "none").judge(example)
+    verdict = judge_of(Off(error="brand new"), shipped(), "none").judge(example)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "raise")
 
@@ -1362,7 +1370,7 @@ def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_stat
     )
     for backend in (Off(labels=("v1",), error="later"), Leaving(labels=("v1",))):
         for known in ((), (gone,)):
-            verdict = Judge(backend, known, "none", confirm=False).judge(example)
+            verdict = judge_of(backend, known, "none", confirm=False).judge(example)
             assert verdict.divergence is not None
             assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
 
@@ -1388,7 +1396,7 @@ def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.M
     monkeypatch.setattr(ReferenceRuntime, "shadowed", doubts)
     backend = Off(labels=("v0", "v2"), exact=False)
     for known in ((), (gone,)):
-        verdict = Judge(backend, known, "none", confirm=False).judge(TWICE)
+        verdict = judge_of(backend, known, "none", confirm=False).judge(TWICE)
         assert verdict.divergence is not None
         assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v0")
 
@@ -1406,7 +1414,7 @@ def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.Monke
         return seen
 
     monkeypatch.setattr(ReferenceRuntime, "run", run)
-    found = Judge(Off(labels=("v1",)), (gone,), "none").judge(TWICE).divergence
+    found = judge_of(Off(labels=("v1",)), (gone,), "none").judge(TWICE).divergence
     assert found is not None
     assert found.where == "v1"
 
@@ -1427,7 +1435,7 @@ def test_singular_vectors_are_read_of_each_decomposition_at_each_call(
         program = msgspec.structs.replace(whole.program, outputs=outputs)
         one = msgspec.structs.replace(whole, program=program)
     values, observed = (eager().run([c])[0].values for c in (whole, one))
-    found = Judge(eager())._vectors(one, Observation(values=observed))
+    found = vectors(Trial(one, eager(), Observation(), Observation(values=observed)))
     names = [
         (f"call{n}.{u}", f"call{n}.{v}") for n in range(2) for u, v in (("v0", "v2"), ("v4", "v6"))
     ]
@@ -1444,9 +1452,9 @@ def test_singular_vectors_are_read_for_the_bug_that_they_are_part_of_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = case([x("x0", 3, 2)], call("linalg.svd", "x0", to="v0 v1 v2"), backward="none")
-    judge, observed = Judge(eager()), eager().run([one])[0]
+    trial = Trial.of(one, eager())
     for name, seen in (("torchax-svd-signs", 1), ("torchax-formulas", 0)):
-        with judge._imitating(one, observed, [name]):
+        with imitating(trial, [name])():
             assert len(gauge._observed) == seen
             assert name in active_quirks()
     assert not gauge._observed
@@ -1455,11 +1463,11 @@ def test_singular_vectors_are_read_for_the_bug_that_they_are_part_of_alone(
 def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     always, under_autocast = Off(labels=("v0",)), Off(labels=("v0",), only_under_autocast=True)
-    assert Judge(always, (listed,), "none").judge(TWICE).known == "neg-is-off"
-    assert Judge(under_autocast, (listed,), "none").judge(TWICE).outcome == "diverged"
+    assert judge_of(always, (listed,), "none").judge(TWICE).known == "neg-is-off"
+    assert judge_of(under_autocast, (listed,), "none").judge(TWICE).outcome == "diverged"
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="agrees")
-    assert Judge(always, (listed,), "none").judge(TWICE).outcome == "diverged"
-    assert Judge(under_autocast, (listed,), "none").judge(TWICE).known == "neg-is-off"
+    assert judge_of(always, (listed,), "none").judge(TWICE).outcome == "diverged"
+    assert judge_of(under_autocast, (listed,), "none").judge(TWICE).known == "neg-is-off"
 
 
 def test_what_diverges_without_autocast_may_stand_behind_something_else() -> None:
@@ -1467,12 +1475,12 @@ def test_what_diverges_without_autocast_may_stand_behind_something_else() -> Non
     example = case([x("x0", 2), x("x1", 2)], call("exp", "x0"), call("neg", "x1", to="v1"))
     listed = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     later = Off(labels=("v1",), bare=("v0",))
-    assert Judge(later, (listed,), "none").judge(example).known == "neg-is-off"
+    assert judge_of(later, (listed,), "none").judge(example).known == "neg-is-off"
     other = Off(labels=("v1",), bare=("v0",), only_under_autocast=True)
-    assert Judge(other, (listed,), "none").judge(example).outcome == "diverged"
+    assert judge_of(other, (listed,), "none").judge(example).outcome == "diverged"
     # What is computed from the first divergence says nothing: it would differ of itself.
     example = case([x("x0", 2)], call("exp", "x0"), call("neg", "v0", to="v1"))
-    assert Judge(later, (listed,), "none").judge(example).outcome == "diverged"
+    assert judge_of(later, (listed,), "none").judge(example).outcome == "diverged"
 
 
 @dataclass(frozen=True)
@@ -1504,7 +1512,7 @@ def test_what_a_case_does_without_autocast_is_not_taken_for_what_another_does() 
     neg = msgspec.structs.replace(NEG_IS_OFF, bare="diverges")
     exp = msgspec.structs.replace(NEG_IS_OFF, id="exp-is-off", ops=("exp",), bare="agrees")
     backend = Wrong(labels=lambda *_: "v0 v1")
-    assert Judge(backend, (neg, exp), "none").judge(one).known == "neg-is-off"
+    assert judge_of(backend, (neg, exp), "none").judge(one).known == "neg-is-off"
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -1524,7 +1532,7 @@ def test_what_differs_without_autocast_is_asked_again_without_a_library(stays: b
         return "v1" if library or stays else ""
 
     with quiet():
-        verdict = Judge(Wrong(labels=labels), known, "none").judge(one)
+        verdict = judge_of(Wrong(labels=labels), known, "none").judge(one)
     assert verdict.known == ("lib+exp-is-off" if stays else "")
 
 
@@ -1540,8 +1548,8 @@ def test_what_only_autocast_lets_run_is_asked_in_float32() -> None:
         ("agrees", under_autocast, always),
     ):
         known = (_raises(bare=asked),)
-        assert Judge(explained, known, "none").judge(mixed).known == "luck"
-        assert Judge(not_explained, known, "none").judge(mixed).outcome == "diverged"
+        assert judge_of(explained, known, "none").judge(mixed).known == "luck"
+        assert judge_of(not_explained, known, "none").judge(mixed).outcome == "diverged"
 
 
 def test_what_raises_under_autocast_too_is_asked_in_float32_if_it_gets_further_there() -> None:
@@ -1558,8 +1566,8 @@ def test_what_raises_under_autocast_too_is_asked_in_float32_if_it_gets_further_t
     assert lines[1] < lines[0] == lines[2]
     # It breaks off where the case without autocast does: beside that nothing would differ.
     early = Off(error="luck", line=lines[1])
-    assert Judge(early, (_raises(bare="diverges"),), "none").judge(mixed).known == "luck"
-    assert Judge(early, (_raises(bare="agrees"),), "none").judge(mixed).outcome == "diverged"
+    assert judge_of(early, (_raises(bare="diverges"),), "none").judge(mixed).known == "luck"
+    assert judge_of(early, (_raises(bare="agrees"),), "none").judge(mixed).outcome == "diverged"
 
 
 def _said(message: str, kind: str = "RuntimeError") -> Observation:
@@ -1568,23 +1576,23 @@ def _said(message: str, kind: str = "RuntimeError") -> Observation:
 
 def test_errors_are_compared_without_what_fake_kernels_say_otherwise() -> None:
     """A fake kernel names its own op first, and writes dtypes as Python does."""
-    eager = _complaints(_said("linalg.inv: Low precision dtypes not supported. Got Half"))
+    eager = complaints(_said("linalg.inv: Low precision dtypes not supported. Got Half"))
     fake = "linalg.inv_ex: Low precision dtypes not supported. Got torch.float16"
-    assert eager == _complaints(_said(fake))
-    assert eager == _complaints(_said(f"while tracing\nRuntimeError: {fake}", "InductorError"))
-    assert eager.isdisjoint(_complaints(_said(fake.replace("float16", "bfloat16"))))
+    assert eager == complaints(_said(fake))
+    assert eager == complaints(_said(f"while tracing\nRuntimeError: {fake}", "InductorError"))
+    assert eager.isdisjoint(complaints(_said(fake.replace("float16", "bfloat16"))))
     said = "Input type (CPUBFloat16Type) and weight type (torch.HalfTensor) should be the same"
     more = " or input should be a MKLDNN tensor and weight is a dense tensor"
     fake = "Input type (torch.bfloat16) and weight type (torch.float16) should be the same"
-    assert _complaints(_said(said + more)) == _complaints(_said(fake))
-    assert _complaints(_said(said + more)) != _complaints(_said(fake.replace("bfloat", "float")))
-    assert eager.isdisjoint(_complaints(_said(fake.replace("Low", "No"))))
-    assert _complaints(Observation()) == set()
+    assert complaints(_said(said + more)) == complaints(_said(fake))
+    assert complaints(_said(said + more)) != complaints(_said(fake.replace("bfloat", "float")))
+    assert eager.isdisjoint(complaints(_said(fake.replace("Low", "No"))))
+    assert complaints(Observation()) == set()
 
 
 def test_products_refuse_two_dtypes_in_other_words() -> None:
     """What a layer is made of decides which product is the first that refuses them."""
-    told = _complaints(
+    told = complaints(
         _said("expected m1 and m2 to have the same dtype, but got: c10::Half != float")
     )
     for other in (
@@ -1592,13 +1600,13 @@ def test_products_refuse_two_dtypes_in_other_words() -> None:
         "mat1 and mat2 must have the same dtype, but got Float and Half",
         "addmv input tensors must have the same dtype, but got Float, Half, and Float",
     ):
-        assert told == _complaints(_said(other))
+        assert told == complaints(_said(other))
     for other in (
         "expected scalar type Double but found Float",
         "scatter(): Expected self.dtype to be equal to src.dtype",
         "expected two dtypes to be one: Half, Float",
     ):
-        assert told.isdisjoint(_complaints(_said(other)))
+        assert told.isdisjoint(complaints(_said(other)))
 
 
 def test_an_imitated_bug_explains_the_error_that_it_raises_and_no_other() -> None:
@@ -1624,7 +1632,7 @@ def test_an_imitated_bug_explains_the_error_that_it_raises_and_no_other() -> Non
     wrapped = f"It failed.\n{same.kind}: {same.message}"
     with quiet():
         known = [
-            Judge(Says(message=message), shipped(), "none").judge(example.case).known
+            judge_of(Says(message=message), shipped(), "none").judge(example.case).known
             for message in (wrapped, "It failed.\nRuntimeError: of something else")
         ]
     assert known == ["custom-fwd-setup-context", ""]
@@ -1767,21 +1775,21 @@ AROUND = case(
 @pytest.mark.parametrize("steady", ["", "v2"])
 def test_what_changes_and_what_comes_of_it_is_known(steady: str) -> None:
     backend = Unsteady(op="neg", always=True, steady=steady)
-    assert Judge(backend, (CHANGES,), "none").judge(AROUND).known == "changes"
+    assert judge_of(backend, (CHANGES,), "none").judge(AROUND).known == "changes"
 
 
 @pytest.mark.parametrize("steady", ["v0", "v3"])
 def test_what_does_not_come_of_it_is_seen_before_it_and_after_it(steady: str) -> None:
     backend = Unsteady(op="neg", always=True, steady=steady)
-    verdict = Judge(backend, (CHANGES,), "none").judge(AROUND)
+    verdict = judge_of(backend, (CHANGES,), "none").judge(AROUND)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", steady)
     assert verdict.divergence.kind == "bitwise"
     # What is listed itself is known beside it.
     at = msgspec.structs.replace(CHANGES, id="at", kinds=("bitwise",), ops=("abs", "sin"))
-    assert Judge(backend, (CHANGES, at), "none").judge(AROUND).known == "changes+at"
+    assert judge_of(backend, (CHANGES, at), "none").judge(AROUND).known == "changes+at"
     # Of what is not known to change that is said, and nothing of what is wrong.
-    verdict = Judge(backend, (at,), "none").judge(AROUND)
+    verdict = judge_of(backend, (at,), "none").judge(AROUND)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
 
@@ -1795,8 +1803,8 @@ def test_of_two_that_change_each_is_asked_for() -> None:
     )
     at = msgspec.structs.replace(CHANGES, where="v0")
     backend = Unsteady(op="neg", always=True)
-    assert Judge(backend, (CHANGES,), "none").judge(one).known == "changes"
-    verdict = Judge(backend, (at,), "none").judge(one)
+    assert judge_of(backend, (CHANGES,), "none").judge(one).known == "changes"
+    verdict = judge_of(backend, (at,), "none").judge(one)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
     assert verdict.divergence.kind == "nondeterminism"
@@ -1816,14 +1824,14 @@ def test_a_state_that_is_left_behind_at_times_hides_nothing(
         return seen
 
     monkeypatch.setattr(EagerBackend, "observe", observe)
-    assert Judge(eager(), (any_,), "none").judge(AROUND).outcome == "diverged"
+    assert judge_of(eager(), (any_,), "none").judge(AROUND).outcome == "diverged"
 
 
 def test_an_error_may_come_of_what_changes_and_a_state_does_not() -> None:
     raises = Unsteady(op="neg", always=True, error="not a number")
-    assert Judge(raises, (CHANGES,), "none").judge(AROUND).known == "changes"
+    assert judge_of(raises, (CHANGES,), "none").judge(AROUND).known == "changes"
     leaves = Unsteady(op="neg", always=True, leaked="autocast enabled: False -> True")
-    verdict = Judge(leaves, (CHANGES,), "none").judge(AROUND)
+    verdict = judge_of(leaves, (CHANGES,), "none").judge(AROUND)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "state")
 

@@ -79,9 +79,20 @@ RULES = (
             "_dispatch_has_kernel_for_dispatch_key",
         ),
     ),
-    # Known bugs are handed to whoever imitates them.
     Rule("amp_fuzz.backends", forbidden=("amp_fuzz.oracle", "amp_fuzz.upstream")),
-    Rule("amp_fuzz.oracle", forbidden=("amp_fuzz.upstream",)),
+    # It knows no bug: who does, is given to it.
+    Rule(
+        "amp_fuzz.oracle",
+        forbidden=(
+            "amp_fuzz.upstream",
+            "amp_fuzz.known",
+            "amp_fuzz.without",
+            "amp_fuzz.reference.torchax",
+            "amp_fuzz.reference.gauge",
+            "amp_fuzz.reference.xla",
+        ),
+        names=("quirks", "active_quirks", "asking", "supposing", "observing", "noting"),
+    ),
     # Records of any run, on any machine, can be read where torch is not installed.
     Rule(
         "amp_fuzz.reports",
@@ -304,6 +315,16 @@ def test_no_module_reaches_back() -> None:
             "import amp_fuzz.upstream.torch",
             "may not import amp_fuzz.upstream.torch",
         ),
+        (
+            "amp_fuzz.oracle.judge",
+            "from amp_fuzz.upstream.explain import judge_of",
+            "may not import amp_fuzz.upstream.explain.judge_of",
+        ),
+        (
+            "amp_fuzz.oracle.trial",
+            "from amp_fuzz.reference import quirks",
+            "trial:1: amp_fuzz.oracle may not use quirks",
+        ),
         ("amp_fuzz.reports.html", "import torch", "may not import torch"),
         ("amp_fuzz.reports.html", "from amp_fuzz import engine", "may not import amp_fuzz.engine"),
     ],
@@ -316,6 +337,13 @@ def test_the_checker_sees(module: str, source: str, said: str) -> None:
 def test_the_checker_resolves_relative_imports_of_a_package() -> None:
     (line,) = violations("from ..oracle import x", "amp_fuzz.backends", is_package=True)
     assert line == "amp_fuzz.backends:1: amp_fuzz.backends may not import amp_fuzz.oracle.x"
+
+
+def test_the_oracle_names_no_known_bug() -> None:
+    from amp_fuzz.known import shipped
+
+    text = "".join(path.read_text("utf-8") for path in (PACKAGE / "oracle").glob("*.py"))
+    assert [entry.id for entry in shipped() if re.search(rf"\b{entry.id}\b", text)] == []
 
 
 @pytest.mark.parametrize(

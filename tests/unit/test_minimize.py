@@ -12,16 +12,18 @@ import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.judge import Judge, Verdict, quiet
+from amp_fuzz.harness import Observation, Raised, quiet
 from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
 from amp_fuzz.minimize.arguments import arguments
 from amp_fuzz.minimize.nearest import distance, nearest
 from amp_fuzz.minimize.shapes import frozen_case
 from amp_fuzz.minimize.specs import cast, frozen, held_numbers, with_numbers
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
 from amp_fuzz.shrink import Answer, Shrunk, Target, answer_of, asker, confirmed, shrink, wording
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
 
 
@@ -69,7 +71,7 @@ def shows_a_value(verdict: Verdict) -> bool:
 
 def found(op: str, count: int, least: int = 5) -> list[Verdict]:
     """Return so many divergences of a backend with one wrong kernel, in programs of some size."""
-    judge = Judge(WrongKernel(eager(), op))
+    judge = judge_of(WrongKernel(eager(), op))
     pool = ["mm", "relu", "softmax", "add", "cat", op]
     cases = (c for c in drawn(2000, ops=pool, focus=[op], seed=op) if size(c) >= least)
     with quiet():
@@ -79,7 +81,7 @@ def found(op: str, count: int, least: int = 5) -> list[Verdict]:
 
 @pytest.mark.parametrize("op", ["mm", "softmax", "exp"])
 def test_a_fault_in_one_op_becomes_one_plain_call_on_few_elements(op: str) -> None:
-    judge = Judge(WrongKernel(eager(), op))
+    judge = judge_of(WrongKernel(eager(), op))
     for verdict in found(op, 4):
         with quiet():
             last = shrunk(judge, verdict)
@@ -102,7 +104,7 @@ def test_a_fault_in_one_op_becomes_one_plain_call_on_few_elements(op: str) -> No
 
 
 def test_a_fault_on_tensors_without_values_becomes_one_call_too() -> None:
-    judge = Judge(WrongKernel(backends()["fake-cuda"], "mm"))
+    judge = judge_of(WrongKernel(backends()["fake-cuda"], "mm"))
     cases = drawn(200, "cuda", ops=["mm", "relu", "add", "cat"], focus=["mm"], seed=2)
     with quiet():
         verdicts = (judge.judge(c) for c in cases if size(c) >= 5)
@@ -114,7 +116,7 @@ def test_a_fault_on_tensors_without_values_becomes_one_call_too() -> None:
 
 
 def test_an_error_that_one_side_raises_stays_that_error() -> None:
-    judge = Judge(WrongKernel(eager(), "mm"))
+    judge = judge_of(WrongKernel(eager(), "mm"))
     broken = case(
         [x("x0", 3, 4), x("x1", 5, 6)],
         call("relu", "x0", to="v0"),
@@ -149,7 +151,7 @@ class TwoErrors(WrongKernel):
 
 
 def test_an_error_does_not_become_another_of_its_class() -> None:
-    judge = Judge(TwoErrors(eager(), "mm"))
+    judge = judge_of(TwoErrors(eager(), "mm"))
     broken = case([x("x0", 3, 4)], call("relu", "x0", to="v0"), contexts=(BF16,))
     with quiet():
         verdict = judge.judge(broken)
@@ -220,19 +222,19 @@ def test_a_target_without_words_is_an_error_of_any() -> None:
 
 
 def test_what_is_not_confirmed_is_left_out_of_the_chain() -> None:
-    judge = Judge(WrongKernel(eager(), "mm"))
+    judge = judge_of(WrongKernel(eager(), "mm"))
     (verdict,) = found("mm", 1)
     honest = drawn(3, ops=["relu"], focus=["relu"])
     with quiet():
         last = confirmed(judge, Target.of(verdict), [verdict.case, *honest])
-        none = confirmed(Judge(eager()), Target.of(verdict), [verdict.case])
+        none = confirmed(judge_of(eager()), Target.of(verdict), [verdict.case])
     assert last is not None
     assert last.case == verdict.case
     assert none is None
 
 
 def test_a_case_takes_the_same_way_each_time() -> None:
-    judge = Judge(WrongKernel(eager(), "mm"))
+    judge = judge_of(WrongKernel(eager(), "mm"))
     (verdict,) = found("mm", 1)
 
     def way() -> list[str]:
@@ -244,7 +246,7 @@ def test_a_case_takes_the_same_way_each_time() -> None:
 
 
 def test_without_time_nothing_is_run() -> None:
-    judge = Judge(WrongKernel(eager(), "mm"))
+    judge = judge_of(WrongKernel(eager(), "mm"))
     (verdict,) = found("mm", 1)
     asked: list[Case] = []
 

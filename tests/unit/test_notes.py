@@ -16,10 +16,11 @@ from amp_fuzz.backends import backends
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.engine import Settings, Task, explore
 from amp_fuzz.findings import Groups
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.notes import Memory, notes_of
 from amp_fuzz.records import NOTE_KINDS, CaseRecord, Note, NoteRecord
 from amp_fuzz.reference import Policy, PolicyTable, load_table, tables
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
 
 FORWARD = Plan((BF16,), backward="none")
@@ -30,7 +31,7 @@ SQUARE = [x("x0", 2, 2), x("x1", 2, 2)]
 
 
 def noted(case: Case, backend: str = "eager-cpu", **more: Any) -> tuple[Note, ...]:
-    judge = Judge(backends()[backend], relations="none")
+    judge = judge_of(backends()[backend], relations="none")
     with quiet():
         return notes_of(judge, judge.judge(case), **more)
 

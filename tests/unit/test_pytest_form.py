@@ -12,11 +12,12 @@ import torch
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.pytest_form import pytest_form
 from amp_fuzz.script import Found
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, FAULT, Run, call, case, runner, under, x
 
 # Runs pytest on a file.
@@ -59,7 +60,7 @@ def form(case_: Case, name: str, finding: Found | None = None, **options: str) -
     on = backend(name)
     if finding is None:
         with quiet():
-            finding = Judge(on, shipped()).judge(case_).finding("")
+            finding = judge_of(on, shipped()).judge(case_).finding("")
     return pytest_form(case_, on, finding, **options)
 
 

@@ -23,7 +23,7 @@ from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.explicit import explicit_form
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.known import shipped
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.compare import same
@@ -31,6 +31,7 @@ from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Stateme
 from amp_fuzz.repro import repro
 from amp_fuzz.script import ReproError, literal
 from amp_fuzz.strategies.drawing import draw_case
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import FAULT, Run
 
 BFLOAT16 = Autocast(dtype="bfloat16")
@@ -129,7 +130,7 @@ def test_known_bugs_reproduce_with_only_torch(
 ) -> None:
     on = backend(name)
     with quiet():
-        verdict = Judge(on, shipped()).judge(case)
+        verdict = judge_of(on, shipped()).judge(case)
     assert verdict.known == known
     finding = msgspec.structs.replace(
         verdict.finding("test"), explicit=explicit_form(case, on.reference())
@@ -144,7 +145,7 @@ def test_known_bugs_reproduce_with_only_torch(
 def test_script_reads_like_an_issue() -> None:
     on = backend("eager-cpu")
     finding = msgspec.structs.replace(
-        Judge(on, shipped()).judge(CAT).finding("test"),
+        judge_of(on, shipped()).judge(CAT).finding("test"),
         explicit=explicit_form(CAT, on.reference()),
     )
     assert (
@@ -449,7 +450,7 @@ def test_drawn_cases_that_agree_exit_0(run_script: Run, name: str) -> None:
     for seed in range(6):
         rng = random.Random(f"{name}/{seed}")
         case = draw_case(rng.randbytes, on.device, trains=on.trains)
-        if Judge(on, relations="none").judge(case).outcome != "agreed":
+        if judge_of(on, relations="none").judge(case).outcome != "agreed":
             continue
         expected = on.reference().run(case)
         label = rng.choice([n for n, value in expected.values.items() if value is not None])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from amp_fuzz import catalogue, strategies
 from amp_fuzz.case import Case, Plan
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.judge import quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.program import (
     DOMAINS,
     FLOAT_DTYPES,

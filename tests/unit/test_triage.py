@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from amp_fuzz.case import Case, Plan
-from amp_fuzz.judge import Judge, quiet
+from amp_fuzz.harness import quiet
 from amp_fuzz.minimize import Values, capture
 from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, statements
 from amp_fuzz.records import DivergenceRecord
 from amp_fuzz.shrink import Answer, Target
 from amp_fuzz.triage import Fingerprint, alone, fingerprint, guilty, ingredient
+from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
 
 CHAIN = case(
@@ -36,7 +37,7 @@ def ops(case: Case) -> list[str]:
 
 @pytest.mark.parametrize("op", ["relu", "mm", "exp", "softmax"])
 def test_the_statement_that_diverges_alone_is_guilty(op: str) -> None:
-    judge = Judge(WrongKernel(eager(), op), relations="none")
+    judge = judge_of(WrongKernel(eager(), op), relations="none")
 
     def diverges(candidate: Case) -> bool:
         return judge.judge(candidate).divergence is not None

@@ -1,0 +1,171 @@
+"""Run one case on a backend and under the reference, and say how they compare.
+
+A run, a replay, the minimiser and the pytest plugin share this. It knows no bug of torch: who does,
+is given to it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from amp_fuzz.backends import Backend, BackendError, unsupported
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
+from amp_fuzz.oracle.compare import Divergence
+from amp_fuzz.oracle.relations import RELATIONS, check_relation
+from amp_fuzz.oracle.trial import Skip, Trial
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records import Note
+
+__all__ = ["Explain", "Explanation", "Judge", "Unexplained", "confirmed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is known of a case.
+
+    divergence: the one to report; None: none. known: the ids of the entries that explain it, joined
+    by +; "": they do not explain all of it. notes: facts beside the verdict.
+    """
+
+    divergence: Divergence | None = None
+    known: str = ""
+    notes: tuple[Note, ...] = ()
+
+
+class Explain(Protocol):
+    """Knows bugs, and is asked about each divergence."""
+
+    def __call__(self, trial: Trial, found: Divergence, *, confirmed: bool) -> Explanation:
+        """Explain a divergence, or say which one to report in its place.
+
+        confirmed: whether it has been run again. Before, the explanation is one by the case as it
+        was observed; after, also one by what torch does when it runs in other ways.
+        """
+
+    def left_out(self, trial: Trial) -> Explanation:
+        """Explain which roundings the backend left out, if a case agrees but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """Knows nothing."""
+
+    def __call__(self, trial: Trial, found: Divergence, *, confirmed: bool) -> Explanation:
+        """Return the divergence."""
+        return Explanation(found)
+
+    def left_out(self, trial: Trial) -> Explanation:
+        """Return none."""
+        return Explanation()
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges cases on one backend.
+
+    explain: who knows bugs. relations: how many metamorphic relations each case is put to:
+    ``none``, ``one`` (a different one from case to case) or ``all``. confirm: whether a divergence
+    is run again before it is reported; off only where that comes later.
+    """
+
+    backend: Backend
+    explain: Explain = field(default_factory=Unexplained)
+    relations: Literal["none", "one", "all"] = "one"
+    confirm: bool = True
+
+    def judge(self, case: Case) -> Verdict:
+        """Run a case and compare; a divergence is confirmed before it is reported.
+
+        Raises `BackendError` for a program that the backend cannot say.
+        """
+        clock = _Clock()
+        backend = self.backend
+        if (unsaid := unsupported(case, backend)) is not None:
+            raise BackendError(
+                f"case {case.id}: {backend.name} has no words for {unsaid.op} as {unsaid.form}: "
+                "choose another backend for it"
+            )
+        case = backend.fit(case)
+        expected = backend.reference().run(case)
+        clock.lap("reference")
+        observed = backend.run([case])[0]
+        clock.lap("backend")
+        trial, unjudged = Trial(case, backend, expected, observed), set[str]()
+        found = trial.compare(unjudged=unjudged) or trial.within()
+        said = Explanation() if found else self.explain.left_out(trial)
+        clock.lap("oracle")
+        # The relations of an inexact backend would cost a compilation each, and differ by rounding.
+        if found is None and said.divergence is None and backend.values and backend.exact:
+            found = _related(trial, observed, self.relations)
+            clock.lap("relations")
+        if found is not None:
+            said = self._explained(trial, found)
+            clock.lap("confirm")
+        agreed: Literal["raised", "agreed"] = "raised" if observed.raised else "agreed"
+        diverged: Literal["known", "diverged"] = "known" if said.known else "diverged"
+        return Verdict(
+            case,
+            backend.name,
+            agreed if said.divergence is None else diverged,
+            said.divergence,
+            said.known,
+            kernels=expected.kernels,
+            seconds=clock.laps,
+            unjudged=len(unjudged),
+            uncompiled=said.divergence is None and observed.graphs == 0 and agreed == "agreed",
+            platform=observed.platform,
+            notes=said.notes,
+            seen=expected,
+        )
+
+    def _explained(self, trial: Trial, found: Divergence) -> Explanation:
+        """Explain a divergence as it is, or confirm what is left of it and explain that."""
+        said = self.explain(trial, found, confirmed=False)
+        if said.known or said.divergence is None:
+            return said
+        found = confirmed(trial, said.divergence) if self.confirm else said.divergence
+        return self.explain(trial, found, confirmed=True)
+
+
+def confirmed(trial: Trial, found: Divergence, skip: Skip = lambda label: False) -> Divergence:
+    """Run both sides again. If a result changes, return nondeterminism, else the divergence."""
+    if (changed := trial.changed(skip)) is not None:
+        return replace(changed, kind="nondeterminism")
+    if found.kind == "relation":
+        again = trial.run(trial.case)
+        if trial.holds_within(again) is None and _related(trial, again, "all") is None:
+            return replace(found, kind="nondeterminism")
+    return found
+
+
+def _related(
+    trial: Trial, observed: Observation, relations: Literal["none", "one", "all"]
+) -> Divergence | None:
+    """Return the first relation between variants of the case that does not hold."""
+    case = trial.case
+
+    def run(variant: Case) -> Observation:
+        return observed if variant is case else trial.run(variant)
+
+    together = observed.raised is not None
+    chosen = [r for r in RELATIONS.values() if r.together == together]
+    if relations == "none":
+        return None
+    if relations == "one":
+        chosen = [chosen[case.seed % len(chosen)]]
+    found = (check_relation(one, case, run, values=trial.backend.values) for one in chosen)
+    return next(filter(None, found), None)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now

@@ -1,0 +1,202 @@
+"""Hold one case on one backend: what is expected, what was observed, and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.case import Case, bare, single
+from amp_fuzz.harness import Observation
+from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, same
+from amp_fuzz.oracle.errors import alike, raised
+from amp_fuzz.oracle.relations import within
+from amp_fuzz.oracle.rounding import Rounding
+from amp_fuzz.reference.shadows import Band
+
+__all__ = ["Scope", "Skip", "Trial"]
+
+Scope: TypeAlias = Callable[[], AbstractContextManager[object]]
+Skip: TypeAlias = Callable[[str], bool]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a trial runs at most once, whatever the reference imitates."""
+
+    shadows: dict[Hashable, Rounding] = field(default_factory=dict)  # by what is imitated
+    bare: dict[Hashable, Trial] = field(default_factory=dict)  # by what is imitated
+    runs: dict[str, Observation] = field(default_factory=dict)  # of the backend, by case
+    right: Mapping[str, torch.Tensor | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """One case on one backend.
+
+    expected: what the reference did. observed: what the backend did. imitated: a key for the bugs
+    that the reference imitates; None: no bug. scope: the context in which it does so.
+    """
+
+    case: Case
+    backend: Backend
+    expected: Observation
+    observed: Observation
+    imitated: Hashable = None
+    scope: Scope = nullcontext
+    _kept: _Kept = field(default_factory=_Kept, repr=False)
+
+    @classmethod
+    def of(cls, case: Case, backend: Backend, scope: Scope = nullcontext) -> Trial:
+        """Run a case on both sides."""
+        with scope():
+            expected = backend.reference().run(case)
+        return cls(case, backend, expected, backend.run([case])[0], scope=scope)
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def refer(self, case: Case) -> Observation:
+        """Run a case under the reference, which imitates what it imitates in this trial."""
+        with self.scope():
+            return self.backend.reference().run(case)
+
+    def run(self, case: Case) -> Observation:
+        """Run a case on the backend."""
+        return self.backend.run([case])[0]
+
+    def run_once(self, case: Case) -> Observation:
+        """Run a case on the backend, or return what it did before in this trial."""
+        if case.id not in self._kept.runs:
+            self._kept.runs[case.id] = self.run(case)
+        return self._kept.runs[case.id]
+
+    def again(self) -> Trial:
+        """Run both sides again, and everything else with them."""
+        return replace(Trial.of(self.case, self.backend, self.scope), imitated=self.imitated)
+
+    def under(self, imitated: Hashable, scope: Scope) -> Trial:
+        """Return the trial in which the reference imitates bugs."""
+        with scope():
+            expected = self.backend.reference().run(self.case)
+        return replace(self, expected=expected, imitated=imitated, scope=scope)
+
+    def bare(self) -> Trial:
+        """Return the trial of the case without autocast.
+
+        A case that only runs under autocast, which brings operands of two dtypes together, runs in
+        float32.
+        """
+        if self.imitated not in self._kept.bare:
+            plain = bare(self.case)
+            expected = self.refer(plain)
+            if expected.raised and raised(expected) != raised(self.refer(self.case)):
+                plain = single(plain)
+                expected = self.refer(plain)
+            kept = _Kept(runs=self._kept.runs)
+            sides = expected, self.run_once(plain)
+            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, kept)
+            self._kept.bare[self.imitated] = trial
+        return self._kept.bare[self.imitated]
+
+    # -- comparing --------------------------------------------------------------------------------
+
+    def compare(
+        self, *, skip: Skip = lambda label: False, unjudged: set[str] | None = None
+    ) -> Divergence | None:
+        """Return the first divergence of the two sides.
+
+        skip: labels to leave out. unjudged: takes the labels of which shadows can say nothing.
+        """
+        rounding = None if self.backend.exact else self._judgement(unjudged)
+        sides = self.expected, self.observed
+        return compare(*sides, values=self.backend.values, rounding=rounding, skip=skip)
+
+    def within(self) -> Divergence | None:
+        """Check what holds inside the observation; no bits if the backend does not repeat them."""
+        return self.holds_within(self.observed)
+
+    def holds_within(self, seen: Observation) -> Divergence | None:
+        """Check what must hold inside any observation of the case."""
+        values = self.backend.values and self.backend.repeats
+        return within(self.case, seen, values=values)
+
+    def changed(self, skip: Skip = lambda label: False) -> Divergence | None:
+        """Run both sides again and return what changed. If results are exact, run each three times.
+
+        The order is that of the calls: a result may change at every other call.
+        """
+        reference: tuple[Observation, Callable[[Case], Observation]] = self.expected, self.refer
+        backend = self.observed, self.run
+        turns = [reference, backend]
+        if self.backend.exact:
+            turns = [reference, backend, backend, reference, reference, backend]
+        for first, side in turns:
+            found = compare(first, side(self.case), values=self.backend.values, skip=skip)
+            if found is not None:
+                return found
+        return None
+
+    def steady(self) -> bool:
+        """Return whether an exact backend does the same again; another need not."""
+        if not self.backend.exact:
+            return True
+        again = self.run(self.case)
+        return compare(self.observed, again, values=self.backend.values) is None
+
+    def raises_another(self) -> bool:
+        """Return whether both sides raise, and say different things. Exact ones may word it."""
+        both = self.expected.raised is not None and self.observed.raised is not None
+        return both and not self.backend.exact and not alike(self.expected, self.observed)
+
+    # -- rounding ---------------------------------------------------------------------------------
+
+    def shadowed(self, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
+        """Run the case with shadows; see `ReferenceRuntime.shadowed`."""
+        return _shadowed(self.case, self.backend, self.scope, *args, **how)
+
+    def rounding(self) -> Rounding:
+        """Return what tells rounding from more under what the reference imitates."""
+        if self.imitated not in self._kept.shadows:
+            # Of no trial: it would keep itself.
+            run = partial(_shadowed, self.case, self.backend, self.scope)
+            with self.scope():
+                written = self.backend.reference().casts(self.case)
+            promised = partial(run, promise="written") if written else None
+            self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
+        return self._kept.shadows[self.imitated]
+
+    def _judgement(self, unjudged: set[str] | None) -> Judgement:
+        with self.scope():
+            follows = self.backend.reference().follows()
+        if not follows:
+            return self._either
+        return replace(self.rounding(), unjudged=set() if unjudged is None else unjudged)
+
+    def _either(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
+        """Return a divergence from an imitation that shadows cannot follow, bit for bit.
+
+        There is none where the bug does not act: where rounding explains both values under the
+        reference without it. A sum in another order is no fault.
+        """
+        plain = replace(self, imitated=None, scope=nullcontext)
+        if self._kept.right is None:
+            self._kept.right = plain.refer(self.case).values
+        right = self._kept.right.get(label)
+        if right is None or (right.dtype, right.shape) != (got.dtype, got.shape):
+            return differ(label, want, got)
+        rounding = replace(plain.rounding(), unjudged=set())
+        values = [value for value in (want, got) if not same(right, value)]
+        far = any(rounding(label, right, value) is not None for value in values)
+        return differ(label, want, got) if far or rounding.unjudged else None
+
+
+def _shadowed(
+    case: Case, backend: Backend, scope: Scope, *args: Any, **how: Any
+) -> tuple[Observation, dict[str, Band]]:
+    with scope():
+        return backend.reference().shadowed(case, *args, **how)

@@ -1,0 +1,252 @@
+"""The three ways in which known entries explain a divergence.
+
+Listed: the entry says which divergences it explains. Imitated: the reference with the bug agrees
+with what was observed. Remedied: both sides agree when torch runs without the part that has the
+bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from amp_fuzz.backends import backends
+from amp_fuzz.blame import Named, guilty_op, named, tainted
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation, quiet
+from amp_fuzz.known import Known
+from amp_fuzz.oracle import RELATIONS, Divergence, check_relation
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.program import statements
+from amp_fuzz.upstream.imitate import imitated, imitating
+from amp_fuzz.without import WITHOUT
+
+__all__ = ["Imitated", "Left", "Listed", "Remedied"]
+
+_NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
+_TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What entries leave of a case.
+
+    divergence: the first that they do not explain; None: they explain all. ids: of the entries.
+    skipped: the names of the values that they explain.
+    """
+
+    divergence: Divergence | None
+    ids: tuple[str, ...] = ()
+    skipped: Set[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Entries that say which divergences they explain."""
+
+    known: Sequence[Known]
+
+    def left(self, trial: Trial, skipped: Set[str] = frozenset()) -> Left:
+        """Return the first divergence that no entry lists, and the ids of those that are.
+
+        A listed divergence also explains every value computed from it, and no others. One of range
+        explains only that their types differ: of each value the elements that do not depend on what
+        left the range are judged, and if the others differ, that is a divergence of range again.
+        skipped: names of values that are explained already.
+        """
+        ids: dict[str, None] = {}
+        done, ranged, scaler = set(skipped), set[str](), trial.case.plan.scaler
+        now = trial
+        while True:
+            found = now.compare(skip=Named(done))
+            if found and found.kind in _TYPES and Named(ranged)(found.where):
+                done |= tainted(trial.case, found.where)
+                continue
+            listed = self.explains(trial, found) if found else ""
+            if found is None or not listed:
+                return Left(found, tuple(ids), done)
+            ids[listed] = None
+            if found.kind == "state":
+                return Left(None, tuple(ids), done)
+            if found.kind == "raise":  # nothing was observed after it, but the state
+                now = _ended(now)
+            if found.kind == "range" and not scaler:  # a scaler looks for infinities itself
+                done.add(named(found.where))
+                ranged |= tainted(trial.case, found.where)
+            else:
+                done |= tainted(trial.case, found.where)
+
+    def explains(self, trial: Trial, found: Divergence) -> str:
+        """Return the id of the entry that lists a divergence, or "".
+
+        An error in a backward pass names no statement: its text has to do. Each part of a state
+        must be explained, and may be by an entry of its own.
+        """
+        parts = found.observed.split("; ") if found.kind == "state" else []
+        if len(parts) > 1:
+            ids = [self.explains(trial, replace(found, observed=part)) for part in parts]
+            return "+".join(dict.fromkeys(ids)) if all(ids) else ""
+        op = guilty_op(trial.case, found)
+        entries = [k for k in self.speaking(trial, found) if k.bare or not k.without]
+        entries = [k for k in entries if op or k.expected or k.observed]
+        return next((k.id for k in entries if self._fits(k, trial, found)), "")
+
+    def speaking(self, trial: Trial, found: Divergence, ops: Iterable[str] = ()) -> Iterator[Known]:
+        """Yield the entries that speak of a divergence, at its op or at one of these."""
+        op = guilty_op(trial.case, found)
+        ops = list(ops) or ([op] if op else _ops(trial.case))
+        texts = {"expected": found.expected, "observed": found.observed}
+        for entry in self.known:
+            on = entry.on(trial.backend.name)
+            if on and entry.explains(found.kind, ops, found.where, **texts):
+                yield entry
+
+    def _fits(self, entry: Known, trial: Trial, found: Divergence) -> bool:
+        """Return whether the case does at the entry's stage, and bare, what it asks for.
+
+        The value that differs here must depend on one that differs bare: another one, of the same
+        op, may be autocast's fault.
+        """
+        if not at_stage(entry, trial):
+            return False
+        if not entry.bare:
+            return True
+        plain = trial.bare()
+        differs = plain.compare()
+        if entry.bare == "agrees" or differs is None:
+            return differs is None and entry.bare == "agrees"
+        return any(
+            entry in self.speaking(plain, one)
+            and _depends(plain.case, one, found)
+            and (not entry.without or _goes(plain, one, entry.without))
+            for one in _divergences(plain, differs)
+        )
+
+
+def _ended(trial: Trial) -> Trial:
+    """Return what was observed after an error: the state."""
+    expected, observed = trial.expected, trial.observed
+    error = observed.raised or expected.raised
+    return replace(
+        trial,
+        expected=Observation(raised=error, leaked=expected.leaked),
+        observed=Observation(raised=error, leaked=observed.leaked),
+    )
+
+
+def _ops(case: Case) -> list[str]:
+    return [s.op for s in statements(case.program.body)]
+
+
+def _depends(case: Case, one: Divergence, other: Divergence) -> bool:
+    """Return whether one divergence may cause another; true of all if values have no names."""
+    if {one.kind, other.kind} & _NAMELESS:
+        return True
+    return named(other.where) in tainted(case, one.where)
+
+
+def _divergences(trial: Trial, first: Divergence) -> Iterator[Divergence]:
+    """Yield a divergence, and after it those that do not depend on it."""
+    yield first
+    skipped: set[str] = set()
+    found: Divergence | None = first
+    while found is not None and found.kind not in ("raise", "state"):
+        skipped |= tainted(trial.case, found.where)
+        found = trial.compare(skip=Named(skipped))
+        if found is not None:
+            yield found
+
+
+def _goes(trial: Trial, found: Divergence, library: str) -> bool:
+    """Return whether a case has no divergence of that kind without a library."""
+    with _without(library, trial) as again:
+        if found.kind in ("raise", "state"):
+            rest = again.compare()
+        else:  # another value may differ before it
+            rest = again.compare(skip=lambda at: named(at) != named(found.where))
+        return rest is None or rest.kind != found.kind
+
+
+@contextmanager
+def _without(library: str, trial: Trial) -> Iterator[Trial]:
+    """Run both sides again without a library; for a block, what they run is without it, too."""
+    with quiet(), WITHOUT[library]():  # switching warns of what this torch lacks
+        yield trial.again()
+
+
+def at_stage(entry: Known, trial: Trial) -> bool:
+    """Return whether the case diverges at the stage that an entry blames.
+
+    Taking a part away changes what a later stage fuses, and with it what is rounded there.
+    """
+    if entry.stage in ("", trial.backend.name):
+        return True
+    with trial.scope():
+        verdict = Judge(backends()[entry.stage], confirm=False).judge(trial.case)
+    return verdict.divergence is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Imitated:
+    """Bugs that the reference imitates together, beside entries that list."""
+
+    names: Collection[str]
+    listed: Listed
+
+    def left(self, trial: Trial, found: Divergence) -> Left:
+        """Return what is left of a divergence while the reference imitates these bugs.
+
+        None: it agrees with what was observed, but for what the entries list whose ids come with
+        it. A relation is between two runs of the backend: it is explained if the imitating
+        reference breaks it in the same way, and the honest one does not.
+        """
+        if found.kind == "relation":
+            broken = not _breaks(trial, found) and self._breaks(trial, found)
+            return Left(None if broken else found)
+        now = imitated(trial, self.names)
+        return Left(found) if now.raises_another() else self.listed.left(now)
+
+    def _breaks(self, trial: Trial, found: Divergence) -> bool:
+        with imitating(trial, self.names)():
+            return _breaks(trial, found)
+
+
+def _breaks(trial: Trial, found: Divergence) -> bool:
+    """Return whether the reference breaks a relation in the same way."""
+    relation = RELATIONS.get(found.where.partition(":")[0])
+    if relation is None:
+        broken = trial.holds_within(trial.refer(trial.case))
+    else:
+        broken = check_relation(relation, trial.case, trial.refer, values=trial.backend.values)
+    return broken is not None and broken.where == found.where
+
+
+@dataclass(frozen=True, slots=True)
+class Remedied:
+    """An entry that names the part of torch whose fault it is."""
+
+    entry: Known
+    explain: Callable[[Trial, Divergence], str]
+
+    def explains(self, trial: Trial, found: Divergence) -> str:
+        """Return the id of the entry, and of those that explain what is left without that part.
+
+        "": not all is explained.
+        """
+        with _without(self.entry.without, trial) as again:
+            if found.kind == "nondeterminism":
+                more = "" if _steady(again) else None
+            else:
+                rest = again.compare()
+                more = "" if rest is None else self.explain(again, rest) or None
+        if more is None or not at_stage(self.entry, trial):
+            return ""
+        return "+".join(filter(None, (self.entry.id, more)))
+
+
+def _steady(trial: Trial) -> bool:
+    """Return whether both sides agree, again and again."""
+    sides = (lambda case: trial.observed, trial.refer, trial.run)
+    return all(replace(trial, observed=side(trial.case)).compare() is None for side in sides)

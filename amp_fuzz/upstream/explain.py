@@ -1,0 +1,185 @@
+"""Explain divergences by the list of known entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.known import Known
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.judge import Explanation, Judge
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.program import statements
+from amp_fuzz.upstream import beside
+from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
+from amp_fuzz.upstream.imitate import asking
+from amp_fuzz.upstream.roundings import left_out
+from amp_fuzz.upstream.search import smallest
+
+__all__ = ["Explainer", "judge_of"]
+
+
+def judge_of(
+    backend: Backend,
+    known: Sequence[Known] = (),
+    relations: Literal["none", "one", "all"] = "one",
+    confirm: bool = True,
+) -> Judge:
+    """Return a judge of cases on one backend, whose divergences these entries may explain."""
+    return Judge(backend, Explainer(tuple(known)), relations, confirm)
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """Explains by known entries."""
+
+    known: tuple[Known, ...] = ()
+
+    @property
+    def listed(self) -> Listed:
+        """The entries that say which divergences they explain."""
+        return Listed(self.known)
+
+    def __call__(self, trial: Trial, found: Divergence, *, confirmed: bool) -> Explanation:
+        """Explain a divergence, or say which one to report in its place; see `Explain`.
+
+        First by listed entries and by what the reference imitates: that costs runs of the
+        reference. If memory was not initialised it may agree by chance: then torch disagrees with
+        itself. After it was confirmed, also by what torch does without a part of it.
+        """
+        if not confirmed:
+            known = self.ids(trial, found)
+            if known and trial.steady():
+                return Explanation(found, known)
+            return Explanation(beside.first_new(trial, found, self.listed, self.ids))
+        known = ""
+        if found.kind == "nondeterminism":
+            found, known = beside.after_changes(trial, found, self.listed)
+        known = known or self._remedied(trial, found)
+        return Explanation(found, known or beside.returned(trial, found, self.listed))
+
+    def left_out(self, trial: Trial) -> Explanation:
+        """Explain the roundings that the backend left out."""
+
+        def ids_of(names: Sequence[str]) -> str:
+            entries = {k.quirk: k.id for k in self.known if k.on(trial.backend.name)}
+            ids = [entries.get(name, "") for name in names]
+            return "+".join(ids) if all(ids) else ""
+
+        return left_out(trial, ids_of)
+
+    def ids(self, trial: Trial, found: Divergence) -> str:
+        """Return the ids of the entries that explain a case with a divergence, or ""."""
+        if found.kind == "relation":
+            left, listed = Left(found), self.listed.explains(trial, found)
+        else:
+            left = self.listed.left(trial)
+            listed = "" if left.divergence else "+".join(left.ids)
+        if listed:
+            return listed
+        search = _Search(trial, found, self.listed, left.divergence)
+        chosen = smallest(search.candidates(self._tried(trial)), search.explains)
+        if chosen is None:
+            return ""
+        ids = [*(k.id for k in chosen), *search.left(chosen).ids]
+        if not any(entry.bare == "agrees" for entry in chosen):
+            return "+".join(ids)
+        return self._sound(trial, ids)
+
+    def _tried(self, trial: Trial) -> list[Known]:
+        """Return the entries whose bugs the reference may imitate in this case.
+
+        Most of what differs is the backend's own; of that, entries of some ops only come first.
+        """
+        ops = [s.op for s in statements(trial.case.program.body)]
+        entries = [k for k in self.known if k.on(trial.backend.name) and k.tries(ops)]
+        reference = trial.backend.reference()
+        entries = [k for k in entries if reference.may(k.quirk, trial.case)]
+        return sorted(entries, key=lambda k: (k.general, not (k.general or k.ops)))
+
+    def _sound(self, trial: Trial, ids: Sequence[str]) -> str:
+        """Return the ids that explain a case, or "" if it may not differ without autocast.
+
+        If entries that are no fault of autocast explain how it differs there, their ids are added.
+        """
+        plain = trial.bare()
+        found = plain.compare()
+        if found is None:
+            return "+".join(ids)
+        others = Explainer(tuple(k for k in self.known if k.bare != "agrees"))
+        more = others.ids(plain, found)
+        return "+".join(dict.fromkeys([*ids, *more.split("+")])) if more else ""
+
+    def _remedied(self, trial: Trial, found: Divergence) -> str:
+        """Return the id of the entry whose library makes the difference, and of others, or ""."""
+        ops = [s.op for s in statements(trial.case.program.body)]
+        entries = self.listed.speaking(trial, found, ops)
+        remedies = (Remedied(k, self.ids) for k in entries if k.without and not k.bare)
+        return next(filter(None, (remedy.explains(trial, found) for remedy in remedies)), "")
+
+
+@dataclass(slots=True)
+class _Search:
+    """Asks which bugs explain a divergence, and remembers what each set of them leaves.
+
+    rest: what is left without any. asks: of which bugs the reference asked while it imitated some.
+    """
+
+    trial: Trial
+    found: Divergence
+    listed: Listed
+    rest: Divergence | None
+    lefts: dict[frozenset[str], Left] = field(default_factory=dict)
+    asks: dict[frozenset[str], set[str]] = field(default_factory=dict)
+
+    def left(self, chosen: Iterable[Known]) -> Left:
+        """Return what is left while the reference imitates the bugs of these entries."""
+        names = _names(chosen)
+        if names not in self.lefts:
+            with asking() as self.asks[names]:
+                self.lefts[names] = Imitated(names, self.listed).left(self.trial, self.found)
+        return self.lefts[names]
+
+    def explains(self, chosen: Iterable[Known]) -> bool:
+        """Return whether the bugs of these entries explain all."""
+        return self.left(chosen).divergence is None
+
+    def candidates(self, entries: list[Known]) -> Iterator[Sequence[Known]]:
+        """Yield the sets of entries that may explain, each when those before it do not.
+
+        First each alone, then those that change something alone, then all that the reference asks
+        for. While it imitates one bug it may ask for others.
+        """
+        own = [k for k in entries if not k.general]
+        yield from ([entry] for entry in own)
+        general = self._asked_for([k for k in entries if k.general])
+        chosen = [*own, *general]
+        yield from ([entry] for entry in general)
+        acting = [k for k in chosen if self.left([k]).divergence != self.rest]
+        if 1 < len(acting) < len(chosen):
+            yield acting
+        asked = set[str]().union(*self.asks.values())
+        while True:
+            chosen = [k for k in entries if k in chosen or k.quirk in asked]
+            if len(chosen) > 1:
+                yield chosen
+            asked = self.asks.get(_names(chosen), set())
+            if all(k in chosen for k in entries if k.quirk in asked):
+                return
+
+    def _asked_for(self, general: list[Known]) -> list[Known]:
+        """Return the entries, of those of every backend, whose bugs may change the case.
+
+        The reference does not ask for the others, and imitating them leaves it as it is. A relation
+        is between other cases.
+        """
+        if len(general) < 3 or self.found.kind == "relation":
+            return general
+        asked = self.trial.backend.reference().asked(self.trial.case)
+        return general if asked is None else [k for k in general if k.quirk in asked]
+
+
+def _names(entries: Iterable[Known]) -> frozenset[str]:
+    return frozenset(entry.quirk for entry in entries)

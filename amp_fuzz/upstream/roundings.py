@@ -1,0 +1,112 @@
+"""Find the roundings to 16 bits that a backend left out: its value is nearer to the exact one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from amp_fuzz.blame import guilty_op, named
+from amp_fuzz.harness import Observation
+from amp_fuzz.oracle import Divergence, compare
+from amp_fuzz.oracle.judge import Explanation
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.program import statements
+from amp_fuzz.records import Note
+from amp_fuzz.reference.written import SIXTEEN
+from amp_fuzz.source import statement_source
+from amp_fuzz.upstream.imitate import imitated, noting
+
+__all__ = ["left_out"]
+
+_WHICH = {
+    "xla-excess-precision": "after",
+    "torchax-backward-dtypes": "of what is given to the backward pass of",
+    "torchax-checkpoint": "in the recomputation of a",
+}
+_WIDE = "xla-excess-precision"  # of Inductor too: every rounding is left out
+
+
+def left_out(trial: Trial, ids_of: Callable[[Sequence[str]], str]) -> Explanation:
+    """Return the divergence in which a backend left out a rounding that it may not leave out.
+
+    One that nobody promises is a note. ids_of: returns the ids of the entries of bugs, or "".
+    """
+    found, names = _elided(trial)
+    if found is None:
+        off = _unrounded(trial)
+        if off is None:
+            return Explanation()
+        if trial.backend.reference().promise != "all":
+            return Explanation(notes=(_note(trial, *off),))
+        found, names = off[0], (_WIDE,)
+    return Explanation(found, ids_of(names))
+
+
+def _elided(trial: Trial) -> tuple[Divergence | None, tuple[str, ...]]:
+    """Return where a rounding that the program asks for was left out, and the bugs of that.
+
+    Nearer to the exact value, it is within what rounding explains. It is one if the reference that
+    leaves roundings out agrees with the backend on the whole case, and differs there, by more than
+    the rounding of what is left, from the reference that makes them.
+    """
+    elided = trial.observed.elided
+    if not elided:
+        return None, ()
+    wider = trial.backend.reference().wider
+    for chosen in dict.fromkeys([*((name,) for name in wider), wider]):
+        with noting() as names:
+            wide = imitated(trial, chosen)
+        if not names or wide.compare() is not None:
+            continue
+        made = replace(wide, observed=replace(trial.expected, elided=())).compare()
+        if made is None or made.where not in elided:
+            continue
+        rounding = f"the rounding {_WHICH[chosen[0]]} {', '.join(names)}"
+        found = Divergence(
+            made.kind,
+            made.where,
+            f"{made.observed.partition(':')[0]}, with {rounding}",
+            f"{made.expected}: {rounding} is left out (excess precision)",
+        )
+        return found, chosen
+    return None, ()
+
+
+def _unrounded(trial: Trial) -> tuple[Divergence, str] | None:
+    """Return where a 16-bit result was not rounded, though no cast asks for it, and after what.
+
+    There is one if a value is not what it is after all roundings, and the reference that leaves out
+    all agrees. If the backend makes some of them, nothing is said.
+    """
+    if trial.backend.reference().promise == "none" or not _has_16_bits(trial.expected):
+        return None
+    promised = partial(trial.shadowed, promise="all")
+    rounding = replace(trial.rounding(), promised=promised, _strict={})
+    off = compare(trial.expected, trial.observed, rounding=rounding)
+    if off is None or off.kind != "precision":
+        return None
+    with noting() as names:
+        wide = imitated(trial, (_WIDE,))
+        agrees = bool(names) and wide.compare() is None
+    return (off, ", ".join(sorted(names))) if agrees else None
+
+
+def _has_16_bits(seen: Observation) -> bool:
+    """Return whether any tensor that a kernel took or a program returned has a 16-bit dtype."""
+    dtypes = {value.dtype for value in seen.values.values() if value is not None}
+    return not SIXTEEN.isdisjoint(dtypes.union(*(kernel.dtypes for kernel in seen.kernels)))
+
+
+def _note(trial: Trial, off: Divergence, names: str) -> Note:
+    """Return a note of roundings that were left out, and that nobody promises."""
+    at, body = named(off.where), statements(trial.case.program.body)
+    made = [s for s in body if at in s.outputs]
+    return Note(
+        "precision",
+        trial.backend.name,
+        guilty_op(trial.case, off),
+        statement_source(made[0]) if made else off.where,
+        f"the rounding to 16 bits after {names} is left out",
+        "Set torch._inductor.config.emulate_precision_casts if eager's rounding matters.",
+    )

@@ -1,0 +1,43 @@
+"""Suppose that ops have other policies, and ask whether that is what torch did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.case import Case
+from amp_fuzz.harness import Observation
+from amp_fuzz.known import shipped
+from amp_fuzz.oracle.errors import refuses
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.reference import Policy
+from amp_fuzz.upstream.imitate import imitated, supposing
+
+__all__ = ["agrees_with"]
+
+
+def agrees_with(
+    backend: Backend, case: Case, observed: Observation, policies: Mapping[str, Policy | None]
+) -> bool:
+    """Return whether the reference, its ops under other policies, does what was observed.
+
+    The state left behind does not depend on policies, and is not compared. An op that is taken for
+    one of the promote policy has the known bugs of that policy too; a banned one says so.
+    """
+    banned = Policy.BANNED in policies.values()
+    if banned and not refuses(observed):
+        return False
+    with supposing(policies):
+        trial = Trial(case, backend, backend.reference().run(case), observed)
+        if _agrees(trial, banned=banned):
+            return True
+        if Policy.PROMOTE not in policies.values():
+            return False
+        bugs = {k.quirk for k in shipped() if k.quirk.startswith("promote-")}
+        return _agrees(imitated(trial, bugs), banned=banned)
+
+
+def _agrees(trial: Trial, *, banned: bool) -> bool:
+    stated = replace(trial, observed=replace(trial.observed, leaked=trial.expected.leaked))
+    return (banned or not stated.raises_another()) and stated.compare() is None
