@@ -60,6 +60,8 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in ("reference", "strategies"):
         return importlib.import_module(f"amp_fuzz.{name}")
+    if name == "privateuse1":
+        return importlib.import_module("amp_fuzz.backends.privateuse1")
     if name == "__version__":
         from importlib.metadata import version
 

@@ -32,6 +32,7 @@ __all__ = [
     "as_path",
     "did_you_mean",
     "find_config",
+    "judging_options",
     "resolve",
 ]
 
@@ -536,3 +537,10 @@ def _values(
         except ConfigError as error:
             raise ConfigError(f"{path}: {place}{key}: {error}") from None
     return values
+
+
+def judging_options() -> list[str]:
+    """Return the options without which a case of this process would be judged otherwise."""
+    names = ("device", "policies", "plugins")
+    found = {name: os.environ.get(OPTIONS[name].variable, "") for name in names}
+    return [f"--{name}={value}" for name, value in found.items() if value]

@@ -5,14 +5,10 @@ from amp_fuzz.backends.base import (
     Backend,
     BackendError,
     Facts,
-    backends,
-    choose,
     facts_of,
-    is_pattern,
-    matching,
     unsupported,
-    without_values,
 )
+from amp_fuzz.backends.registry import backends, choose, is_pattern, matching, without_values
 
 __all__ = [
     "Availability",

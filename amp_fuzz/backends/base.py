@@ -10,12 +10,9 @@ methods is also called by ``amp_fuzz.check`` (`Calls`), has scripts that import 
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -37,17 +34,10 @@ __all__ = [
     "Facts",
     "Repros",
     "Watches",
-    "backends",
-    "choose",
     "documentation",
     "facts_of",
-    "is_pattern",
-    "matching",
     "unsupported",
-    "without_values",
 ]
-
-GROUP = "amp_fuzz.backends"
 
 
 class BackendError(ValueError):
@@ -245,70 +235,7 @@ def documentation(page: str) -> str:
 # -- which there are ------------------------------------------------------------------------------
 
 
-def without_values(device: str) -> Backend:
-    """Return torch's autocast kernels of a device type, on tensors without values."""
-    from amp_fuzz.backends.fake import FakeBackend
-
-    return FakeBackend(device)
-
-
 def unsupported(case: Case, backend: Backend) -> Statement | None:
     """Return the first call that a backend cannot say, or None."""
     calls = statements(case.program.body)
     return next((s for s in calls if not backend.supports(s.op, s.form)), None)
-
-
-@lru_cache(maxsize=1)
-def backends() -> dict[str, Backend]:
-    """Return every installed backend by name, whether or not it can be used here."""
-    found: dict[str, Backend] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        for backend in entry.load()():
-            found[backend.name] = backend
-    return found
-
-
-def is_pattern(name: str) -> bool:
-    """Return whether a name stands for the backends that are ready, not for one that must be."""
-    return name == "all" or "*" in name
-
-
-def _matched(known: dict[str, Backend], pattern: str) -> dict[str, Backend]:
-    # Only * is special: the names of compiled backends have brackets.
-    parts = [re.escape(part) for part in pattern.split("*")]
-    matches = re.compile(".*" if pattern == "all" else ".*".join(parts)).fullmatch
-    return {name: backend for name, backend in known.items() if matches(name)}
-
-
-def matching(names: Iterable[str]) -> list[Backend]:
-    """Return the backends that patterns among the names match, whether or not they are ready."""
-    found: dict[str, Backend] = {}
-    for name in filter(is_pattern, names):
-        found |= _matched(backends(), name)
-    return list(found.values())
-
-
-def choose(names: Iterable[str]) -> list[Backend]:
-    """Return the backends of these names.
-
-    ``all`` is every one that is ready here, a name with ``*`` those of them that it matches.
-    Raises `BackendError` for an unknown name, with the nearest one.
-    """
-    known = backends()
-    chosen: dict[str, Backend] = {}
-    for name in names:
-        if name in known:
-            chosen[name] = known[name]
-        elif is_pattern(name):
-            matched = _matched(known, name)
-            if not matched:
-                raise BackendError(f"no backend matches {name!r}: use {', '.join(known)} or all")
-            chosen |= {n: b for n, b in matched.items() if b.availability().status == "ready"}
-        else:
-            near = difflib.get_close_matches(name, [*known, "all"], n=1)
-            hint = f": did you mean {near[0]!r}?" if near else f": use {', '.join(known)} or all"
-            if name.startswith("eager-"):
-                own = name.removeprefix("eager-").partition("[")[0]
-                hint += f" (a device that you have installed is named by --device={own})"
-            raise BackendError(f"no backend is called {name!r}{hint}")
-    return list(chosen.values())

@@ -17,7 +17,7 @@ from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path
 if TYPE_CHECKING:
     from amp_fuzz.reference.tables import PolicyTable
 
-__all__ = ["judging_options", "policies_of", "with_device"]
+__all__ = ["policies_of", "with_device"]
 
 DEFAULT = "cuda"
 _OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends without being named
@@ -57,13 +57,6 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
         own = f"eager-{options.device}"
         options = dataclasses.replace(options, backends=(own, f"{own}[shadow]"))
     return options
-
-
-def judging_options() -> list[str]:
-    """Return the options without which a case of this process would be judged otherwise."""
-    names = ("device", "policies", "plugins")
-    found = {name: os.environ.get(OPTIONS[name].variable, "") for name in names}
-    return [f"--{name}={value}" for name, value in found.items() if value]
 
 
 def _found(policies: str, source: str, folder: Path | None) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from amp_fuzz.backends import BackendError, backends, facts_of
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.registry import MissingBackend
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import statements
 from amp_fuzz.findings.explicit_form import explicit_form
@@ -20,7 +21,6 @@ from amp_fuzz.findings.supervision.supervisor import Dead, talk
 from amp_fuzz.findings.supervision.worker import prepared
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.schema import DivergenceRecord, unanswered
-from amp_fuzz.runs.setup import MissingBackend
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 
@@ -59,7 +59,7 @@ def examined(case: Case, backend: str, known: tuple[Known, ...], *, timeout: flo
 
 
 def _examine(pipe: connection.Connection, case: Case, name: str, known: tuple[Known, ...]) -> None:
-    from amp_fuzz.runs.setup import choose_backends
+    from amp_fuzz.backends.registry import choose_backends
 
     prepared()
     try:

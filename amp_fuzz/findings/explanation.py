@@ -17,6 +17,7 @@ import torch
 
 from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.backends.harness import Observation, bits, quiet
+from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import returning_all
 from amp_fuzz.findings.explicit_form import explicit_form
@@ -29,7 +30,6 @@ from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.records.schema import Note
 from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
 from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, distance
-from amp_fuzz.runs.setup import MissingBackend, choose_backends
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 

@@ -67,7 +67,7 @@ def _judge_all(
 
 def _came(entry: Entry, known: tuple[Known, ...]) -> Came:
     from amp_fuzz.backends import BackendError
-    from amp_fuzz.runs.setup import MissingBackend, choose_backends
+    from amp_fuzz.backends.registry import MissingBackend, choose_backends
 
     case = entry.load()
     try:

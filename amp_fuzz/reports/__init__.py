@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.store import Store, StoreError
-from amp_fuzz.upstream.known import Known, shipped
 
 if TYPE_CHECKING:
     from amp_fuzz.reports.frames import RunData
-    from amp_fuzz.reports.view import View
+    from amp_fuzz.reports.view import Bug, View
 
 __all__ = ["Report", "read", "terminal", "write"]
 
 
-def read(store: Store, run_id: str, *, known: Sequence[Known] | None = None) -> Report:
+def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
     """Read a run once, for all that is shown of it.
 
-    known: the list that explains known findings, by default the one that is shipped. Raises
+    known: the entries whose texts the report shows for the findings that they explain. Raises
     `StoreError` if the run is missing or its head unreadable; damaged records are left out and
     mentioned.
     """
@@ -33,7 +32,7 @@ def read(store: Store, run_id: str, *, known: Sequence[Known] | None = None) -> 
     from amp_fuzz.reports.view import view
 
     data = load(store, run_id)
-    return Report(data, view(data, shipped() if known is None else known))
+    return Report(data, view(data, known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def terminal(
     store: Store,
     run_id: str,
     *,
-    known: Sequence[Known] | None = None,
+    known: Sequence[Bug] = (),
     width: int | None = None,
     rows: int = 10,
 ) -> str:
@@ -95,7 +94,7 @@ def write(
     run_id: str,
     folder: Path = Path("amp-fuzz-report"),
     *,
-    known: Sequence[Known] | None = None,
+    known: Sequence[Bug] = (),
 ) -> tuple[Path, ...]:
     """`read` a run, and write its report as `Report.write` does."""
     return read(store, run_id, known=known).write(folder)

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from amp_fuzz.backends.devices import judging_options
 from amp_fuzz.cases.program import FLOAT_DTYPES
+from amp_fuzz.config import judging_options
 from amp_fuzz.records.outputs import StoreError, write_whole
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import write_finding

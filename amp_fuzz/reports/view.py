@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pandas as pd
 
@@ -25,7 +25,6 @@ from amp_fuzz.records.schema import (
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.printable import clean, clean_lines
-from amp_fuzz.upstream.known import Known
 
 __all__ = [
     "BackendView",
@@ -83,6 +82,26 @@ class BackendView:
         if not self.reachable:
             return "none listed"
         return f"{self.reached}/{self.reachable} ({share(self.reached, self.reachable)})"
+
+
+class Bug(Protocol):
+    """A bug that is known: what a report says of it."""
+
+    @property
+    def id(self) -> str:
+        """Its name, which records hold."""
+
+    @property
+    def what(self) -> str:
+        """What happens, in one line."""
+
+    @property
+    def why(self) -> str:
+        """Its cause, in one line."""
+
+    @property
+    def link(self) -> str:
+        """The upstream issue, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +344,7 @@ class View:
         return clean(self.command) or f"amp-fuzz run --seed={self.seed}"
 
 
-def view(data: RunData, known: Sequence[Known]) -> View:
+def view(data: RunData, known: Sequence[Bug]) -> View:
     """Return what a report of the run says. `known` explains the known findings."""
     totals = frames.outcomes(data)
     found = frames.findings(data)
@@ -442,8 +461,8 @@ def _reason(kernel: str) -> tuple[str, str]:
     return name, why
 
 
-def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Known]) -> tuple[KnownView, ...]:
-    listed: dict[str, Known | BaselineRecord] = {k.id: k for k in entries}
+def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Bug]) -> tuple[KnownView, ...]:
+    listed: dict[str, Bug | BaselineRecord] = {k.id: k for k in entries}
     listed |= {entry.id: entry for entry in data.run.entries}
     # Two bugs may meet in one case: it counts for each, under ids joined by "+".
     each = found.assign(known=found["known"].str.split("+")).explode("known")
@@ -469,10 +488,12 @@ def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Known]) -> tupl
     return tuple(sorted(views, key=lambda k: (-k.cases, k.id)))
 
 
-def _what(entry: Known | BaselineRecord | None) -> str:
+def _what(entry: Bug | BaselineRecord | None) -> str:
     if entry is None:
         return "no entry of this name stands in the known list now"
-    return entry.what if isinstance(entry, Known) else f"in the project's baseline: {entry.title}"
+    if isinstance(entry, BaselineRecord):
+        return f"in the project's baseline: {entry.title}"
+    return entry.what
 
 
 def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from amp_fuzz.backends.devices import judging_options
 from amp_fuzz.catalogue import CATALOGUE, select
-from amp_fuzz.config import OPTIONS, Options
+from amp_fuzz.config import OPTIONS, Options, judging_options
 from amp_fuzz.records.baseline import Baseline, Entry, read
 from amp_fuzz.records.schema import BackendRecord, BaselineRecord, NoteKind, RunRecord
 from amp_fuzz.upstream.known import Known, KnownError, load_known, shipped
@@ -32,20 +31,14 @@ if TYPE_CHECKING:
     from amp_fuzz.runs.engine import Settings
 
 __all__ = [
-    "MissingBackend",
     "Session",
     "baseline_of",
-    "choose_backends",
     "known_of",
     "prepare",
     "versions",
 ]
 
 _PACKAGES = ("amp-fuzz", "torch", "hypothesis", "numpy")
-
-
-class MissingBackend(ValueError):
-    """A backend that was asked for cannot be used here. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +64,11 @@ def prepare(options: Options, *, command: str = "") -> Session:
     """
     ops = tuple(op.name for op in select(options.ops))
     known = known_of(options)
-    chosen = choose_backends(options.backends, options.require)
 
+    from amp_fuzz.backends.registry import choose_backends
     from amp_fuzz.runs.engine import Settings
+
+    chosen = choose_backends(options.backends, options.require)
 
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     started = datetime.now(UTC)
@@ -118,23 +113,6 @@ def prepare(options: Options, *, command: str = "") -> Session:
         overdue=tuple(entry for entry in held if entry.expired(today)),
     )
     return Session(record, settings, chosen)
-
-
-def choose_backends(names: Iterable[str], require: Iterable[str] = ()) -> tuple[Backend, ...]:
-    """Return the backends of these names, all of them ready; patterns stand for those that are.
-
-    Raises `BackendError` for an unknown name, `MissingBackend` for one that is named in either
-    list and cannot be used here.
-    """
-    from amp_fuzz.backends import choose, is_pattern
-
-    names = tuple(names)
-    chosen = choose(names)
-    for backend in [*chosen, *choose(name for name in require if not is_pattern(name))]:
-        state = backend.availability()
-        if state.status != "ready":
-            raise MissingBackend(f"backend {backend.name} is {state.status} here: {state.detail}")
-    return tuple(chosen)
 
 
 def known_of(options: Options) -> tuple[Known, ...]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import amp_fuzz
 from amp_fuzz.backends import BackendError
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.interfaces import check
 from amp_fuzz.interfaces.check.adapters import CheckedReference
@@ -27,7 +28,6 @@ from amp_fuzz.interfaces.check.call import Names
 from amp_fuzz.interfaces.check.extract import cut
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import function_calls
-from amp_fuzz.runs.setup import MissingBackend, choose_backends
 from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
 from tests.helpers import one_line

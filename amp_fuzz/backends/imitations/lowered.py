@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitations import interpolation, xla
+from amp_fuzz.backends.imitations.written_casts import Elided
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.custom_op import in_body
 from amp_fuzz.reference.shadow.mode import either, forget
-from amp_fuzz.reference.shadow.written import Elided
 
 __all__ = ["QUIRKS", "lowered"]
 

@@ -226,10 +226,10 @@ def record(case: Case, reference: ReferenceRuntime) -> tuple[Observation, Record
             return drive(*inputs)
 
         def trains(outputs: Any) -> Any:
-            found: list[torch.Tensor] = prelude.trains(outputs)  # type: ignore[no-untyped-call]
+            found: list[torch.Tensor] = prelude.trains(outputs)
             recorder.stop()
             for output in found:
-                start = prelude.cotangent(output.detach())  # type: ignore[no-untyped-call]
+                start = prelude.cotangent(output.detach())
                 recorder.start(output, start)
             return found
 

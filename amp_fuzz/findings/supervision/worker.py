@@ -175,7 +175,7 @@ def prepared() -> None:
 
 
 def _judge(job: Job) -> Judge:
-    from amp_fuzz.runs.setup import choose_backends
+    from amp_fuzz.backends.registry import choose_backends
 
     (backend,) = choose_backends([job.backend])
     return judge_of(backend, job.known, relations="all")
@@ -211,7 +211,7 @@ def run(
 ) -> None:
     """Search, and send each step; the last message is a `Done` or a `Stuck`."""
     from amp_fuzz.backends import BackendError
-    from amp_fuzz.runs.setup import MissingBackend
+    from amp_fuzz.backends.registry import MissingBackend
 
     prepared()
     try:

@@ -13,6 +13,7 @@ import torch
 
 from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.cases.program import FLOAT_DTYPES, Autocast
 from amp_fuzz.config import Options
@@ -24,7 +25,7 @@ from amp_fuzz.interfaces.check.own_casts import merged, own_casts
 from amp_fuzz.interfaces.check.result import CheckResult, OwnCast
 from amp_fuzz.interfaces.check.steps import Asked, Call, survived, unsupported
 from amp_fuzz.interfaces.check.subject import CheckError, Subject
-from amp_fuzz.runs.setup import MissingBackend, choose_backends, known_of
+from amp_fuzz.runs.setup import known_of
 
 __all__ = ["BACKENDS", "check"]
 

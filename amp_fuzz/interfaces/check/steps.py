@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, facts_of
-from amp_fuzz.backends.devices import judging_options
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Autocast, Program
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.config import judging_options
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.findings.guilty import fingerprint
 from amp_fuzz.interfaces.check import messages

@@ -133,15 +133,15 @@ def _code_of(error: Exception) -> Exit | None:
     from amp_fuzz.config import ConfigError
     from amp_fuzz.records.baseline import BaselineError
     from amp_fuzz.records.store import StoreError
-    from amp_fuzz.runs.setup import MissingBackend
     from amp_fuzz.upstream.known import KnownError
 
     kinds: tuple[type[Exception], ...]
     kinds = (BaselineError, CaseError, ConfigError, KnownError, ProgramError, StoreError)
     if "amp_fuzz.backends.base" in sys.modules:  # it imports torch: not only to ask this
         from amp_fuzz.backends.base import BackendError
+        from amp_fuzz.backends.registry import MissingBackend
 
         kinds = (*kinds, BackendError)
-    if isinstance(error, MissingBackend):
-        return Exit.MISSING
+        if isinstance(error, MissingBackend):
+            return Exit.MISSING
     return Exit.USAGE if isinstance(error, kinds) else None

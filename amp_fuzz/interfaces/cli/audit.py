@@ -43,8 +43,9 @@ def audit(**given: Any) -> int:
     store = Store(chosen.store)
     store.create()
 
+    from amp_fuzz.backends.registry import choose_backends
     from amp_fuzz.catalogue import select
-    from amp_fuzz.runs.setup import choose_backends, known_of
+    from amp_fuzz.runs.setup import known_of
 
     ops, known = select(chosen.ops), known_of(chosen)
     with waiting("importing torch"):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from amp_fuzz.backends.devices import judging_options, with_device
-from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
+from amp_fuzz.backends.devices import with_device
+from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, judging_options, resolve
 from amp_fuzz.reports.printable import clean_lines
 
 if TYPE_CHECKING:

@@ -153,8 +153,8 @@ def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known,
     import torch
 
     from amp_fuzz.backends import BackendError
+    from amp_fuzz.backends.registry import MissingBackend
     from amp_fuzz.plugins import inherited
-    from amp_fuzz.runs.setup import MissingBackend
 
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     inherited()
@@ -173,9 +173,9 @@ def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known,
 
 def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
     from amp_fuzz.backends.harness import quiet
+    from amp_fuzz.backends.registry import choose_backends
     from amp_fuzz.findings.explicit_form import explicit_form
     from amp_fuzz.findings.notes import notes_of
-    from amp_fuzz.runs.setup import choose_backends
     from amp_fuzz.upstream.explain import judge_of
 
     (backend,) = choose_backends([job.backend])

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import pytest
 
 from amp_fuzz.backends import Availability, Backend, backends
-from amp_fuzz.backends.devices import judging_options
+from amp_fuzz.config import judging_options
 from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import DivergenceRecord, EndRecord, IncidentRecord, Note, NoteRecord

@@ -26,20 +26,21 @@ import pytest
 from amp_fuzz import config as configuration
 from amp_fuzz.backends import BackendError, backends, matching
 from amp_fuzz.backends.devices import with_device
+from amp_fuzz.backends.registry import MissingBackend
 from amp_fuzz.cases.program import ProgramError
 from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
 from amp_fuzz.interfaces.plugin.corpus import corpus, replayed
 from amp_fuzz.interfaces.plugin.items import ROOT, AnyJob, Root, jobs, store_option
+from amp_fuzz.interfaces.plugin.options import OPTIONS, dest
 from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.plugins import load_plugins
-from amp_fuzz.pytest_plugin import OPTIONS, dest
 from amp_fuzz.records.baseline import BaselineError
 from amp_fuzz.records.schema import EndRecord
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports import Report, read
 from amp_fuzz.runs.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.runs.engine import limits
-from amp_fuzz.runs.setup import MissingBackend, prepare
+from amp_fuzz.runs.setup import prepare
 from amp_fuzz.runs.workers import unshared
 from amp_fuzz.upstream.known import KnownError
 

@@ -11,16 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from amp_fuzz.backends.imitations.xla import flat, place
-from amp_fuzz.reference import dispatch
-
-__all__ = ["CASTING", "SIXTEEN", "Elided", "casting", "written"]
+__all__ = ["CASTING", "SIXTEEN", "casting", "used_once", "written"]
 
 SIXTEEN = frozenset((torch.bfloat16, torch.float16))
 
@@ -47,10 +41,10 @@ def written() -> bool:
 
     A backward pass runs under no line of the program: what it casts, autograd does.
     """
-    return _used_once() is not None
+    return used_once() is not None
 
 
-def _used_once() -> bool | None:
+def used_once() -> bool | None:
     """Return what `casting` says of the program's line that is running; None: it is no cast."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _lines:
@@ -61,89 +55,5 @@ def _used_once() -> bool | None:
 
 
 _aten = torch.ops.aten
-_CAST = _aten._to_copy.default
 CASTING = (*(getattr(_aten.to, name) for name in _aten.to.overloads()), _aten.type_as.default)
 """The composite ops that casts are written as."""
-# Ops that Inductor calls a kernel for: it stores their inputs first, in the dtype that they have.
-_KERNELS = (
-    *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm", "_addmm_activation"),
-    *("convolution", "_convolution", "mkldnn", "_scaled_dot_product", "_fft", "linalg", "_linalg"),
-    *("sort", "topk", "kthvalue", "median", "nanmedian", "mode", "cumsum", "cumprod", "logcumsum"),
-    *("_cdist", "_pdist", "searchsorted", "bucketize", "histc", "unique", "_unique", "nonzero"),
-    *("_embedding_bag", "_ctc", "_thnn", "lstm", "gru", "rnn", "_trilinear", "grid_sampler"),
-)
-
-
-class Elided(TorchDispatchMode):
-    """Leave out the rounding of casts that a program writes, where Inductor fuses.
-
-    Beside the 16-bit result of such a cast of float32 stands what was cast, and what is computed
-    from the result takes that: Inductor keeps it in a register. An op that is a kernel by itself
-    takes the result, which is stored for it, and so does float64, since the register holds float32.
-    A cast to the other 16-bit dtype takes the result too, unless nothing else does: then both are
-    one cast (``pointless_convert`` in torch/_inductor/fx_passes/joint_graph.py).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._wide: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._once: dict[Any, torch.Tensor] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an op on what its inputs were before they were rounded."""
-        kwargs = kwargs or {}
-        if func in CASTING:  # inference mode brings these here whole
-            with self:
-                return func.decompose(*args, **kwargs)
-        if func._schema.is_mutable:
-            for tensor in flat((args, kwargs)):
-                self._forget(tensor)
-            return _plain(func, args, kwargs)
-        given = (args, kwargs)
-        double = torch.float64 in (kwargs.get("dtype"), *(t.dtype for t in flat(given)))
-        stored = double or func.__name__.startswith(_KERNELS)
-        wide = given if stored else tree_map(self._widened, given)
-        changed = any(a is not b for a, b in zip(flat(given), flat(wide), strict=True))
-        out = _plain(func, args, kwargs)
-        if func is _CAST and out.dtype in SIXTEEN and out.dtype is not args[0].dtype:
-            once = _used_once()
-            source = self._once.get(place(args[0]), args[0])
-            if source.dtype is torch.float32 and once is not None:
-                self._wide[place(out)] = (out, source)
-                if once:
-                    self._once[place(out)] = source
-            return out
-        if not changed:
-            return out
-        with dispatch.exclude():
-            made = func(*wide[0], **wide[1])
-        if any(r.alias_info is not None for r in func._schema.returns):
-            for own, other in zip(flat(out), flat(made), strict=True):
-                self._wide[place(own)] = (own, other)
-            return out
-        pairs = zip(flat(out), flat(made), strict=True)
-        narrow = iter([_as(other, own) for own, other in pairs])
-        return tree_map(lambda a: next(narrow) if isinstance(a, torch.Tensor) else a, out)
-
-    def _widened(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in SIXTEEN:
-            return value
-        found = self._wide.get(place(value))
-        return value if found is None else found[1]
-
-    def _forget(self, tensor: torch.Tensor) -> None:
-        memory = tensor.untyped_storage()._cdata
-        self._wide = {key: kept for key, kept in self._wide.items() if key[0] != memory}
-        self._once = {key: kept for key, kept in self._once.items() if key[0] != memory}
-
-
-def _plain(func: Any, args: Any, kwargs: Any) -> Any:
-    with dispatch.kept():
-        return func(*args, **kwargs)
-
-
-def _as(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    with dispatch.exclude():
-        return made if made.dtype is like.dtype else made.to(like.dtype)
