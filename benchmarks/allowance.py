@@ -30,7 +30,7 @@ from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.oracle.rounding import CONFIRM, SCREEN, THRESHOLD
 from amp_fuzz.reference import Band, Distance, distance
-from amp_fuzz.reference.shadow.mode import UNIT_ROUNDOFF
+from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF
 from amp_fuzz.runs.engine import Settings, Task, draw
 from benchmarks.common import arguments, show, versions
 

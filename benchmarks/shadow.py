@@ -36,7 +36,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from amp_fuzz import reference
 from amp_fuzz.backends import backends, harness, prelude
 from amp_fuzz.cases.case import Case
-from amp_fuzz.reference.shadow.mode import UNIT_ROUNDOFF, Band, Shadow, distance
+from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, Band, distance
+from amp_fuzz.reference.shadow.mode import Shadow
 from amp_fuzz.runs.engine import Settings, Task, draw
 from benchmarks.common import arguments, machine, versions, write
 from benchmarks.shadow_causes import MANY, Cause, Traced, enough, probe

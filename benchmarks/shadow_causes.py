@@ -35,15 +35,10 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from amp_fuzz.reference.schemas import bound
-from amp_fuzz.reference.shadow.mode import (
-    UNIT_ROUNDOFF,
-    Band,
-    Shadow,
-    _Call,
-    _off,
-    _tensors,
-    distance,
-)
+from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, Band, distance
+from amp_fuzz.reference.shadow.call import Call
+from amp_fuzz.reference.shadow.copies import no_modes, tensors_in
+from amp_fuzz.reference.shadow.mode import Shadow
 
 THRESHOLD = 4.0
 MANY = 64
@@ -86,13 +81,13 @@ class Traced(Shadow):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        with _off():
+        with no_modes():
             self._given = _copied((args, kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _follow(
         self,
-        call: _Call,
+        call: Call,
         before: Sequence[Any],
         out: Any,
         *,
@@ -100,7 +95,7 @@ class Traced(Shadow):
     ) -> None:
         inherited = any(t.untyped_storage()._cdata in self._over for t in call.tensors)
         super()._follow(call, before, out, exact=exact)
-        for number, t in enumerate(call.written(_tensors(out))):
+        for number, t in enumerate(call.written(tensors_in(out))):
             band = self.band(t)
             if not band.known or not t.numel():
                 continue
@@ -152,7 +147,7 @@ def probe(cause: Cause) -> dict[str, float]:
     """Return what the experiments give; an experiment that does not apply is left out."""
     func, args, kwargs = cause.call
     many = enough((args, kwargs))
-    floating = [t for t in _tensors((args, kwargs)) if t.is_floating_point() or t.is_complex()]
+    floating = [t for t in tensors_in((args, kwargs)) if t.is_floating_point() or t.is_complex()]
     band = _band(Shadow(many), func, args, kwargs, cause.output)
     found = {"alone": _excess(band)}
     if band.nominal.dtype in UNIT_ROUNDOFF:
@@ -196,7 +191,7 @@ def _with_numbers(band: Band, many: int, cause: Cause) -> Band:
     func, args, kwargs = cause.call
     given = bound(func, args, kwargs)
     inexact, grid = _inexact(given), "grid" in given
-    if any(t.dtype is torch.float64 for t in _tensors(given)) or not (inexact or grid):
+    if any(t.dtype is torch.float64 for t in tensors_in(given)) or not (inexact or grid):
         raise NoNumbers(str(func))
     order = [a.name for a in func._schema.arguments if not a.kwarg_only]
     generator = torch.Generator().manual_seed(0)
@@ -208,10 +203,10 @@ def _with_numbers(band: Band, many: int, cause: Cause) -> Band:
         mode = _Placed(1 if inexact else many, seed)
         mode.grid = mine.get("grid")
         named = {k: v for k, v in mine.items() if k not in order}
-        call = _Call(func, tuple(mine[k] for k in order), named)
+        call = Call(func, tuple(mine[k] for k in order), named)
         with mode:
             out = func(*call.args, **call.kwargs)
-        found.append(mode.band(call.written(_tensors(out))[cause.output]).samples)
+        found.append(mode.band(call.written(tensors_in(out))[cause.output]).samples)
     return replace(band, samples=torch.cat(found))
 
 
@@ -241,7 +236,7 @@ def _between(generator: torch.Generator) -> float:
 
 def enough(tree: Any) -> int:
     """Return how many samples confirm: fewer for large tensors, whose copies fill the memory."""
-    return MANY if sum(t.numel() for t in _tensors(tree)) < LARGE else MANY // 4
+    return MANY if sum(t.numel() for t in tensors_in(tree)) < LARGE else MANY // 4
 
 
 def _largest(t: torch.Tensor) -> float:
@@ -278,19 +273,19 @@ def _magnitudes(band: Band) -> Band:
 def _try(func: Any, args: Any, kwargs: Any, output: int) -> torch.Tensor | None:
     try:
         args, kwargs = _copied((args, kwargs))
-        call = _Call(func, args, kwargs)
+        call = Call(func, args, kwargs)
         out = func(*args, **kwargs)
-        return call.written(_tensors(out))[output]
+        return call.written(tensors_in(out))[output]
     except Exception:
         return None
 
 
 def _band(mode: Shadow, func: Any, args: Any, kwargs: Any, output: int) -> Band:
     args, kwargs = _copied((args, kwargs))
-    call = _Call(func, args, kwargs)
+    call = Call(func, args, kwargs)
     with mode:
         out = func(*args, **kwargs)
-    return mode.band(call.written(_tensors(out))[output])
+    return mode.band(call.written(tensors_in(out))[output])
 
 
 def _excess(band: Band) -> float:

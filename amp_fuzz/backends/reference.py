@@ -17,7 +17,8 @@ from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.backends.source import cast_lines
 from amp_fuzz.cases.case import Case
 from amp_fuzz.reference.autocast import reset, state
-from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, Shadow
+from amp_fuzz.reference.shadow.band import Band
+from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.written import casting
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]

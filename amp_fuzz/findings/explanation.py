@@ -29,7 +29,8 @@ from amp_fuzz.oracle.compare import describe, real, same
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.records.schema import Note
 from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
-from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, distance
+from amp_fuzz.reference.shadow.band import Band, distance
+from amp_fuzz.reference.shadow.mode import Promise, Reach
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 

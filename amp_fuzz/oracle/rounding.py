@@ -15,7 +15,8 @@ import torch
 
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs, real, same
-from amp_fuzz.reference.shadow.mode import THRESHOLD, Band, Distance, Reach, distance
+from amp_fuzz.reference.shadow.band import THRESHOLD, Band, Distance, distance
+from amp_fuzz.reference.shadow.mode import Reach
 
 __all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
 

@@ -17,7 +17,7 @@ from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, same
 from amp_fuzz.oracle.errors import alike, raised
 from amp_fuzz.oracle.relations import within
 from amp_fuzz.oracle.rounding import Rounding
-from amp_fuzz.reference.shadow.mode import Band
+from amp_fuzz.reference.shadow.band import Band
 
 __all__ = ["Scope", "Skip", "Trial"]
 

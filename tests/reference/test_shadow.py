@@ -14,8 +14,10 @@ import torch
 from torch.nn import functional
 
 from amp_fuzz import reference
+from amp_fuzz.reference.shadow.band import Band, distance, unit
 from amp_fuzz.reference.shadow.exact import EXACT
-from amp_fuzz.reference.shadow.mode import Band, Shadow, distance, either, shadow, unit
+from amp_fuzz.reference.shadow.mode import Shadow
+from amp_fuzz.reference.shadow.run import either, shadow
 
 THRESHOLD = 4.0
 

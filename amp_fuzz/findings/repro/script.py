@@ -30,7 +30,8 @@ from amp_fuzz.findings.repro.parts import PAD, Found, ReproError, Script, head, 
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.plugins import loaded
-from amp_fuzz.reference.shadow.mode import UNIT_ROUNDOFF, Promise, leans, unit
+from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, leans, unit
+from amp_fuzz.reference.shadow.mode import Promise
 from amp_fuzz.upstream import quirks
 
 __all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]

@@ -29,7 +29,8 @@ from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.check.trees import mapped
 from amp_fuzz.oracle.compare import same
-from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, Shadow
+from amp_fuzz.reference.shadow.band import Band
+from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 
 __all__ = ["Checked", "case_of", "refusal"]
 

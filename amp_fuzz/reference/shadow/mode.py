@@ -19,115 +19,43 @@ same value as what they were made from.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from amp_fuzz.reference.schemas import bound, draws
-from amp_fuzz.reference.shadow.exact import EXACT
+from amp_fuzz.reference.schemas import bound
+from amp_fuzz.reference.shadow.band import REAL, UNIT_ROUNDOFF, Band
+from amp_fuzz.reference.shadow.call import Call
+from amp_fuzz.reference.shadow.copies import (
+    WIDE,
+    Memory,
+    ended_at,
+    equals,
+    is_far,
+    is_short,
+    no_modes,
+    resolved,
+    rounded_to,
+    seen_as,
+    tensors_in,
+    window_of,
+    with_numbers,
+)
+from amp_fuzz.reference.shadow.ops import CONVERTING, NORMS
 from amp_fuzz.reference.shadow.sums import lost
-from amp_fuzz.reference.shadow.written import CASTING, SIXTEEN, written
+from amp_fuzz.reference.shadow.written import SIXTEEN, written
 
-__all__ = [
-    "THRESHOLD",
-    "UNIT_ROUNDOFF",
-    "Band",
-    "Distance",
-    "Promise",
-    "Reach",
-    "Shadow",
-    "Shadowed",
-    "distance",
-    "either",
-    "forget",
-    "shadow",
-    "unit",
-]
+__all__ = ["Promise", "Reach", "Shadow"]
 
-UNIT_ROUNDOFF: dict[torch.dtype, float] = {
-    torch.bfloat16: 2.0**-8,
-    torch.float16: 2.0**-11,
-    torch.float32: 2.0**-24,
-    torch.float64: 2.0**-53,
-    torch.complex32: 2.0**-11,
-    torch.complex64: 2.0**-24,
-    torch.complex128: 2.0**-53,
-}
-_WIDE: dict[torch.dtype, torch.dtype] = {
-    torch.bfloat16: torch.float64,
-    torch.float16: torch.float64,
-    torch.float32: torch.float64,
-    torch.float64: torch.float64,
-    torch.complex32: torch.complex128,
-    torch.complex64: torch.complex128,
-    torch.complex128: torch.complex128,
-}
-_REAL: dict[torch.dtype, torch.dtype] = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
-
+_aten = torch.ops.aten
 
 Reach: TypeAlias = Literal["nominal", "unbounded", "bounded"]
+
+
 Promise: TypeAlias = Literal["none", "written", "all"]
 """Which roundings to 16 bits an implementation may not leave out: see `Shadow`."""
-
-THRESHOLD = 4.0
-"""How many units a value may be off: see `amp_fuzz.oracle.rounding`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """What rounding can make of one tensor.
-
-    nominal: the value itself, in its own dtype. clean: float64 (complex128; the dtype itself for
-    integers and bool), same shape. samples: ``[K, *shape]``, the perturbed copies. known: False
-    where an op could not be followed, so that nothing can be said. left: the ops before it whose
-    results their dtype could not hold; an implementation that keeps float32 in between may.
-    """
-
-    nominal: torch.Tensor
-    clean: torch.Tensor
-    samples: torch.Tensor
-    known: bool
-    left: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """How far a value is from a band.
-
-    excess: the largest distance of an element from the clean value, in units of what rounding
-    explains there. bias: the mean signed distance over the tensor, in units of what the samples
-    have. index: the worst element; expected, observed, scale: the clean value there, the value, and
-    one unit.
-    """
-
-    excess: float
-    bias: float
-    index: tuple[int, ...] = ()
-    expected: float = 0.0
-    observed: float = 0.0
-    scale: float = 0.0
-
-
-@dataclass(slots=True)
-class _Memory:
-    """The copies of one storage: ``[K + 1, elements]``, the clean one first."""
-
-    keep: torch.UntypedStorage
-    copies: torch.Tensor
-    dtype: torch.dtype
-    known: bool = True
-    left: tuple[str, ...] = ()
-    count: int = 0
 
 
 class Shadow(TorchDispatchMode):
@@ -175,14 +103,14 @@ class Shadow(TorchDispatchMode):
         self._generator = torch.Generator()
         # For what only a bounded run draws: results of one op stay in step with one that is not.
         self._coins = torch.Generator()
-        self._memories: dict[int, dict[torch.dtype, _Memory]] = {}
+        self._memories: dict[int, dict[torch.dtype, Memory]] = {}
         self.refused: dict[str, str] = {}
 
     # -- what was found ---------------------------------------------------------------------------
 
     def band(self, tensor: torch.Tensor) -> Band:
         """Return the band of a tensor that the block has met (else: of what it is, exactly)."""
-        with torch.no_grad(), _off():
+        with torch.no_grad(), no_modes():
             tensor = tensor.detach()
             memory, copies = self._copies(tensor)
             copies = copies.clone()
@@ -190,18 +118,18 @@ class Shadow(TorchDispatchMode):
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Say of a tensor, and of what is computed from it, that nothing is known."""
-        with torch.no_grad(), _off():
+        with torch.no_grad(), no_modes():
             self._raw(tensor)[0].known = False
 
     def either(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
         """Let elements of a tensor be those of another one of its shape, any of them or all."""
-        with torch.no_grad(), _off():
+        with torch.no_grad(), no_modes():
             (memory, window), (theirs, copies) = self._raw(tensor), self._copies(other)
             memory.known = memory.known and theirs.known
             self._begin()
             coin = torch.rand(window.shape, generator=self._generator) < 0.5
             coin[0], coin[1::2] = False, True
-            window.copy_(torch.where(coin, _seen(copies, tensor).to(window.dtype), window))
+            window.copy_(torch.where(coin, seen_as(copies, tensor).to(window.dtype), window))
 
     # -- following --------------------------------------------------------------------------------
 
@@ -228,7 +156,7 @@ class Shadow(TorchDispatchMode):
         if func in (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default):
             # TorchScript reads its constants: numbers that are tensors come as Python's.
             args = tuple(a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args)
-        call = _Call(func, args, kwargs)
+        call = Call(func, args, kwargs)
         if not call.follows:
             return func(*args, **kwargs)
         self._begin()
@@ -236,7 +164,7 @@ class Shadow(TorchDispatchMode):
         before = [self._copies(t) for t in call.tensors] if call.targets else []
         exact = self._rounds_nothing(call) if call.targets else None
         out = func(*args, **kwargs)
-        results = _tensors(out)
+        results = tensors_in(out)
         if call.views(results) or any(t._is_zerotensor() or t.is_meta for t in results):
             return out  # the same memory, or none
         if not call.targets:
@@ -258,7 +186,7 @@ class Shadow(TorchDispatchMode):
         self._follow(call, before, out, exact=exact)
         return out
 
-    def _counts(self, call: _Call, results: Sequence[torch.Tensor]) -> bool:
+    def _counts(self, call: Call, results: Sequence[torch.Tensor]) -> bool:
         """Return whether an op makes numbers without rounding of such that nothing has followed.
 
         What is met for the first time is exact, so there is nothing to keep.
@@ -270,21 +198,21 @@ class Shadow(TorchDispatchMode):
 
     def _follow(
         self,
-        call: _Call,
-        before: Sequence[tuple[_Memory, torch.Tensor]],
+        call: Call,
+        before: Sequence[tuple[Memory, torch.Tensor]],
         out: Any,
         *,
         exact: torch.Tensor | None,
     ) -> None:
         """Run an op on every copy and keep what comes out."""
-        results = _tensors(out)
+        results = tensors_in(out)
         known = all(memory.known for memory, _ in before)
-        known = known and not (self.flushes and call.factors and any(map(_far, call.tensors)))
+        known = known and not (self.flushes and call.factors and any(map(is_far, call.tensors)))
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
-        quiet = exact is not None and _equals(exact, results[0])
-        quiet = quiet and (call.moves or all(map(_short, [results[0], *call.tensors])))
+        quiet = exact is not None and equals(exact, results[0])
+        quiet = quiet and (call.moves or all(map(is_short, [results[0], *call.tensors])))
         rounds = self._promised(call)
-        narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in _CONVERTING))
+        narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in CONVERTING))
         inputs = [
             self._flushed(copies if still else self._perturbed(copies, t, narrow), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
@@ -305,17 +233,17 @@ class Shadow(TorchDispatchMode):
                     *made[1:],
                 ]
             if self.reach == "unbounded" and self.reorders and call.expands:
-                made = [_held(copies, inputs) for copies in made]
+                made = [with_numbers(copies, inputs) for copies in made]
             if call.crosses:
                 beyond = self._crossed_beyond(call, inputs)
-            elif call.func in _NORMS:
+            elif call.func in NORMS:
                 beyond = self._squared_beyond(call, inputs[0][0], results)
             elif self.reorders and call.scales:
                 beyond = self._scaled_beyond(call, results)
             elif self.reorders and (call.adds or call.transforms or call.averages > 1):
                 beyond = self._beyond(call, inputs, results)
-            if beyond and self.reach == "unbounded" and (call.crosses or call.func in _NORMS):
-                made = [_held(copies, inputs) for copies in made]  # nor may float64 hold it
+            if beyond and self.reach == "unbounded" and (call.crosses or call.func in NORMS):
+                made = [with_numbers(copies, inputs) for copies in made]  # nor may float64 hold it
         except Exception as error:
             self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             made = []
@@ -330,7 +258,7 @@ class Shadow(TorchDispatchMode):
         for t, copies, end in zip(written, made or none, beyond or none, strict=True):
             terms = call.terms(t) * gain
             if rounds and copies is not None and t.dtype in SIXTEEN:
-                copies, quiet = _rounded(copies, t.dtype), True
+                copies, quiet = rounded_to(copies, t.dtype), True
             if copies is None or copies.shape[1:] != t.shape:
                 self._store(t, None, known=False, left=left)
             elif self._store(t, copies, known=known, left=left, quiet=quiet, terms=terms, ends=end):
@@ -338,13 +266,13 @@ class Shadow(TorchDispatchMode):
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
 
-    def _promised(self, call: _Call) -> bool:
+    def _promised(self, call: Call) -> bool:
         """Return whether an implementation may not leave out the rounding of an op's results."""
         if self.promise == "all":
             return True
-        return self.promise == "written" and call.func in _CONVERTING and written()
+        return self.promise == "written" and call.func in CONVERTING and written()
 
-    def _run(self, call: _Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _run(self, call: Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Run an op on every copy; ``[K + 1, *shape]`` for each tensor that it writes.
 
         None where the copies came to different shapes, as those of `nonzero` may.
@@ -364,7 +292,7 @@ class Shadow(TorchDispatchMode):
             for copies in zip(*made, strict=True)
         ]
 
-    def _unread(self, call: _Call) -> list[list[torch.Tensor]]:
+    def _unread(self, call: Call) -> list[list[torch.Tensor]]:
         """Return what an op makes of no tensors, once for each copy."""
         return [call.on([]) for _ in range(self.samples + 1)]
 
@@ -378,7 +306,7 @@ class Shadow(TorchDispatchMode):
         exponents[1::2] = exponents[1::2].float().double()
         return torch.pow(copies, exponents.reshape(-1, *[1] * (copies.dim() - 1)))
 
-    def _equated(self, call: _Call, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _equated(self, call: Call, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return whether two tensors are equal; some copies are, where the samples' order varies.
 
         As their difference may cancel: noise alone makes no two sums equal.
@@ -387,7 +315,7 @@ class Shadow(TorchDispatchMode):
         same = self._cancelled(one - other) == 0
         return made & ~same if call.func is _aten.ne.Tensor else made | same
 
-    def _sorted(self, call: _Call, copies: torch.Tensor) -> list[torch.Tensor]:
+    def _sorted(self, call: Call, copies: torch.Tensor) -> list[torch.Tensor]:
         """Return sorted copies and their indices, with zeros in any order.
 
         Every second copy has them in the order that they came in, the clean one in torch's. Noise
@@ -407,7 +335,7 @@ class Shadow(TorchDispatchMode):
         return [values, index]
 
     def _beyond(
-        self, call: _Call, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+        self, call: Call, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Return for each result where a sum of some of its terms may leave the range, if any."""
         sizes = [c[0].abs() if c.dtype in UNIT_ROUNDOFF else c[0] for c in inputs]
@@ -425,7 +353,7 @@ class Shadow(TorchDispatchMode):
         return [b if b is not None and b.any() else None for b in found]
 
     def _crossed_beyond(
-        self, call: _Call, inputs: Sequence[torch.Tensor]
+        self, call: Call, inputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Return where one of the two products of a cross product leaves the range.
 
@@ -442,7 +370,7 @@ class Shadow(TorchDispatchMode):
 
     @staticmethod
     def _squared_beyond(
-        call: _Call, x: torch.Tensor, results: Sequence[torch.Tensor]
+        call: Call, x: torch.Tensor, results: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Return what a norm computes of elements whose variance leaves the range.
 
@@ -479,14 +407,14 @@ class Shadow(TorchDispatchMode):
         return [f if f is None else f.reshape(s) for f, s in zip(found, shapes, strict=True)]
 
     @staticmethod
-    def _limit(call: _Call) -> float:
+    def _limit(call: Call) -> float:
         """Return the largest number of the precision that an op computes in."""
         dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
-        wide = all(_REAL.get(d, d) is torch.float64 for d in dtypes)
+        wide = all(REAL.get(d, d) is torch.float64 for d in dtypes)
         return torch.finfo(torch.float64 if wide else torch.float32).max
 
     def _scaled_beyond(
-        self, call: _Call, results: Sequence[torch.Tensor]
+        self, call: Call, results: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Return where ``alpha * other`` leaves the range, which a fused kernel does not round."""
         given = bound(call.func, call.args, call.kwargs)
@@ -506,13 +434,13 @@ class Shadow(TorchDispatchMode):
         return made + part * off
 
     def _rounds_nothing(
-        self, call: _Call, results: Sequence[torch.Tensor] = ()
+        self, call: Call, results: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor | None:
         """Return what a pointwise op makes of the nominal values in float64; None: nothing."""
         if not call.pointwise or call.draws:
             return None
         try:
-            wide = [t.detach().to(_WIDE[t.dtype]) if t.dtype in _WIDE else t for t in call.tensors]
+            wide = [t.detach().to(WIDE[t.dtype]) if t.dtype in WIDE else t for t in call.tensors]
             wide = call.widened(wide) if call.integral(results) else wide
             found = call.on(wide)  # which writes into copies
         except Exception:
@@ -649,15 +577,15 @@ class Shadow(TorchDispatchMode):
                 other.known = False
         memory.left = tuple(dict.fromkeys((*memory.left, *left)))
         leaves = False
-        value = _resolved(nominal).detach().to(window.dtype)
+        value = resolved(nominal).detach().to(window.dtype)
         if copies is None:
-            window.copy_(_seen(value, nominal).unsqueeze(0).expand(window.shape))
+            window.copy_(seen_as(value, nominal).unsqueeze(0).expand(window.shape))
             memory.known = known
             return False
         copies = copies.to(window.dtype)
         if nominal.dtype in UNIT_ROUNDOFF:
             u = 0.0 if quiet else UNIT_ROUNDOFF[nominal.dtype]
-            limits = torch.finfo(_REAL.get(nominal.dtype, nominal.dtype))
+            limits = torch.finfo(REAL.get(nominal.dtype, nominal.dtype))
             if not quiet:
                 # Below the smallest normal number rounding is absolute; 0 is exact.
                 copies = copies.clone(memory_format=torch.contiguous_format)
@@ -678,14 +606,14 @@ class Shadow(TorchDispatchMode):
                     copies = torch.where(own, copies, value)
             if self.reach == "bounded":
                 # A kernel may add two products, each beyond the range where their sum is not.
-                copies = _ended(copies, limits.max / 4)
+                copies = ended_at(copies, limits.max / 4)
                 copies = self._fused(copies, whole) if self.reorders else copies
                 if ends is not None:
                     unlike = torch.full_like(copies, torch.nan)
                     unlike[1::2] = torch.inf
                     copies = torch.where(ends, unlike, copies)
             leaves |= ends is not None
-        window.copy_(_seen(copies, nominal))
+        window.copy_(seen_as(copies, nominal))
         memory.known = known
         return leaves
 
@@ -703,12 +631,12 @@ class Shadow(TorchDispatchMode):
         found[::2] = ended[::2]
         return found
 
-    def _copies(self, tensor: torch.Tensor) -> tuple[_Memory, torch.Tensor]:
+    def _copies(self, tensor: torch.Tensor) -> tuple[Memory, torch.Tensor]:
         """Return the memory of a tensor and its copies ``[K + 1, *shape]``."""
         memory, window = self._raw(tensor)
-        return memory, _seen(window, tensor)
+        return memory, seen_as(window, tensor)
 
-    def _raw(self, tensor: torch.Tensor, *, written: bool = False) -> tuple[_Memory, torch.Tensor]:
+    def _raw(self, tensor: torch.Tensor, *, written: bool = False) -> tuple[Memory, torch.Tensor]:
         """Return the memory of a tensor and the window ``[K + 1, *shape]`` of its copies.
 
         Of what the memory holds, whether or not the tensor negates or conjugates it. A tensor that
@@ -716,8 +644,8 @@ class Shadow(TorchDispatchMode):
         written next.
         """
         if tensor._is_zerotensor():  # autograd's zeros without memory
-            zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=_WIDE.get(tensor.dtype))
-            return _Memory(torch.UntypedStorage(0), zeros, tensor.dtype), zeros
+            zeros = torch.zeros(self.samples + 1, *tensor.shape, dtype=WIDE.get(tensor.dtype))
+            return Memory(torch.UntypedStorage(0), zeros, tensor.dtype), zeros
         storage = tensor.untyped_storage()
         views = self._memories.setdefault(storage._cdata, {})
         memory = views.get(tensor.dtype)
@@ -725,640 +653,15 @@ class Shadow(TorchDispatchMode):
         if memory is None or memory.count != count:
             # Bits seen as another dtype (view_as_real, view(dtype)): their copies are not followed.
             known = not views if memory is None else memory.known
-            dtype = _WIDE.get(tensor.dtype, tensor.dtype)
+            dtype = WIDE.get(tensor.dtype, tensor.dtype)
             copies = torch.empty(self.samples + 1, count, dtype=dtype)
             if not (written and tensor.numel() == count and tensor.is_contiguous()):
                 plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
                 copies.copy_(plain)
-            memory = _Memory(storage, copies, tensor.dtype, known, count=count)
+            memory = Memory(storage, copies, tensor.dtype, known, count=count)
             views[tensor.dtype] = memory
-        return memory, _window(memory.copies, tensor)
+        return memory, window_of(memory.copies, tensor)
 
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the schema and the name of an op say of it.
-
-    batched: it works element by element and writes nothing, so that all copies go in one call.
-    """
-
-    writes: bool
-    view: bool
-    draws: bool
-    uninitialised: bool
-    moves: bool
-    pointwise: bool
-    batched: bool
-    factors: bool
-    adds: bool
-    expands: bool
-    casts: bool
-    divides: bool
-    normalises: bool
-
-
-@cache
-def _facts(func: Any) -> _Facts:
-    aliases = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
-    writes = any(alias.is_write for alias in aliases) or func in _UPDATING
-    name, moves = func.__name__, func in _COPIES
-    pointwise = torch.Tag.pointwise in func.tags
-    return _Facts(
-        writes=writes,
-        view=not writes and bool(aliases),
-        draws=torch.Tag.nondeterministic_seeded in func.tags,
-        uninitialised=name.partition(".")[0] in _UNINITIALISED,
-        moves=moves,
-        pointwise=pointwise or moves,
-        batched=pointwise and not moves and not writes,
-        factors=name.startswith(_FACTORING),
-        adds=name.partition(".")[0] in _ADDING,
-        expands=name.partition(".")[0] in _EXPANDING,
-        casts=name.partition(".")[0] in _CASTING,
-        divides=name in ("div.Tensor", "div_.Tensor"),
-        normalises=any(part in name for part in ("batch_norm", "group_norm", "layer_norm")),
-    )
-
-
-class _Call:
-    """One call of an op: which arguments are tensors, and which of them it writes."""
-
-    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
-        self.tensors = _tensors((args, kwargs))
-        facts = _facts(func)
-        self.view, self.draws, self.uninitialised = facts.view, facts.draws, facts.uninitialised
-        self.moves, self.pointwise = facts.moves, facts.pointwise
-        self.factors, self.adds, self.divides = facts.factors, facts.adds, facts.divides
-        self.expands = facts.expands and all(
-            math.isfinite(abs(n))
-            for n in tree_leaves((args, kwargs))
-            if isinstance(n, float | complex)
-        )
-        self.normalises = facts.normalises
-        self.averages = _AVERAGING.get(func, 1)
-        self.bounds = func in _BOUNDING
-        self.scales = func in _SCALING and bound(func, args, kwargs)["alpha"] != 1
-        self.narrow = self._narrow() if facts.casts else 0.0
-        self.transforms = func in _TRANSFORMS
-        self.crosses = func is _aten.linalg_cross.default
-        self.random = facts.draws and draws(func, args, kwargs)
-        self.unstable = func in _SORTING and self.tensors[0].dim() > 0
-        self.unstable = self.unstable and not bound(func, args, kwargs).get("stable")
-        self.equates = (
-            func in _EQUATING
-            and len(self.tensors) == 2
-            and all(t.dtype.is_floating_point for t in self.tensors)
-        )
-        copies = func in (_aten.clone.default, _aten._to_copy.default)
-        copies = copies and kwargs.get("memory_format") in (None, torch.preserve_format)
-        self.elementwise = bool(self.tensors) and (facts.batched or copies)
-        self.targets = self._targets(func._schema) if facts.writes else []
-        self.follows = all(_plain(t) for t in self.tensors)
-
-    def _narrow(self) -> float:
-        """Return the roundoff of the dtype that a reduction is told; it may cast to it first."""
-        dtype = bound(self.func, self.args, self.kwargs).get("dtype")
-        return 0.0 if dtype is None else UNIT_ROUNDOFF.get(dtype, 0.0)
-
-    def integral(self, results: Sequence[torch.Tensor]) -> bool:
-        """Return whether the op computes a floating result of integers: float64 shows its rounding.
-
-        Not all that do take floats in their place: a condition is a bool.
-        """
-        written = [self.tensors[i] for i in self.targets] or list(results)
-        floats = (torch.bfloat16, torch.float16, torch.float32)
-        if self.moves or not self.pointwise or not written or written[0].dtype not in floats:
-            return False
-        read = [t for i, t in enumerate(self.tensors) if i not in self.targets]
-        if not read or any(t.dtype in UNIT_ROUNDOFF for t in read):
-            return False
-        try:
-            found = self.on(
-                self.widened([t.detach()[..., :1] if t.dim() else t.detach() for t in self.tensors])
-            )
-        except Exception:
-            return False
-        return bool(found) and found[0].dtype is torch.float64
-
-    def widened(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return integers that are read as float64, and what is written too."""
-        return [t.double() for t in tensors]
-
-    def views(self, results: Sequence[torch.Tensor]) -> bool:
-        """Return whether the results are the arguments' own memory, unwritten."""
-        if self.targets or not results:
-            return self.view
-        # Some views do not say so (_unsafe_view), and some that say so copy: inference_mode brings
-        # composite ops here whole, `to` and `reshape` among them.
-        own = {t.untyped_storage()._cdata for t in self.tensors if not t._is_zerotensor()}
-        return all(t.untyped_storage()._cdata in own for t in results if not t._is_zerotensor())
-
-    def terms(self, result: torch.Tensor) -> int:
-        """Return of how many elements one of a result is made, at most: none that is only moved."""
-        if self.moves:
-            return 0
-        return max([4, *(t.numel() // max(result.numel(), 1) for t in self.tensors)])
-
-    def gain(self, results: Sequence[torch.Tensor]) -> float:
-        """Return how much larger a number may come out than it was inside of a kernel.
-
-        A norm multiplies what is left of a mean by the reciprocal of a deviation, which is told
-        beside it: one over the root of `eps`, where all elements are small.
-        """
-        if self.func is _aten.renorm.default:  # what it multiplies by may be as small
-            return max(1.0, float(self.tensors[0].detach().nan_to_num().abs().amax()))
-        if not self.normalises:
-            return 1.0
-        given = bound(self.func, self.args, self.kwargs)
-        told = [given[name] for name in ("rstd", "save_invstd") if name in given]
-        sizes = [t for t in (*told, *results[2:3]) if isinstance(t, torch.Tensor) and t.numel()]
-        if given.get("eps"):
-            return 1 / math.sqrt(given["eps"])
-        return max([1.0, *(float(t.detach().nan_to_num().abs().amax()) for t in sizes)])
-
-    def _targets(self, schema: Any) -> list[int]:
-        """Return the numbers, among the tensors, of those that the op writes.
-
-        By position: an argument that is also read elsewhere (``x.mul_(x)``) is written here only.
-        """
-        names = [parameter.name for parameter in schema.arguments]
-        writes = {p.name for p in schema.arguments if p.alias_info and p.alias_info.is_write}
-        given = [*zip(names, self.args, strict=False), *self.kwargs.items()]
-        if self.func in _UPDATING and dict(given).get("training"):
-            writes |= {"running_mean", "running_var"}
-        found: list[int] = []
-        number = 0
-        for name, argument in given:
-            count = len(_tensors(argument))
-            if name in writes:
-                found += range(number, number + count)
-            number += count
-        return found
-
-    def on(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the op on other tensors and return what `written` returns, as new tensors."""
-        own = list(tensors)
-        for i in self.targets:
-            own[i] = own[i].clone()
-        turn = iter(own)
-        args = [_with(a, turn) for a in self.args]
-        kwargs = {name: _with(a, turn) for name, a in self.kwargs.items()}
-        func = self.func
-        if own and all(t.dtype is torch.float64 for t in own):
-            func = EXACT.get(func, func)
-        out = func(*args, **kwargs)
-        return [_resolved(t) for t in [*(own[i] for i in self.targets), *self._fresh(out, own)]]
-
-    def at_once(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run an elementwise op on all copies ``[K + 1, *shape]`` in one call."""
-        return self.on(self.aligned(tensors))
-
-    def aligned(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies of one rank, so that they broadcast."""
-        rank = max(t.dim() for t in tensors)
-        return [t.reshape(len(t), *[1] * (rank - t.dim()), *t.shape[1:]) for t in tensors]
-
-    def written(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what the op wrote: arguments in place, then the results that are new."""
-        return [self.tensors[i] for i in self.targets] + self._fresh(results, self.tensors)
-
-    def _fresh(self, out: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if not self.targets:
-            return _tensors(out)
-        targets = [given[i] for i in self.targets]
-        return [t for t in _tensors(out) if not any(t is g for g in targets)]
-
-
-_aten = torch.ops.aten
-# Ops that move or choose values and compute nothing, so that float64 shows whether a dtype rounded
-# them. The largest of some values is one of them: a compiler that compares it with these before
-# they were rounded is wrong, and finds it nowhere (pytorch/pytorch#195214). Ops that also return
-# indices are no part of the list: which of two equal values is first is not always promised.
-_COPIES = frozenset(
-    getattr(getattr(_aten, name), overload)
-    for name, overload in (
-        ("_to_copy", "default"),
-        ("clone", "default"),
-        ("copy_", "default"),
-        ("cat", "default"),
-        ("stack", "default"),
-        ("index_select", "default"),
-        ("index", "Tensor"),
-        ("gather", "default"),
-        ("embedding", "default"),
-        ("fill_", "Scalar"),
-        ("zero_", "default"),
-        ("amax", "default"),
-        ("amin", "default"),
-        ("aminmax", "default"),
-        ("max", "default"),
-        ("min", "default"),
-    )
-)
-
-# Ops that casts are made of.
-_CONVERTING = frozenset((_aten._to_copy.default, _aten.copy_.default, *CASTING))
-
-# Ops that promise nothing of the order of equal elements, unless they are asked to be stable.
-_SORTING = frozenset((_aten.sort.default, _aten.sort.stable))
-
-_EQUATING = frozenset((_aten.eq.Tensor, _aten.ne.Tensor))
-
-# Ops whose results are sums of many terms, in the order that a kernel likes.
-_ADDING = frozenset(
-    [
-        *(
-            "_addmm_activation",
-            "_convolution",
-            "_trilinear",
-            "addbmm",
-            "addmm",
-            "addmm_",
-            "addmv",
-            "addmv_",
-            "baddbmm",
-        ),
-        *(
-            "baddbmm_",
-            "bmm",
-            "convolution",
-            "convolution_backward",
-            "cumsum",
-            "dot",
-            "mean",
-            "mm",
-            "mv",
-            "nansum",
-        ),
-        *("linalg_cross", "sum", "vdot"),
-    ]
-)
-
-# Sums and products: of numbers they are numbers, if there is room.
-_EXPANDING = _ADDING | {
-    f"{name}{place}" for name in ("add", "addcmul", "mul", "square", "sub") for place in ("", "_")
-}
-
-# Reductions that promise to cast to the dtype which they are told, and where that is narrower need
-# not: torch's sum over dimensions that are not neighbours does not (`should_use_acc_buffer`,
-# aten/src/ATen/native/ReduceOps.cpp), and its other sums do.
-_CASTING = frozenset(("cumprod", "cumsum", "mean", "nansum", "prod", "sum"))
-
-_BOUNDING = frozenset(
-    (_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_min.default, _aten.clamp_max.default)
-)
-
-_NORMS = frozenset(
-    (
-        _aten.native_layer_norm.default,
-        _aten.native_group_norm.default,
-        _aten.native_batch_norm.default,
-        _aten._native_batch_norm_legit.default,
-        _aten._native_batch_norm_legit.no_stats,
-        _aten._native_batch_norm_legit_functional.default,
-        _aten._batch_norm_with_update.default,
-        _aten._batch_norm_with_update_functional.default,
-    )
-)
-
-# These write running statistics in training, which their schemas do not say.
-_UPDATING = frozenset(
-    (
-        _aten.native_batch_norm.default,
-        _aten.cudnn_batch_norm.default,
-        _aten.miopen_batch_norm.default,
-    )
-)
-
-_SCALING = frozenset((_aten.add.Tensor, _aten.add_.Tensor, _aten.sub.Tensor, _aten.sub_.Tensor))
-
-# Ops whose results are means of so many elements: a compiler may add these before it divides.
-_AVERAGING = {
-    _aten.upsample_linear1d.default: 2,
-    _aten.upsample_bilinear2d.default: 4,
-    _aten.upsample_trilinear3d.default: 8,
-}
-
-_TRANSFORMS = frozenset((_aten._fft_c2c.default, _aten._fft_r2c.default, _aten._fft_c2r.default))
-
-# Kernels that choose among rows and divide by what they chose: with numbers taken for 0, theirs or
-# their reciprocals, they choose others.
-_FACTORING = ("_linalg_", "linalg_", "lu_", "cholesky", "triangular_solve", "_cholesky")
 
 _MANY = 16
 """Of more copies than these some cancel exactly where they can."""
-
-
-def _far(tensor: torch.Tensor) -> bool:
-    """Return whether a number, or its reciprocal, is below the smallest normal one."""
-    if tensor.dtype not in UNIT_ROUNDOFF:
-        return False
-    tiny = torch.finfo(_REAL.get(tensor.dtype, tensor.dtype)).tiny
-    size = tensor.detach().abs()
-    return bool((((size < tiny) & (size > 0)) | (size > 1 / (4 * tiny))).any())
-
-
-# What was in the memory before: not a result, and what it holds is no overflow.
-_UNINITIALISED = frozenset(
-    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-)
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    )
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors in what a dispatcher passes or returns, in order."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [t for part in tree for t in _tensors(part)]
-    if isinstance(tree, dict):
-        return [t for part in tree.values() for t in _tensors(part)]
-    return []
-
-
-def _with(tree: Any, turn: Iterator[torch.Tensor]) -> Any:
-    """Return an argument with other tensors, and with wide dtypes."""
-    if isinstance(tree, torch.Tensor):
-        return next(turn)
-    if isinstance(tree, (tuple, list)):
-        return [_with(part, turn) for part in tree]
-    if isinstance(tree, torch.dtype):
-        return _WIDE.get(tree, tree)
-    return tree
-
-
-def _window(copies: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of ``[n, elements]`` copies that a tensor of that memory covers."""
-    offset = copies.storage_offset() + tensor.storage_offset()
-    size, stride = (len(copies), *tensor.shape), (copies.stride(0), *tensor.stride())
-    return copies.as_strided(size, stride, offset)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what the memory of a tensor holds, without its lazy negation and conjugation."""
-    storage, plain = tensor.untyped_storage(), torch.empty(0, dtype=tensor.dtype)
-    return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without lazy negation and conjugation, which `_seen` tells of."""
-    return _seen(_bits(tensor), tensor) if tensor.is_conj() or tensor.is_neg() else tensor
-
-
-def _seen(held: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a tensor makes of what its memory holds, or the other way: both are involutions.
-
-    Computed at once: a lazy conjugate loses its bit where a dispatch key is excluded, as it is for
-    composite ops that inference_mode brings here whole.
-    """
-    if tensor.is_conj():
-        held = held.conj_physical()
-    return held.neg() if tensor.is_neg() else held
-
-
-def _equals(wide: torch.Tensor, nominal: torch.Tensor) -> bool:
-    if wide.shape != nominal.shape:
-        return False
-    value = nominal.detach().to(wide.dtype)
-    return bool(((wide == value) | (wide != wide) & (value != value)).all())
-
-
-def _short(tensor: torch.Tensor) -> bool:
-    """Return whether float64 shows what an op rounds: not if it rounds to float64 itself.
-
-    What has no more digits than float32, and came of such numbers, was hardly rounded to it.
-    """
-    if tensor.dtype not in (torch.float64, torch.complex128):
-        return True
-    shorter = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
-    return _equals(shorter.to(tensor.dtype), tensor)
-
-
-def _ended(copies: torch.Tensor, end: float) -> torch.Tensor:
-    """Return the copies with infinities in place of what is beyond an end."""
-    if copies.is_complex():
-        return torch.view_as_complex(_ended(torch.view_as_real(copies), end))
-    return torch.where(copies.abs() > end, torch.inf * copies.sign(), copies)
-
-
-def _rounded(copies: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return copies that are rounded to a dtype, all that it has numbers for.
-
-    Where they differ, every second one is rounded from as far out as the oracle lets a value be,
-    but no further than to the next number: what may be there before a rounding may be there after.
-    """
-    off = copies - copies[:1]
-    far = torch.minimum(off.abs() * THRESHOLD, copies.abs() * UNIT_ROUNDOFF[dtype])
-    out = copies.clone(memory_format=torch.contiguous_format)
-    out[1::2] += (torch.maximum(far, off.abs()) * off.sign() - off)[1::2]
-    made = out.to(dtype).to(copies.dtype)
-    return torch.where(torch.isfinite(made), made, copies)
-
-
-def _held(copies: torch.Tensor | None, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return copies with numbers in place of what is none, if all that it was made of are."""
-    if copies is None or not all(i.numel() and bool(torch.isfinite(i).all()) for i in inputs):
-        return copies
-    if copies.is_complex():
-        parts = _held(torch.view_as_real(copies), ())
-        assert parts is not None
-        return torch.view_as_complex(parts)
-    high = torch.finfo(torch.float64).max / 2  # it is rounded up later
-    return copies.nan_to_num(high, high, -high) if copies.is_floating_point() else copies
-
-
-def _bias(own: torch.Tensor, theirs: torch.Tensor, sign: Any, few: float) -> float:
-    """Return the mean of the distances, each times a sign, in units of what the samples come to.
-
-    Distances that have the sign of what they are added to are a gain.
-    """
-    lean = (theirs * sign).mean(1).abs().amax()
-    return float((own * sign).mean().abs() / (lean + few))
-
-
-def fewness(clean: torch.Tensor) -> float:
-    """Return how large a mean over such elements is of itself, beside one of them.
-
-    One over the square root of their number, where they differ; a kernel rounds equal elements
-    alike, so these are as one (Kish's effective sample size).
-    """
-    _, counts = torch.unique(clean, return_counts=True)
-    return float((counts / clean.numel()).square().sum().sqrt())
-
-
-def _off() -> Any:
-    return torch.utils._python_dispatch._disable_current_modes()
-
-
-def forget(tensor: torch.Tensor) -> None:
-    """Tell the shadows around, if there are any, that nothing is known of a tensor."""
-    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
-        if isinstance(mode, Shadow):
-            mode.forget(tensor)
-
-
-def either(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Tell the shadows around that elements may also be another tensor's; return the first."""
-    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
-        if isinstance(mode, Shadow):
-            mode.either(tensor, other)
-    return tensor
-
-
-def unit(band: Band, *, own: bool = True) -> torch.Tensor:
-    """Return what rounding explains of each element, as `distance` counts it.
-
-    Same shape as the band, float64; complex tensors as pairs. own: with what the nominal value is
-    off by.
-    """
-    clean, samples, nominal = band.clean, band.samples, band.nominal.to(band.clean.dtype)
-    if clean.is_complex():
-        clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
-        nominal = torch.view_as_real(nominal)
-    limits = torch.finfo(_REAL.get(band.nominal.dtype, band.nominal.dtype))
-    u = UNIT_ROUNDOFF[band.nominal.dtype]
-    spread = (samples - clean).abs().amax(0)
-    finite = torch.isfinite(clean) & torch.isfinite(spread)
-    floor = 0.1 * _usual(spread[finite])
-    # Among float64's subnormal numbers u of one is nothing: the smallest number is their unit.
-    least = (u * clean.abs().clamp(min=limits.tiny)).clamp(min=math.ulp(0.0))
-    scale = spread.clamp(min=floor) + least
-    if own:
-        off = (nominal - clean).abs()
-        scale = scale + torch.where(torch.isfinite(off), off, 0.0)
-    return scale
-
-
-def _usual(spread: torch.Tensor) -> float:
-    """Return what the samples of an element usually spread by, for those whose samples agree.
-
-    The mean, or the median of those that spread at all, whichever is less: one large element would
-    be a licence for all small ones beside it, and a few that spread at all for many that are known,
-    such as the zeros of a mask, or the gradients of rows that nothing looked up.
-    """
-    some = spread[spread > 0]
-    return float(torch.minimum(spread.mean(), some.median())) if some.numel() else 0.0
-
-
-def leans(band: Band) -> tuple[float, float]:
-    """Return what `distance` divides a bias by, without and with the sign of the clean value."""
-    clean, samples = band.clean, band.samples
-    if clean.is_complex():
-        clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
-    off = samples - clean
-    finite = torch.isfinite(clean) & torch.isfinite(off).all(0)
-    theirs = torch.where(finite & (off != 0), off / unit(band), 0.0).reshape(len(off), -1)
-    plain, signed = theirs.mean(1), (theirs * clean.sign().flatten()).mean(1)
-    return float(plain.abs().amax()), float(signed.abs().amax())
-
-
-def distance(band: Band, value: torch.Tensor, among: torch.Tensor | None = None) -> Distance:
-    """Return how far a value is from a band; both of one dtype and shape.
-
-    among: bool, of that shape (complex numbers as pairs): the elements that are looked at.
-
-    What the nominal value is off by is allowed to others too: some kernels are not backward stable
-    (gelu far from 0, interpolation), and no other implementation need be better than torch's own.
-    `Band.nominal` itself is measured without that allowance.
-
-    Elements whose clean value or whose samples are not finite have no distance: `oracle` compares
-    these exactly. A value that is not finite where these and the nominal value are is infinitely
-    far. Where the band is not known, excess and bias are nan.
-
-    Raises:
-        ValueError: another dtype or shape than the band's.
-    """
-    if (value.dtype, value.shape) != (band.nominal.dtype, band.nominal.shape):
-        raise ValueError(
-            f"value is {value.dtype}{list(value.shape)}, the band of "
-            f"{band.nominal.dtype}{list(band.nominal.shape)}"
-        )
-    if not band.known:
-        return Distance(float("nan"), float("nan"))
-    if not value.numel():
-        return Distance(0.0, 0.0)
-    clean, samples, given = band.clean, band.samples, value
-    value = value.detach().to(clean.dtype)
-    if band.nominal.dtype not in UNIT_ROUNDOFF:
-        # Integers and bool: one of the values that the samples came to, or torch itself.
-        unlike = (value != clean) & (samples != value).all(0)
-        if band.nominal is not given:
-            unlike &= value != band.nominal
-        if among is not None:
-            unlike &= among
-        if not unlike.any():
-            return Distance(0.0, 0.0)
-        index = tuple(int(i) for i in torch.nonzero(unlike)[0])
-        return Distance(float("inf"), 0.0, index, float(clean[index]), float(value[index]), 0.0)
-    if clean.is_complex():
-        clean, samples = torch.view_as_real(clean), torch.view_as_real(samples)
-        value = torch.view_as_real(value)
-    nominal = band.nominal.detach().to(band.clean.dtype)
-    nominal = torch.view_as_real(nominal) if nominal.is_complex() else nominal
-    off = samples - clean
-    finite = torch.isfinite(clean) & torch.isfinite(off).all(0)
-    if among is not None:
-        finite &= among
-    lost = finite & torch.isfinite(nominal) & ~torch.isfinite(value)
-    if lost.any():
-        where = tuple(int(i) for i in torch.nonzero(lost)[0])
-        return Distance(float("inf"), 0.0, where, float(clean[where]), float(value[where]))
-    finite &= torch.isfinite(value)
-    if not finite.any():
-        return Distance(0.0, 0.0)
-    scale = unit(band, own=band.nominal is not given)
-    away = torch.where(finite & (value != clean), (value - clean) / scale, 0.0)
-    worst = int(away.abs().argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), away.shape))
-    theirs = torch.where(finite & (off != 0), off / scale, 0.0).reshape(len(off), -1)
-    few, signs = fewness(clean), (1.0, clean.sign().flatten())
-    bias = max(_bias(away.flatten(), theirs, sign, few) for sign in signs)
-    return Distance(
-        float(away.abs().max()),
-        bias,
-        index,
-        float(clean[index]),
-        float(value[index]),
-        float(scale[index]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Shadowed:
-    """What `shadow` returns: the result of the call, and the mode that followed it."""
-
-    result: Any
-    mode: Shadow
-
-    def band(self, tensor: torch.Tensor) -> Band:
-        """Return the band of a tensor of the call: a result, an input, a gradient."""
-        return self.mode.band(tensor)
-
-
-def shadow(
-    function: Callable[..., Any], *args: Any, samples: int = 8, seed: int = 0, **kwargs: Any
-) -> Shadowed:
-    """Call any function with shadows: ``shadow(module, x).band(result)``.
-
-    The call may hold contexts of autocast (`reference.autocast`, or torch's) and backward passes.
-
-    Args:
-        function: what to call with the other arguments.
-        samples: how many perturbed copies, at least 2.
-        seed: of the perturbations.
-
-    Raises:
-        ValueError: fewer than 2 samples.
-    """
-    if samples < 2:
-        raise ValueError(f"samples={samples!r} must be at least 2: a spread needs them")
-    mode = Shadow(samples, seed)
-    with mode:
-        result = function(*args, **kwargs)
-    return Shadowed(result, mode)
