@@ -3,8 +3,9 @@
 The program is scripted, or traced, and called three times before what it returns counts: the first
 call profiles, the second optimises, and only then does the optimised graph run. The plan's contexts
 stand around the scripted program; its regions, and the context of the ``decorator`` entry, stand
-inside it. TorchScript writes casts after a list of its own (`amp_fuzz.reference.torchscript`):
-where that documented difference explains a divergence, the quirk ``torchscript-pass`` says so.
+inside it. TorchScript writes casts after a list of its own
+(`amp_fuzz.backends.torchscript_autocast`): where that documented difference explains a divergence,
+the quirk ``torchscript-pass`` says so.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
+from amp_fuzz.backends.torchscript_autocast import (
+    Ambient,
+    fallen,
+    inline,
+    shown_casts,
+    take_apart,
+    write_casts,
+    write_casts_again,
+)
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
 from amp_fuzz.cases.program import (
@@ -46,15 +56,6 @@ from amp_fuzz.cases.program import (
 )
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.reference.autocast import snapshot, torch_answers
-from amp_fuzz.reference.torchscript import (
-    Ambient,
-    fallen,
-    inline,
-    shown_casts,
-    take_apart,
-    write_casts,
-    write_casts_again,
-)
 
 __all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
 
@@ -243,7 +244,7 @@ class _ImitatingReference(ReferenceRuntime):
     """The reference; under the quirk, the program is a graph with the casts of TorchScript's list.
 
     The graph is TorchScript's own, run without its pass; the casts are those of
-    `reference.torchscript`, and what surrounds the program is the reference's autocast.
+    `torchscript_autocast`, and what surrounds the program is the reference's autocast.
     """
 
     backend: ScriptBackend

@@ -86,7 +86,7 @@ torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and soft
 torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
     is multiplied with it in place (`amp_fuzz.backends.imitations.formulas`).
 torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
-    the autocast around it (`amp_fuzz.reference.torchscript`).
+    the autocast around it (`amp_fuzz.backends.torchscript_autocast`).
 torchscript-reduction: losses that are called by their overload without `reduction` take the
     mean, as their schema says.
 trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.

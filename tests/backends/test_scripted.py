@@ -25,6 +25,7 @@ from amp_fuzz.backends.imitations import formulas
 from amp_fuzz.backends.imitations.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchscript import _REDUCTIONS, ScriptBackend, _reduced, script_source
+from amp_fuzz.backends.torchscript_autocast import Fallen
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.literals import bits_of
@@ -47,7 +48,6 @@ from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.errors import complaints
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.reference.torchscript import Fallen
 from amp_fuzz.runs.audit import audit_op, count
 from amp_fuzz.runs.engine import Settings, Task, draw, runnable
 from amp_fuzz.strategies.drawing import draw_program

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.torchscript_autocast import load_policies
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
     Autocast,
@@ -30,7 +31,6 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference.tables import load_table
-from amp_fuzz.reference.torchscript import load_policies
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, under, x
 

@@ -39,7 +39,15 @@ CONCRETE = tuple(
     f"amp_fuzz.backends.{name}"
     for name in (
         *("bisection", "compile", "device_guards", "eager", "export", "fake", "jax"),
-        *("privateuse1", "torch_base", "torchax", "torchscript", "torchscript_unit", "vendor"),
+        *(
+            "privateuse1",
+            "torch_base",
+            "torchax",
+            "torchscript",
+            "torchscript_autocast",
+            "torchscript_unit",
+            "vendor",
+        ),
     )
 )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.reference.torchscript import (
+from amp_fuzz.backends.torchscript_autocast import (
     FULL,
     REDUCED,
     Ambient,
@@ -84,7 +84,9 @@ def test_every_overload_is_cast_as_torch_casts_it() -> None:
 
 def test_a_missing_op_of_the_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {op: policy for op, policy in load_policies().of.items() if op != "exp"}
-    monkeypatch.setattr("amp_fuzz.reference.torchscript.load_policies", lambda: _Policies(of))
+    monkeypatch.setattr(
+        "amp_fuzz.backends.torchscript_autocast.load_policies", lambda: _Policies(of)
+    )
     with pytest.raises(AssertionError, match="aten::exp"):
         test_every_overload_is_cast_as_torch_casts_it()
 

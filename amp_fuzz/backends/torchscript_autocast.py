@@ -62,8 +62,8 @@ class ScriptPolicies:
 
 @cache
 def load_policies() -> ScriptPolicies:
-    """Return TorchScript's list, `reference/torchscript.toml`."""
-    text = (resources.files("amp_fuzz") / "reference" / "torchscript.toml").read_text()
+    """Return TorchScript's list, `backends/torchscript.toml`."""
+    text = (resources.files("amp_fuzz.backends") / "torchscript.toml").read_text()
     table = tomllib.loads(text)["policies"]
     return ScriptPolicies({op: policy for policy, ops in table.items() for op in ops})
 
