@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -42,6 +43,7 @@ from amp_fuzz.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.reference import aot
 from amp_fuzz.reference.autocast import active_quirks
 from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
+from amp_fuzz.reference.written import calling
 
 __all__ = ["Checked", "case_of", "refusal"]
 
@@ -72,7 +74,8 @@ class Checked:
     """A backend that calls a subject.
 
     names: what its values are called. seen: what it and its reference did last. refused: why a
-    compiler left parts of it to eager, in the compiler's words. bands: what shadows came to.
+    compiler left parts of it to eager, in the compiler's words. bands: what shadows came to. casts:
+    whether it writes one to 16 bits that the backend may not leave out.
     """
 
     subject: Subject
@@ -81,6 +84,7 @@ class Checked:
     seen: dict[str, Observation] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
+    casts: bool = False
 
     @property
     def name(self) -> str:
@@ -197,12 +201,17 @@ class CheckedReference(ReferenceRuntime):
     def run(self, case: Case) -> Observation:
         """Call the subject under the reference."""
         checked, inner = self.checked, self.checked.inner
-        with reference.log_kernels() as kernels:
+        with reference.log_kernels() as kernels, self._calling() as casts:
             seen = checked.called(self._runtime(), self._plan(case), self._traced())
         seen.kernels = kernels
+        checked.casts |= bool(casts)
         checked.saw("expected", seen)
         assert inner is not None
         return seen
+
+    def casts(self, case: Case) -> bool:
+        """Return whether the subject has written a cast whose rounding may not be left out."""
+        return self.checked.casts
 
     def shadowed(
         self,
@@ -213,14 +222,11 @@ class CheckedReference(ReferenceRuntime):
         *,
         promise: Promise = "none",
     ) -> tuple[Observation, dict[str, Band]]:
-        """Call the subject with shadows; return a band for each value on which the sides differ.
-
-        Nothing is promised: which casts a module writes by itself is not followed.
-        """
+        """Call the subject with shadows; return a band for each value on which the sides differ."""
         wanted = _differing(self.checked.seen)
-        key = (case.plan, samples, seed, reach, active_quirks(), frozenset(wanted))
+        key = (case.plan, samples, seed, reach, promise, active_quirks(), frozenset(wanted))
         if key not in self.checked.bands:
-            mode = Shadow(samples, seed, reach)
+            mode = Shadow(samples, seed, reach, promise=promise)
             self.checked.bands[key] = self._followed(case, mode, wanted)
         return self.checked.bands[key]
 
@@ -233,8 +239,21 @@ class CheckedReference(ReferenceRuntime):
             if label in wanted:
                 bands[label] = mode.band(tensor)
 
-        runtime = replace(self._runtime(), scope=lambda: mode, noted=note)
-        return self.checked.called(runtime, self._plan(case), self._traced()), bands
+        base = self._runtime()
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with mode, base.scope():
+                yield
+
+        runtime = replace(base, scope=scope, noted=note)
+        with self._calling():
+            return self.checked.called(runtime, self._plan(case), self._traced()), bands
+
+    def _calling(self) -> AbstractContextManager[list[torch.dtype]]:
+        """Return a context in which the casts that a backend may not leave out are known."""
+        promise = self.checked.inner.reference().promise
+        return nullcontext([]) if promise == "none" else calling()
 
     def _runtime(self) -> Runtime:
         return self.runtime
