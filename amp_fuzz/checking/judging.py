@@ -53,7 +53,9 @@ def others(checked: Checked, found: Judged) -> list[Divergence]:
     skipped: set[str] = set()
     rounding = None
     if not checked.exact:
-        rounding = Rounding(partial(checked.reference().shadowed, found.case))
+        run = partial(checked.reference().shadowed, found.case)
+        promised = partial(run, promise="written") if checked.casts else None
+        rounding = Rounding(run, promised=promised)
     checked.seen.update(expected=found.expected, observed=found.observed)
     divergences: list[Divergence] = []
     with quiet():

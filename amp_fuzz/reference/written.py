@@ -2,16 +2,22 @@
 
 A compiler may keep float32 where eager rounds a 16-bit result, since no program asks for that
 rounding. ``x.half()`` asks for it. Both reach a dispatch mode as ``_to_copy``: the line of the
-program that is running tells them apart.
+program that is running tells them apart, and in code whose lines nobody knows the method that it
+calls.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +26,7 @@ from torch.utils._pytree import tree_map
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.xla import flat, place
 
-__all__ = ["CASTING", "SIXTEEN", "Elided", "casting", "written"]
+__all__ = ["CASTING", "SIXTEEN", "Elided", "calling", "casting", "written"]
 
 SIXTEEN = frozenset((torch.bfloat16, torch.float16))
 
@@ -42,12 +48,49 @@ def casting(lines: Mapping[str, Mapping[int, bool]]) -> Iterator[None]:
         _lines.update(before)
 
 
+_METHODS = ("bfloat16", "float", "half", "to", "type", "type_as")
+_OTHERS = tuple(str(p) + os.sep for p in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+_CALLED = ContextVar("in a cast that code outside of torch calls", default=False)
+
+
+@contextmanager
+def calling() -> Iterator[list[torch.dtype]]:
+    """Let the casts that code outside of torch calls be written ones for a block, in every thread.
+
+    Yields a list, to which each that rounds to 16 bits adds its dtype. Methods are exchanged: under
+    a `TorchFunctionMode` torch's modules leave their fast paths.
+    """
+    met: list[torch.dtype] = []
+    with ExitStack() as stack:
+        for name in _METHODS:
+            method = _told(getattr(torch.Tensor, name), met)
+            stack.enter_context(patch.object(torch.Tensor, name, method))
+        yield met
+
+
+def _told(honest: Callable[..., Any], met: list[torch.dtype]) -> Callable[..., Any]:
+    @functools.wraps(honest)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_code.co_filename.startswith(_OTHERS):
+            return honest(self, *args, **kwargs)
+        token = _CALLED.set(True)
+        try:
+            made = honest(self, *args, **kwargs)
+        finally:
+            _CALLED.reset(token)
+        if isinstance(made, torch.Tensor) and made.dtype in SIXTEEN and made.dtype != self.dtype:
+            met.append(made.dtype)
+        return made
+
+    return method
+
+
 def written() -> bool:
-    """Return whether the program's line that is running is a cast that the program writes.
+    """Return whether a cast that the program writes is running: its line, or its method.
 
     A backward pass runs under no line of the program: what it casts, autograd does.
     """
-    return _used_once() is not None
+    return _CALLED.get() or _used_once() is not None
 
 
 def _used_once() -> bool | None:
@@ -82,10 +125,15 @@ class Elided(TorchDispatchMode):
     takes the result, which is stored for it, and so does float64, since the register holds float32.
     A cast to the other 16-bit dtype takes the result too, unless nothing else does: then both are
     one cast (``pointless_convert`` in torch/_inductor/fx_passes/joint_graph.py).
+
+    Of code whose lines nobody knows it is not known either what else takes a result, nor where
+    Inductor ends a kernel and stores it. What is computed from one is then told to `either`, from
+    the float32 and from the result: shadows may have any of both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, either: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._either, self._unsure = either, False
         self._wide: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self._once: dict[Any, torch.Tensor] = {}
 
@@ -98,6 +146,8 @@ class Elided(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
+            if self._unsure and self._in_place(func, args, kwargs):
+                return args[0]
             for tensor in flat((args, kwargs)):
                 self._forget(tensor)
             return _plain(func, args, kwargs)
@@ -108,12 +158,19 @@ class Elided(TorchDispatchMode):
         changed = any(a is not b for a, b in zip(flat(given), flat(wide), strict=True))
         out = _plain(func, args, kwargs)
         if func is _CAST and out.dtype in SIXTEEN and out.dtype is not args[0].dtype:
-            once = _used_once()
+            self._unsure |= _CALLED.get()
+            once = _CALLED.get() or _used_once()
             source = self._once.get(place(args[0]), args[0])
             if source.dtype is torch.float32 and once is not None:
+                if self._unsure:
+                    with dispatch.exclude():
+                        source = source.clone()
                 self._wide[place(out)] = (out, source)
                 if once:
                     self._once[place(out)] = source
+            if changed and self._unsure:
+                with dispatch.exclude():
+                    self._either(out, func(*wide[0], **wide[1]))
             return out
         if not changed:
             return out
@@ -123,9 +180,37 @@ class Elided(TorchDispatchMode):
             for own, other in zip(flat(out), flat(made), strict=True):
                 self._wide[place(own)] = (own, other)
             return out
-        pairs = zip(flat(out), flat(made), strict=True)
-        narrow = iter([_as(other, own) for own, other in pairs])
-        return tree_map(lambda a: next(narrow) if isinstance(a, torch.Tensor) else a, out)
+        pairs = list(zip(flat(out), flat(made), strict=True))
+        narrow = [_as(other, own) for own, other in pairs]
+        if self._unsure:
+            for (own, _), other in zip(pairs, narrow, strict=True):
+                self._either(other, own)
+        each = iter(narrow)
+        return tree_map(lambda a: next(each) if isinstance(a, torch.Tensor) else a, out)
+
+    def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+        """Run an op that writes its first argument alone, as what it is in a graph; return if so.
+
+        A cast that is written to is written as it was before it was rounded, too.
+        """
+        wide = tree_map(self._widened, (args, kwargs))
+        pairs = zip(flat((args, kwargs)), flat(wide), strict=True)
+        inplace = func.__name__.partition(".")[0].endswith("_")
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if not inplace or random or all(a is b for a, b in pairs):
+            return False
+        own, target = args[0], wide[0][0]
+        with dispatch.exclude():
+            before = own.clone()
+        _plain(func, args, kwargs)
+        with dispatch.exclude():
+            rounded = own.clone()
+            if target is own:
+                own.copy_(before)
+            func(*wide[0], **wide[1])
+            if target is own:
+                self._either(own, rounded)
+        return True
 
     def _widened(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in SIXTEEN:
