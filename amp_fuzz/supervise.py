@@ -187,6 +187,8 @@ def talk(
     finally:
         ours.close()
         end(process)
+        with suppress(ValueError):  # not even SIGKILL ends it now
+            process.close()  # an error that is kept would keep its pipes open
 
 
 def _heard(pipe: connection.Connection, pid: int, timeout: float, idle: float) -> Any:

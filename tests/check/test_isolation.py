@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -392,3 +393,18 @@ def test_an_error_without_a_pickle_says_its_type_and_message(how: str, said: str
     with pytest.raises(RuntimeError, match=f"{said} .raised in a fork") as told:
         list(Apart()(_raising_what_has_no_pickle, how))
     assert "in _raising_what_has_no_pickle" in str(told.value.__cause__)
+
+
+def test_a_check_leaves_no_descriptor_open_when_its_fork_dies() -> None:
+    def ends(x: torch.Tensor) -> None:
+        os.abort()
+
+    amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu")
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    gc.disable()
+    try:
+        amp_fuzz.check(ends, torch.randn(3), backends="eager-cpu")
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        gc.enable()
