@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amp_fuzz import reference, strategies
-    from amp_fuzz.case import Case, CaseError, Plan, load, loads
-    from amp_fuzz.checking import CheckError, CheckFailed, CheckResult, check
-    from amp_fuzz.program import Program, ProgramError
-    from amp_fuzz.registration import RegistrationError, register_op
+    from amp_fuzz.cases.case import Case, CaseError, Plan, load, loads
+    from amp_fuzz.cases.program import Program, ProgramError
+    from amp_fuzz.interfaces.check import CheckError, CheckFailed, CheckResult, check
+    from amp_fuzz.interfaces.register import RegistrationError, register_op
 
 __all__ = [
     "Case",
@@ -38,19 +38,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Case": "amp_fuzz.case",
-    "CaseError": "amp_fuzz.case",
-    "CheckError": "amp_fuzz.checking",
-    "CheckFailed": "amp_fuzz.checking",
-    "CheckResult": "amp_fuzz.checking",
-    "Plan": "amp_fuzz.case",
-    "Program": "amp_fuzz.program",
-    "ProgramError": "amp_fuzz.program",
-    "RegistrationError": "amp_fuzz.registration",
-    "check": "amp_fuzz.checking",
-    "load": "amp_fuzz.case",
-    "loads": "amp_fuzz.case",
-    "register_op": "amp_fuzz.registration",
+    "Case": "amp_fuzz.cases.case",
+    "CaseError": "amp_fuzz.cases.case",
+    "CheckError": "amp_fuzz.interfaces.check",
+    "CheckFailed": "amp_fuzz.interfaces.check",
+    "CheckResult": "amp_fuzz.interfaces.check",
+    "Plan": "amp_fuzz.cases.case",
+    "Program": "amp_fuzz.cases.program",
+    "ProgramError": "amp_fuzz.cases.program",
+    "RegistrationError": "amp_fuzz.interfaces.register",
+    "check": "amp_fuzz.interfaces.check",
+    "load": "amp_fuzz.cases.case",
+    "loads": "amp_fuzz.cases.case",
+    "register_op": "amp_fuzz.interfaces.register",
 }
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "resolve",
 ]
 
-# Those of `amp_fuzz.records`, written out, because that module is slow to import.
+# Those of `amp_fuzz.records.schema`, written out, because that module is slow to import.
 NOTE_KINDS = ("precision", "autocast-raises", "portability")
 
 Kind: TypeAlias = Literal["integer", "number", "flag", "word", "choice", "list", "path", "paths"]

@@ -2,7 +2,8 @@
 
 Every pytest run in every project that has amp_fuzz installed loads this module, so it imports
 nothing but pytest and the standard library. What it takes to fuzz stands in
-`amp_fuzz.pytest_session` and `amp_fuzz.pytest_items`, imported once ``--amp-fuzz`` is given.
+`amp_fuzz.interfaces.plugin.session` and `amp_fuzz.interfaces.plugin.items`, imported once
+``--amp-fuzz`` is given.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.amp_fuzz and not (config.option.help or config.option.version):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch warns of on import is not the project's
-            from amp_fuzz.pytest_session import activate
+            from amp_fuzz.interfaces.plugin.session import activate
 
             activate(config)
 
@@ -136,9 +137,9 @@ def amp_check(request: pytest.FixtureRequest) -> Any:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch warns of on import is not the project's
-        from amp_fuzz import pytest_check
+        from amp_fuzz.interfaces.plugin import fixture
 
-    return pytest_check.amp_check(request)
+    return fixture.amp_check(request)
 
 
 # Those that mean something to the fixture, with or without --amp-fuzz.

@@ -25,13 +25,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.oracle.rounding import CONFIRM, SCREEN, THRESHOLD
 from amp_fuzz.reference import Band, Distance, distance
-from amp_fuzz.reference.shadows import UNIT_ROUNDOFF
+from amp_fuzz.reference.shadow.mode import UNIT_ROUNDOFF
+from amp_fuzz.runs.engine import Settings, Task, draw
 from benchmarks.common import arguments, show, versions
 
 

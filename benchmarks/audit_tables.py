@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.reference import Policy
 from benchmarks.common import ROOT, arguments, write
 from tests.faults.tables import Audited, equivalent, wrong_policies

@@ -29,15 +29,16 @@ from torch._inductor.utils import fresh_cache
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import Backend, backends, compiled
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends import compile as compiled
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import statements
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, cpu_seconds, machine, show, versions
 
 CASES = {"compile[inductor]": 18, "compile[aot_eager]": 60, "compile[eager]": 60, "export": 60}

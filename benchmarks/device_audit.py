@@ -21,13 +21,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.audit import _outcome, cases_of
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.privateuse1 import Device
-from amp_fuzz.case import Case
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.privateuse1.backend import Device
+from amp_fuzz.cases.case import Case
 from amp_fuzz.catalogue import Op, select
-from amp_fuzz.conformance import _FAKE_ERRORS
-from amp_fuzz.harness import quiet
+from amp_fuzz.reports.conformance import _FAKE_ERRORS
+from amp_fuzz.runs.audit import _outcome, cases_of
 from amp_fuzz.strategies.drawing import usable
 from benchmarks.common import ROOT, arguments, write
 

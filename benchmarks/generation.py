@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.program import regions, statements
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import regions, statements
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.strategies import cases
 from benchmarks.common import arguments, show, versions
 

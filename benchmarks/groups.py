@@ -28,8 +28,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case
-from amp_fuzz.engine import (
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.records.fingerprint import fingerprint, title
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, RunRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.runs.engine import (
     Crashed,
     Failed,
     Finding,
@@ -39,14 +43,10 @@ from amp_fuzz.engine import (
     draw,
     plan_tasks,
 )
-from amp_fuzz.fingerprints import fingerprint, title
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.records import CaseRecord, DivergenceRecord, RunRecord
-from amp_fuzz.session import versions
-from amp_fuzz.store import Store
+from amp_fuzz.runs.setup import versions
+from amp_fuzz.runs.workers import Supervisor
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.workers import Supervisor
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, Row, arguments, commit, cpu_seconds, write
 from tests.faults.corrupted import Corrupted
 from tests.faults.many import TEN, counts, install, seeded

@@ -32,17 +32,17 @@ from torch._dynamo.utils import counters
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case, loads
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.oracle import Divergence, Rounding
 from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.rounding import SCREEN
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import distance
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, machine, show, versions
 
 ASKED: list[Rounding] = []  # of a case: the one that knows nothing of bugs

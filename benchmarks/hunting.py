@@ -22,17 +22,17 @@ import torch
 
 import amp_fuzz
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.jaxed import JaxBackend
-from amp_fuzz.backends.torchax import TorchaxBackend
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case, loads
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.jax.backend import JaxBackend
+from amp_fuzz.backends.torchax.backend import TorchaxBackend
+from amp_fuzz.cases.case import Case, loads
+from amp_fuzz.findings.minimize.target import Shrunk, Target, asker, shrink
 from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.shrink import Shrunk, Target, asker, shrink
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import CASES, Row, arguments, machine, read, show, versions, write
 
 Line = Row

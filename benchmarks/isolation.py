@@ -28,7 +28,7 @@ from benchmarks.common import ROOT, arguments, commit, machine, versions, write
 HERE = Path(__file__).resolve().parents[1]
 JSON = Path(__file__).with_suffix(".json")
 OPS = "mm,relu,linear,softmax,cat,sum,exp,layer_norm,mse_loss,sub"
-CLI = "import sys; from amp_fuzz.cli import main; sys.exit(main())"
+CLI = "import sys; from amp_fuzz.interfaces.cli import main; sys.exit(main())"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 

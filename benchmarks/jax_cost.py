@@ -37,9 +37,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends import backends, jaxed, torchax
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.jax import backend as jaxed
+from amp_fuzz.backends.torchax import backend as torchax
+from amp_fuzz.runs.engine import Settings, Task, draw
 from benchmarks.common import arguments, read, write
 
 JSON = Path(__file__).with_suffix(".json")

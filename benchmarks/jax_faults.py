@@ -20,12 +20,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends.jaxed import JaxBackend
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.jax.backend import JaxBackend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, arguments, write
 from benchmarks.hunting import kept
 from tests.faults.lowerings import FAULTS, Faulty

@@ -27,7 +27,10 @@ from benchmarks.common import arguments, machine, read, versions, write
 
 JSON = Path(__file__).with_suffix(".json")
 EVERY = 500
-CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # as in amp_fuzz.workers
+CAPACITIES = (
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    "LRU_CACHE_CAPACITY",
+)  # as in amp_fuzz.runs.workers
 
 
 def main() -> None:
@@ -63,9 +66,9 @@ def measure(name: str, cases: int, seed: int) -> dict[str, Any]:
     """Judge so many cases; return the size of the process, in MiB, after every 500."""
     import torch
 
-    from amp_fuzz.engine import Settings, Task, explore
-    from amp_fuzz.known import shipped
-    from amp_fuzz.records import CaseRecord
+    from amp_fuzz.records.schema import CaseRecord
+    from amp_fuzz.runs.engine import Settings, Task, explore
+    from amp_fuzz.upstream.known import shipped
 
     torch.set_num_threads(1)
     settings = Settings((name,), seed=seed, known=shipped(), minimize=0.0)

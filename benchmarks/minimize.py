@@ -7,11 +7,11 @@ then in programs with the op that it is called after: in eager's kernels, in the
 TorchScript, and in what compilers make of programs. So is each fault of tests/faults/contexts.py
 that leaves state behind. The case that finds it is minimised and written as a script, which is run
 in a fresh process twice: with the fault, where it must end with 1, and without, where it must end
-with 0. Last come the bugs of torch that amp_fuzz/known.toml knows: the first case that shows each
-of them alone, among so many that the engine draws for a backend; their scripts must end with 1.
-Writes ``benchmarks/minimize.json`` after each fault, and
-``docs/minimize.md``. What is not run is kept. Seconds are CPU seconds of one core, those of the C++
-compiler included, and so are the limits of the search.
+with 0. Last come the bugs of torch that amp_fuzz/upstream/known.toml knows: the first case that
+shows each of them alone, among so many that the engine draws for a backend; their scripts must end
+with 1. Writes ``benchmarks/minimize.json`` after each fault, and ``docs/minimize.md``. What is not
+run is kept. Seconds are CPU seconds of one core, those of the C++ compiler included, and so are the
+limits of the search.
 """
 
 from __future__ import annotations
@@ -35,19 +35,14 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends, unsupported
-from amp_fuzz.backends.scripted import ScriptBackend
-from amp_fuzz.case import Case
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.torchscript import ScriptBackend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.causes import general
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.minimize import capture
-from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import statements
-from amp_fuzz.repro import ReproError, repro
-from amp_fuzz.shrink import (
+from amp_fuzz.findings.guilty import fingerprint, guilty
+from amp_fuzz.findings.minimize import capture
+from amp_fuzz.findings.minimize.target import (
     Memory,
     Shrunk,
     Target,
@@ -59,8 +54,13 @@ from amp_fuzz.shrink import (
     stage_of,
     working,
 )
-from amp_fuzz.triage import fingerprint, guilty
+from amp_fuzz.findings.repro.script import ReproError, repro
+from amp_fuzz.findings.wrong_policy import general
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import (
     ROOT,
     Row,

@@ -62,7 +62,7 @@ def page(result: Row) -> str:
         "A fault is seeded, the first case that finds it ([numeric-faults.md](numeric-faults.md))",
         "is minimised, and the result is written as a script. The script is run in a fresh process",
         "with the fault, where it must exit with 1, and without, where it must exit with 0.",
-        "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/known.toml) has, each with",
+        "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/upstream/known.toml) has, each with",
         "the first drawn case that shows it alone on a backend, or, where no draw showed it, the",
         f"example of the tests ({together} show only together with others): their scripts must",
         "exit with 1.",

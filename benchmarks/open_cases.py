@@ -19,11 +19,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import load
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import load
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import CASES, arguments, named
 
 OPEN = CASES / "open"

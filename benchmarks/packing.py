@@ -29,11 +29,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.program import Items, Node, Program, Ref, Region, statements
-from amp_fuzz.shrink import Answer, Memory, Target, asker, shrink
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Items, Node, Program, Ref, Region, statements
+from amp_fuzz.findings.minimize.target import Answer, Memory, Target, asker, shrink
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments, machine, read, versions, write
 from benchmarks.compilers import spent

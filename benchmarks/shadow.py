@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from amp_fuzz import harness, prelude, reference
-from amp_fuzz.backends import backends
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.reference.shadows import UNIT_ROUNDOFF, Band, Shadow, distance
+from amp_fuzz import reference
+from amp_fuzz.backends import backends, harness, prelude
+from amp_fuzz.cases.case import Case
+from amp_fuzz.reference.shadow.mode import UNIT_ROUNDOFF, Band, Shadow, distance
+from amp_fuzz.runs.engine import Settings, Task, draw
 from benchmarks.common import arguments, machine, versions, write
 from benchmarks.shadow_causes import MANY, Cause, Traced, enough, probe
 

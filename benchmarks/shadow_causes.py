@@ -35,7 +35,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from amp_fuzz.reference.schemas import bound
-from amp_fuzz.reference.shadows import (
+from amp_fuzz.reference.shadow.mode import (
     UNIT_ROUNDOFF,
     Band,
     Shadow,

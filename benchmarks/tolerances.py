@@ -29,16 +29,16 @@ from torch._dynamo.utils import same as dynamo_same
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle import Divergence, Rounding
 from amp_fuzz.oracle.compare import same as bitwise
 from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.reference import Band
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import Row, arguments, conditions, read, write
 from benchmarks.numeric_faults import JSON, TOLERANCES, write_page
 from tests.faults.corrupted import Corrupted

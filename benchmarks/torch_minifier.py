@@ -25,12 +25,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.repro import repro
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.repro.script import repro
+from amp_fuzz.runs.engine import Settings, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, Row, arguments, read, write
 from benchmarks.minimize import CASES, FOCUSED, named_after
 from benchmarks.minimize_page import AFTER, JSON, PAGE, THEIRS, page

@@ -23,11 +23,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.torchax import TorchaxBackend
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.torchax.backend import TorchaxBackend
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, write
 
 OUT = Path(__file__).with_suffix(".json")

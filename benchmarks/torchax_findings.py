@@ -25,13 +25,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case, loads
-from amp_fuzz.known import shipped
-from amp_fuzz.program import statements
-from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.repro import ReproError, repro
-from amp_fuzz.supervise import Journal, minimise
-from amp_fuzz.supervised import Done, Job
+from amp_fuzz.cases.case import Case, loads
+from amp_fuzz.cases.program import statements
+from amp_fuzz.findings.repro.script import ReproError, repro
+from amp_fuzz.findings.supervision.supervisor import Journal, minimise
+from amp_fuzz.findings.supervision.worker import Done, Job
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, arguments, read, write
 
 OUT = Path(__file__).with_suffix(".json")

@@ -22,12 +22,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import Mode, Torchax, TorchaxBackend, lacking
-from amp_fuzz.case import Case, Plan, inferring
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.torchax.backend import Mode, Torchax, TorchaxBackend, lacking
+from amp_fuzz.cases.case import Case, Plan, inferring
+from amp_fuzz.cases.program import Program
 from amp_fuzz.catalogue import Op, select
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.program import Program
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from benchmarks.common import arguments
 

@@ -24,9 +24,14 @@ __all__ = ["Done", "Forked", "fork_workers", "forked"]
 # torch imports at the first checkpoint, optimizer step or custom op.
 PRELOADED = [
     *("torch", "torch._dynamo", "pandas", "jinja2", "rich.table", "hypothesis"),
-    *("amp_fuzz.audit", "amp_fuzz.cli", "amp_fuzz.explain", "amp_fuzz.recheck"),
-    *("amp_fuzz.pytest_session", "amp_fuzz.reports.html", "amp_fuzz.reports.markdown"),
-    *("amp_fuzz.session", "amp_fuzz.supervise", "amp_fuzz.workers"),
+    *(
+        "amp_fuzz.runs.audit",
+        "amp_fuzz.interfaces.cli",
+        "amp_fuzz.findings.explanation",
+        "amp_fuzz.findings.recheck",
+    ),
+    *("amp_fuzz.interfaces.plugin.session", "amp_fuzz.reports.html", "amp_fuzz.reports.markdown"),
+    *("amp_fuzz.runs.setup", "amp_fuzz.findings.supervision.supervisor", "amp_fuzz.runs.workers"),
 ]
 
 
@@ -120,7 +125,7 @@ def fork_workers(replace: Callable[[Any, str, Any], object]) -> None:
 
     replace: `setattr`, or what undoes it at the end of a test.
     """
-    from amp_fuzz import audit
+    from amp_fuzz.runs import audit
 
     context = _Context()
     context.set_forkserver_preload(PRELOADED)

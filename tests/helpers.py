@@ -19,11 +19,10 @@ import torch
 from hypothesis import HealthCheck, Phase, find, settings
 
 from amp_fuzz.backends import Availability, Backend, backends
+from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case, Plan, load
-from amp_fuzz.catalogue import CATALOGUE, select
-from amp_fuzz.harness import Observation, Raised, bits, compiled
-from amp_fuzz.program import (
+from amp_fuzz.cases.case import Case, Plan, load
+from amp_fuzz.cases.program import (
     Arg,
     Autocast,
     Float,
@@ -36,6 +35,7 @@ from amp_fuzz.program import (
     TensorSpec,
     statements,
 )
+from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.strategies import drawing
 
 __all__ = [

@@ -20,10 +20,10 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.program import Statement, TensorSpec, statements
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Statement, TensorSpec, statements
 
 __all__ = [
     "Availability",
@@ -196,7 +196,7 @@ Call: TypeAlias = Callable[[Runtime, Callable[..., Any] | None], Observation]
 class Calls(Protocol):
     """How ``amp_fuzz.check`` calls a callable on a backend, in the place of a case's program.
 
-    `amp_fuzz.backends.torchbackend.TorchBackend` has them for a callable that is called as it is.
+    `amp_fuzz.backends.torch_base.TorchBackend` has them for a callable that is called as it is.
     """
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:

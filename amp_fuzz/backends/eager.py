@@ -11,7 +11,7 @@ import torch
 from amp_fuzz.backends import vendor
 from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reproducing import TorchRepros
-from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torch_base import TorchBackend
 
 __all__ = ["EagerBackend", "backends"]
 

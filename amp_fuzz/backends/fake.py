@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from amp_fuzz import harness
-from amp_fuzz.backends import guards
+from amp_fuzz.backends import device_guards, harness
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts
+from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
-from amp_fuzz.backends.torchbackend import TorchBackend
-from amp_fuzz.case import CUSTOM_OPS, Case, Plan
-from amp_fuzz.harness import Observation, Runtime
+from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
@@ -92,7 +91,7 @@ def fake_tensors(device: str) -> Iterator[None]:
     level = _LOGGER.level
     _LOGGER.setLevel(logging.CRITICAL + 1)
     try:
-        with guards.stand_in(device), _mode():
+        with device_guards.stand_in(device), _mode():
             yield
     finally:
         _LOGGER.setLevel(level)
@@ -118,7 +117,7 @@ class FakeBackend(TorchRepros, TorchBackend):
         """Say whether this torch knows autocast for the device type."""
         if not torch.amp.is_autocast_available(self.device):
             return Availability("missing", f"torch {torch.__version__} has no autocast for it")
-        if not guards.known():
+        if not device_guards.known():
             return Availability("broken", "libc10 has no registry of device guards that we know")
         return Availability("ready", f"torch {torch.__version__}, no values")
 
@@ -159,7 +158,7 @@ class FakeBackend(TorchRepros, TorchBackend):
 
     def setup(self, names: Set[str]) -> list[str]:
         """Return the name of the device, its stand-in guard, the fake mode, and autocast."""
-        parts = [f'device = "{self.device}"', f"{guards.source(self.device)}\n{_MODE}"]
+        parts = [f'device = "{self.device}"', f"{device_guards.source(self.device)}\n{_MODE}"]
         if "autocast" in names:
             parts.append(source_of(FakeAutocast).replace("class FakeAutocast", "class autocast"))
         return parts

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz import imitated
-from amp_fuzz.case import Case
+from amp_fuzz.backends import imitated
+from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import DOCUMENTED, Call, Semantics, Treatment, dispatch, under
 
 __all__ = ["KNOWN", "NOTHING", "Composed", "Imitation", "asking", "compose", "current", "imitating"]

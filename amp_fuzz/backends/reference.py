@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from amp_fuzz import harness, prelude, reference
-from amp_fuzz.backends import imitation
+from amp_fuzz import reference
+from amp_fuzz.backends import harness, imitation, prelude
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitation import Composed
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Runtime
-from amp_fuzz.imitated import active_quirks
+from amp_fuzz.backends.source import cast_lines
+from amp_fuzz.cases.case import Case
 from amp_fuzz.reference.autocast import reset, state
-from amp_fuzz.reference.shadows import Band, Promise, Reach, Shadow
-from amp_fuzz.reference.written import casting
-from amp_fuzz.source import cast_lines
+from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, Shadow
+from amp_fuzz.reference.shadow.written import casting
 
 __all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Set
 
 import torch
 
-from amp_fuzz.case import Case
-from amp_fuzz.program import TensorSpec
-from amp_fuzz.source import program_source
+from amp_fuzz.backends.source import program_source
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import TensorSpec
 
 __all__ = ["TorchRepros", "opaque", "source_of"]
 

@@ -1,9 +1,9 @@
 """A device that the user has installed: an out-of-tree device module, judged like any of torch's.
 
-It is named by the options ``device`` and ``policies`` (`amp_fuzz.devices`). Two backends come of
-it. ``eager-NAME`` compares with the reference on the device's own tensors and kernels, dtype for
-dtype and bit for bit: its autocast. ``eager-NAME[shadow]`` compares with the reference on the CPU,
-by shadow arithmetic: its kernels too.
+It is named by the options ``device`` and ``policies`` (`amp_fuzz.backends.devices`). Two backends
+come of it. ``eager-NAME`` compares with the reference on the device's own tensors and kernels,
+dtype for dtype and bit for bit: its autocast. ``eager-NAME[shadow]`` compares with the reference on
+the CPU, by shadow arithmetic: its kernels too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from amp_fuzz import harness
+from amp_fuzz.backends import harness
 from amp_fuzz.backends.base import Availability, Backend, Call
+from amp_fuzz.backends.devices import policies_of
+from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
-from amp_fuzz.backends.torchbackend import TorchBackend
-from amp_fuzz.case import Case, Plan
+from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.config import OPTIONS
-from amp_fuzz.devices import policies_of
-from amp_fuzz.harness import Observation
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import PolicyTable, adopt
 

@@ -13,8 +13,8 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from amp_fuzz.cases.program import Node, Program, ProgramError, Ref, Region, Statement, show_arg
 from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value, out
-from amp_fuzz.program import Node, Program, ProgramError, Ref, Region, Statement, show_arg
 
 __all__ = [
     "CATALOGUE",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from amp_fuzz.cases.program import FLOAT_DTYPES, DType
 from amp_fuzz.catalogue.arithmetic import torch_forms
 from amp_fuzz.catalogue.core import Build, Builder, Call, op, out
-from amp_fuzz.program import FLOAT_DTYPES, DType
 
 CASTS = frozenset(("to.dtype", "to.other", "type_as", "float", "half", "bfloat16", "copy_"))
 """The ops by which a program asks for a rounding."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from amp_fuzz.cases.program import DType
 from amp_fuzz.catalogue.core import Builder, Call, Shape, Value, op, out
 from amp_fuzz.catalogue.linalg import ANY_FLOATS, FLOATS, INF, Build, draw_matrix, draw_square
-from amp_fuzz.program import DType
 
 # -- condition numbers and ranks ------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from amp_fuzz.cases.program import DType
 from amp_fuzz.catalogue.arithmetic import receiver_kind, torch_forms
 from amp_fuzz.catalogue.core import Builder, Call, Kind, Out, Shape, Value, op, out
 from amp_fuzz.catalogue.promotion import is_float
 from amp_fuzz.catalogue.statistics import reduced
-from amp_fuzz.program import DType
 
 _WIDE = ("float32", "float64")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from amp_fuzz.cases.program import DType
 from amp_fuzz.catalogue.arithmetic import torch_forms
 from amp_fuzz.catalogue.core import Build, Builder, Call, Kind, Out, Shape, Value, op, out
-from amp_fuzz.program import DType
 
 __all__ = ["reduced"]
 

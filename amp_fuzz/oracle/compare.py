@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from amp_fuzz.harness import Observation, Raised, bits
+from amp_fuzz.backends.harness import Observation, Raised, bits
 
 __all__ = ["Divergence", "Judgement", "Kind", "compare", "describe", "differ"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
 
 __all__ = ["alike", "complaints", "raised", "refuses"]
 

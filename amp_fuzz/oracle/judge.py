@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from amp_fuzz.backends import Backend, BackendError, unsupported
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.oracle.relations import RELATIONS, check_relation
 from amp_fuzz.oracle.trial import Skip, Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.records import Note
+from amp_fuzz.records.schema import Note
 
 __all__ = ["Explain", "Explanation", "Judge", "Unexplained", "confirmed"]
 

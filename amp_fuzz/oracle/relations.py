@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from amp_fuzz.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.oracle.compare import Divergence, compare
-from amp_fuzz.program import (
+from amp_fuzz.backends.harness import Observation, Raised
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
+from amp_fuzz.cases.program import (
     Autocast,
     NoGrad,
     Ref,
@@ -24,6 +23,7 @@ from amp_fuzz.program import (
     returning_all,
     statements,
 )
+from amp_fuzz.oracle.compare import Divergence, compare
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 

@@ -1,7 +1,7 @@
 """Decide whether rounding alone explains that two values differ: the oracle of inexact backends.
 
 No tolerance: the band comes from the case itself, by shadow arithmetic under the reference
-(`amp_fuzz.reference.shadows`). One threshold for all ops and dtypes, on the largest excess of an
+(`amp_fuzz.reference.shadow.mode`). One threshold for all ops and dtypes, on the largest excess of an
 element and on the bias of a tensor; benchmarks/shadow.json has what honest kernels come to. What is
 over it is measured again with many more samples before it is called a divergence.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
 from amp_fuzz.oracle.compare import Divergence, describe, nonfinite_differs, real, same
-from amp_fuzz.reference.shadows import THRESHOLD, Band, Distance, Reach, distance
+from amp_fuzz.reference.shadow.mode import THRESHOLD, Band, Distance, Reach, distance
 
 __all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
 

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import torch
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.case import Case, bare, single
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case, bare, single
 from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, same
 from amp_fuzz.oracle.errors import alike, raised
 from amp_fuzz.oracle.relations import within
 from amp_fuzz.oracle.rounding import Rounding
-from amp_fuzz.reference.shadows import Band
+from amp_fuzz.reference.shadow.mode import Band
 
 __all__ = ["Scope", "Skip", "Trial"]
 

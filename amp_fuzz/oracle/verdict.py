@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.harness import Observation
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.program import statements
-from amp_fuzz.records import CaseRecord, DivergenceRecord, KernelRecord, Note, Outcome
+from amp_fuzz.oracle.labels import guilty_op
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, KernelRecord, Note, Outcome
 from amp_fuzz.reference import KernelCall
 
 __all__ = ["Verdict"]
@@ -24,8 +24,8 @@ class Verdict:
 
     known: the ids of the entries that explain the divergence, joined by +. unjudged: how many
     values differ of which nothing can be said. uncompiled: it agreed, but the compiler made no
-    graph of it. platform: see `Observation`. notes: facts beside the verdict; `amp_fuzz.notes`
-    finds more of them later. seen: what the reference did.
+    graph of it. platform: see `Observation`. notes: facts beside the verdict;
+    `amp_fuzz.findings.notes` finds more of them later. seen: what the reference did.
     """
 
     case: Case

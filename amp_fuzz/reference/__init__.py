@@ -7,10 +7,10 @@
 from amp_fuzz.reference.autocast import autocast, snapshot
 from amp_fuzz.reference.cache import clear_cache
 from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
-from amp_fuzz.reference.customop import CustomOp, custom_op
+from amp_fuzz.reference.custom_op import CustomOp, custom_op
 from amp_fuzz.reference.functions import checkpoint, custom_bwd, custom_fwd
 from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
-from amp_fuzz.reference.shadows import Band, Distance, Shadow, Shadowed, distance, shadow
+from amp_fuzz.reference.shadow.mode import Band, Distance, Shadow, Shadowed, distance, shadow
 from amp_fuzz.reference.state import as_device, log_kernels
 from amp_fuzz.reference.suppositions import inherited, intercepting, supposing, under
 from amp_fuzz.reference.tables import (

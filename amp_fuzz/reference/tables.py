@@ -24,7 +24,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from amp_fuzz.program import FLOAT_DTYPES
+from amp_fuzz.cases.program import FLOAT_DTYPES
 
 __all__ = [
     "DEVICES",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_fuzz.known import Known, shipped
-from amp_fuzz.outputs import write_whole
-from amp_fuzz.store import Store, StoreError
+from amp_fuzz.records.outputs import write_whole
+from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.upstream.known import Known, shipped
 
 if TYPE_CHECKING:
     from amp_fuzz.reports.frames import RunData

@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 import pandas as pd
 
-from amp_fuzz.program import statements
-from amp_fuzz.records import (
+from amp_fuzz.cases.program import statements
+from amp_fuzz.records.schema import (
     CaseRecord,
     DivergenceRecord,
     EndRecord,
@@ -23,7 +23,7 @@ from amp_fuzz.records import (
     Record,
     RunRecord,
 )
-from amp_fuzz.store import Store
+from amp_fuzz.records.store import Store
 
 __all__ = [
     "Noted",

@@ -9,7 +9,7 @@ from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from amp_fuzz.program import statements
+from amp_fuzz.cases.program import statements
 from amp_fuzz.reports.view import (
     BackendView,
     FindingView,

@@ -12,11 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from amp_fuzz.case import Case
-from amp_fuzz.fingerprints import title
-from amp_fuzz.known import Known
-from amp_fuzz.printable import clean, clean_lines
-from amp_fuzz.records import (
+from amp_fuzz.cases.case import Case
+from amp_fuzz.records.fingerprint import title
+from amp_fuzz.records.schema import (
     GIVEN,
     BaselineRecord,
     DivergenceRecord,
@@ -26,6 +24,8 @@ from amp_fuzz.records import (
 )
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
+from amp_fuzz.reports.printable import clean, clean_lines
+from amp_fuzz.upstream.known import Known
 
 __all__ = [
     "BackendView",

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from hypothesis import strategies as st
 
+from amp_fuzz.cases.program import DOMAINS, DTYPES, LAYOUTS, TensorSpec
+from amp_fuzz.cases.program import statements as calls
 from amp_fuzz.catalogue import CATALOGUE, Op, select
-from amp_fuzz.program import DOMAINS, DTYPES, LAYOUTS, TensorSpec
-from amp_fuzz.program import statements as calls
 from amp_fuzz.reference.tables import DEVICES
 from amp_fuzz.strategies import drawing
+from amp_fuzz.strategies.choices import Bytes
 from amp_fuzz.strategies.dropping import dropped
-from amp_fuzz.strategies.source import Bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from amp_fuzz.case import Case, Plan
-    from amp_fuzz.program import Program
+    from amp_fuzz.cases.case import Case, Plan
+    from amp_fuzz.cases.program import Program
 
 __all__ = ["cases", "plans", "programs", "tensors"]
 
@@ -193,7 +193,7 @@ def tensors(
 def _tensor(
     shape: tuple[int, ...], dtype: str, domain: Any, layout: Any, seed: int
 ) -> torch.Tensor:
-    from amp_fuzz.inputs import tensor
+    from amp_fuzz.cases.inputs import tensor
 
     return tensor(TensorSpec("x0", shape, dtype, domain, layout), seed)
 

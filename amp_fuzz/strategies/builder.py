@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from amp_fuzz.catalogue.core import Kind, Op, Out, Value, broadcasts
-from amp_fuzz.program import (
+from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Arg,
     Domain,
@@ -27,7 +26,8 @@ from amp_fuzz.program import (
     Statement,
     TensorSpec,
 )
-from amp_fuzz.strategies.source import Bytes, digits, integer
+from amp_fuzz.catalogue.core import Kind, Op, Out, Value, broadcasts
+from amp_fuzz.strategies.choices import Bytes, digits, integer
 
 __all__ = ["FORMS", "Frame", "Palette", "ProgramBuilder"]
 

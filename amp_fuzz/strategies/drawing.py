@@ -11,9 +11,8 @@ from functools import cache, lru_cache
 import msgspec
 import torch
 
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.program import (
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     Context,
@@ -28,10 +27,11 @@ from amp_fuzz.program import (
     returning_all,
     returning_last,
 )
+from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.reference.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
+from amp_fuzz.strategies.choices import Bytes, digits, integer
 from amp_fuzz.strategies.idioms import IDIOMS, Idiom, stages
-from amp_fuzz.strategies.source import Bytes, digits, integer
 
 __all__ = ["draw_case", "draw_plan", "draw_program", "forget_tables", "usable"]
 

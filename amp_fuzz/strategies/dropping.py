@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from amp_fuzz.program import (
+from amp_fuzz.cases.program import (
     Node,
     Program,
     Region,

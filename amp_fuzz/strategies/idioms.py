@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from amp_fuzz.cases.program import Domain
 from amp_fuzz.catalogue import Op, select
-from amp_fuzz.program import Domain
 
 __all__ = ["IDIOMS", "Idiom", "stages"]
 

@@ -4,8 +4,8 @@ A divergence that vanishes when the reference imitates a bug is explained by tha
 that does not vanish is another one. Neither the reference nor a backend imports this package.
 """
 
+from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitation import asking
-from amp_fuzz.imitated import active_quirks
 from amp_fuzz.upstream.registry import QUIRKS, composed, quirks
 
 __all__ = ["QUIRKS", "active_quirks", "asking", "composed", "quirks"]

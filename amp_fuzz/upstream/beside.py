@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import msgspec
 
-from amp_fuzz.blame import Named, named, tainted
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.program import returning_all, statements
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.judge import confirmed
+from amp_fuzz.oracle.labels import Named, named, tainted
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.program import returning_all, statements
 from amp_fuzz.upstream.evidence import Listed
 from amp_fuzz.upstream.imitate import imitated
 

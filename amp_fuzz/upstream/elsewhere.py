@@ -1,6 +1,6 @@
 """Bugs whose imitation, or a part of it, stands in the module of a backend so far.
 
-That module asks `amp_fuzz.imitated.active_quirks`. Each name has a page in docs/findings/.
+That module asks `amp_fuzz.backends.imitated.active_quirks`. Each name has a page in docs/findings/.
 
 compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
     its forward, wherever it stands.
@@ -8,7 +8,7 @@ compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional
     compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-cross,
     compile-mixed-layer-norm, compile-mixed-mv, compile-promotion, compile-remainder,
     compile-std, compile-weight-norm, export-promotion: an op is computed as a decomposition or
-    a lowering does it (`amp_fuzz.reference.lowered`).
+    a lowering does it (`amp_fuzz.backends.imitations.lowered`).
 compile-dropout: a dropout that drops nothing returns a copy, where eager returns its input.
 compile-functions: a Python function of torch that modes may override is called again from what
     it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
@@ -24,7 +24,7 @@ compile-views: a view that is made under ``no_grad`` in a program and returned f
 compile-weight-cache: a compiled program neither sees nor leaves a cast in the weight cache.
 compile-written-casts: what is computed from a float32 that the program casts to 16 bits takes
     it as it was before, but for ops that are kernels by themselves
-    (`amp_fuzz.reference.written`).
+    (`amp_fuzz.reference.shadow.written`).
 export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
     under which what comes after it is, too, and so is one in another that is not reentrant.
 export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
@@ -43,9 +43,10 @@ torchax-composites: a composite op has no policy, the ops that it is made of hav
     that torchax computes whole (`OPAQUE`) have none, nor has what they are made of, unless
     another function calls them.
 torchax-cut-graph: what torchax computes above autograd has no history: what functions of
-    `amp_fuzz.reference.torchax.CUTS` return, and casts by ``to`` (the backend's part).
+    `amp_fuzz.backends.imitations.torchax.CUTS` return, and casts by ``to`` (the backend's part).
 torchax-dtype-argument: sum, nansum and vector norms know no ``dtype=``, nor does cumsum of a
-    tensor of no dimension; cumprod gives such integers back (`amp_fuzz.reference.torchax`).
+    tensor of no dimension; cumprod gives such integers back
+    (`amp_fuzz.backends.imitations.torchax`).
 torchax-float64: float64 tensors are cast like any others.
 torchax-formulas: cumsum, cumprod, fmod, gelu, sigmoid, exp2, log_softmax and
     binary_cross_entropy_with_logits round each step of other formulas in 16 bits; derivatives
@@ -69,21 +70,21 @@ torchax-softmax-dtype: softmax knows no ``dtype=`` in a program whose first call
 torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
 torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
 torchax-svd-signs: singular vectors have the signs that were observed, which U and V share
-    (`amp_fuzz.reference.gauge`).
+    (`amp_fuzz.backends.imitations.gauge`).
 torchax-torch-autocast: a context casts nothing.
 torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
 torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
-    (`amp_fuzz.reference.formulas`).
+    (`amp_fuzz.backends.imitations.formulas`).
 torchscript-autodiff: from the third call on, the gradients of a scripted program come from
     TorchScript's own formulas, which cast and round elsewhere.
 torchscript-common-subexpressions: of two calls with the same arguments one is made, though the
-    other stands in another grad mode (`amp_fuzz.backends.merged`).
+    other stands in another grad mode (`amp_fuzz.backends.imitations.merged`).
 torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
     given what does, is cast once more; an addmm there is a product, and a sum in float32.
 torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and softplus are
-    computed as TorchScript does, without autocast too (`amp_fuzz.reference.formulas`).
+    computed as TorchScript does, without autocast too (`amp_fuzz.backends.imitations.formulas`).
 torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
-    is multiplied with it in place (`amp_fuzz.reference.formulas`).
+    is multiplied with it in place (`amp_fuzz.backends.imitations.formulas`).
 torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
     the autocast around it (`amp_fuzz.reference.torchscript`).
 torchscript-reduction: losses that are called by their overload without `reduction` take the
@@ -94,19 +95,19 @@ trace-max-out: max and min of all elements with ``out=`` are those of two tensor
 trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
     the trace.
 xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
-    channels of the others, with 0 (`amp_fuzz.reference.xla`).
+    channels of the others, with 0 (`amp_fuzz.backends.imitations.xla`).
 xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
-    rounded (`amp_fuzz.reference.xla`).
+    rounded (`amp_fuzz.backends.imitations.xla`).
 xla-fast-tanh: tanh of float32, also in gelu and mish, is a quotient of polynomials, off by up
-    to 4.3 units of 2^-24 where it is near 1 (`amp_fuzz.reference.xla`).
+    to 4.3 units of 2^-24 where it is near 1 (`amp_fuzz.backends.imitations.xla`).
 xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which cancels near 1 and 2
-    (`amp_fuzz.reference.xla`).
+    (`amp_fuzz.backends.imitations.xla`).
 xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
-    is: a program that XLA compiles selects (`amp_fuzz.reference.lowered`).
+    is: a program that XLA compiles selects (`amp_fuzz.backends.imitations.lowered`).
 xla-subnormals: shadows take subnormal numbers for 0 at any op, half of the time: XLA's kernels
     for the CPU do, and its moves do not.
 xla-sums: sums, means and `mse_loss` of float32 lose in the shadows what a sum loses that adds
-    one term after the other (`amp_fuzz.reference.sums`).
+    one term after the other (`amp_fuzz.reference.shadow.sums`).
 """
 
 from __future__ import annotations

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from amp_fuzz.backends import backends
-from amp_fuzz.blame import Named, guilty_op, named, tainted
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import Known
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation
 from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.labels import Named, guilty_op, named, tainted
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.program import statements
 from amp_fuzz.upstream.imitate import imitated, imitating
-from amp_fuzz.without import WITHOUT
+from amp_fuzz.upstream.known import Known
+from amp_fuzz.upstream.remedies import WITHOUT
 
 __all__ = ["Imitated", "Left", "Listed", "Remedied"]
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.known import Known
+from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.program import statements
 from amp_fuzz.upstream import beside
 from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
 from amp_fuzz.upstream.imitate import asking
+from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.roundings import left_out
 from amp_fuzz.upstream.search import smallest
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import msgspec
 
 from amp_fuzz.backends.imitation import asking
+from amp_fuzz.backends.imitations.gauge import DECOMPOSITIONS, Pair, observing
+from amp_fuzz.backends.imitations.torchax import GAUGE
+from amp_fuzz.backends.imitations.xla import noting
+from amp_fuzz.cases.program import returning_all, statements
 from amp_fuzz.oracle.trial import Scope, Trial
-from amp_fuzz.program import returning_all, statements
 from amp_fuzz.reference import supposing
-from amp_fuzz.reference.gauge import DECOMPOSITIONS, Pair, observing
-from amp_fuzz.reference.torchax import GAUGE
-from amp_fuzz.reference.xla import noting
 from amp_fuzz.upstream.registry import quirks
 
 __all__ = ["asking", "imitated", "imitating", "noting", "supposing", "vectors"]

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from amp_fuzz.blame import guilty_op, named
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.source import statement_source
+from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.judge import Explanation
+from amp_fuzz.oracle.labels import guilty_op, named
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.program import statements
-from amp_fuzz.records import Note
-from amp_fuzz.reference.written import SIXTEEN
-from amp_fuzz.source import statement_source
+from amp_fuzz.records.schema import Note
+from amp_fuzz.reference.shadow.written import SIXTEEN
 from amp_fuzz.upstream.imitate import imitated, noting
 
 __all__ = ["left_out"]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.errors import refuses
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import Policy
 from amp_fuzz.upstream.imitate import imitated, supposing
+from amp_fuzz.upstream.known import shipped
 
 __all__ = ["agrees_with"]
 

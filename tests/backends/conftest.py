@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import Mode, TorchaxBackend
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.torchax.backend import Mode, TorchaxBackend
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,20 @@ import torch
 import torch._dynamo
 import torch._dynamo.guards
 
-from amp_fuzz.backends import backends, choose, compiled
-from amp_fuzz.backends.compiled import LADDER, CompileBackend
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends import backends, choose
+from amp_fuzz.backends import compile as compiled
+from amp_fuzz.backends.compile import LADDER, CompileBackend
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.imitations import lowered
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Autocast, Checkpoint, DType, InferenceMode
+from amp_fuzz.findings.minimize.target import part_of, stage_of
+from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Autocast, Checkpoint, DType, InferenceMode
-from amp_fuzz.reference import lowered
-from amp_fuzz.repro import repro
-from amp_fuzz.shrink import part_of, stage_of
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -125,7 +126,7 @@ def test_a_backward_pass_beside_a_bare_thread_is_traced_under_its_own_contexts()
     assert verdict.outcome == "agreed", verdict.divergence
     # Told that it is off there, it mixes the dtypes of both.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amp_fuzz.backends.compiled._backward_context", lambda *_: "off")
+        patch.setattr("amp_fuzz.backends.compile._backward_context", lambda *_: "off")
         assert judge(AOT, example).outcome == "diverged"
 
 
@@ -174,7 +175,7 @@ def test_what_a_failed_compilation_leaves_on_its_thread_harms_nothing() -> None:
     seen = Observation()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("amp_fuzz.backends.compiled.harness.run", note)
+            patch.setattr("amp_fuzz.backends.compile.harness.run", note)
             backend.run([case(INPUTS, *BODY)])
     except RuntimeError:
         pass
@@ -303,7 +304,7 @@ def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def fail(rung: str, agrees: Any) -> str:
         raise RuntimeError("it is private")
 
-    monkeypatch.setattr("amp_fuzz.shrink.blame", fail)
+    monkeypatch.setattr("amp_fuzz.findings.minimize.target.blame", fail)
     judge_ = judge_of(CompileBackend("inductor"))
     verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged")
     verdict.divergence = Divergence("value", "v0", "", "")

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import Known, shipped
-from amp_fuzz.literals import bits_of
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.imitations.aot import _functions, _without_out, traced
+from amp_fuzz.backends.imitations.lowered import _Lowering, _refuses
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
 from amp_fuzz.reference import autocast
-from amp_fuzz.reference.aot import _functions, _without_out, traced
-from amp_fuzz.reference.customop import opaque
-from amp_fuzz.reference.lowered import _Lowering, _refuses
+from amp_fuzz.reference.custom_op import opaque
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import Known, shipped
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.jaxed import Program
-from amp_fuzz.backends.torchax import Mode, Torchax, installed
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, bits
-from amp_fuzz.xla import compiling
+from amp_fuzz.backends.harness import Observation, bits
+from amp_fuzz.backends.jax import compiling
+from amp_fuzz.backends.jax.backend import Program
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.torchax.backend import Mode, Torchax, installed
+from amp_fuzz.cases.case import Case
 from tests.helpers import BF16, call, case, under, x
 
 needs_jax = pytest.mark.skipif(not find_spec("jax"), reason="needs JAX")

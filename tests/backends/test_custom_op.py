@@ -13,15 +13,15 @@ import torch._dynamo  # it defines custom ops itself, before faults are seeded
 from torch._library import custom_ops
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.case import Case, CaseError, loads
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, CaseError, loads
+from amp_fuzz.cases.program import Autocast, Checkpoint, regions
+from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Autocast, Checkpoint, regions
-from amp_fuzz.reference import customop
-from amp_fuzz.repro import repro
+from amp_fuzz.reference import custom_op
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.faults.fault import patched
 from tests.helpers import Run, call, case, under, x
 
@@ -221,7 +221,7 @@ def test_a_fake_kernel_brings_its_mode_to_another_thread(
     body = call("to.other", "x0", "x1", form="method")
     apart = case(inputs, body, entry="custom_op", thread=thread, backward="none")
     assert judged("fake-cuda", apart).outcome == "agreed"
-    monkeypatch.setattr(customop, "_fake_mode", lambda args: None)
+    monkeypatch.setattr(custom_op, "_fake_mode", lambda args: None)
     assert judged("fake-cuda", apart).outcome == "diverged"
 
 

@@ -11,20 +11,19 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from amp_fuzz import prelude
-from amp_fuzz.backends import backends
-from amp_fuzz.backends.exported import ExportBackend
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.literals import bits_of
+from amp_fuzz.backends import backends, prelude
+from amp_fuzz.backends.export import ExportBackend
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
+from amp_fuzz.findings.minimize.target import stage_of
+from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad, Ref
-from amp_fuzz.repro import repro
-from amp_fuzz.shrink import stage_of
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -60,7 +59,7 @@ def test_the_program_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
         assert decomposed or isinstance(found, torch.fx.GraphModule)
         return found
 
-    monkeypatch.setattr("amp_fuzz.prelude.exported", spy)
+    monkeypatch.setattr("amp_fuzz.backends.prelude.exported", spy)
     PLAIN.run([case(INPUTS, *BODY, steps=2)])
     DECOMPOSED.run([case(INPUTS, *BODY, backward="none")])
     assert made == [False, True]

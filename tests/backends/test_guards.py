@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from amp_fuzz.backends import guards
+from amp_fuzz.backends import device_guards
 
 FAKE = ("cuda", "xpu", "mps", "mtia", "maia")
 
@@ -22,29 +22,29 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def test_libc10_has_the_registry_and_the_registrar() -> None:
-    found = guards._c10()
+    found = device_guards._c10()
     assert found is not None, (
-        "fake devices are broken on this torch: see amp_fuzz/backends/guards.py"
+        "fake devices are broken on this torch: see amp_fuzz/backends/device_guards.py"
     )
     library, _ = found
-    assert ctypes.cast(library[guards._REGISTRAR], ctypes.c_void_p).value
+    assert ctypes.cast(library[device_guards._REGISTRAR], ctypes.c_void_p).value
 
 
 def test_the_devices_have_the_numbers_that_we_know() -> None:
-    for name, number in guards._TYPES.items():
+    for name, number in device_guards._TYPES.items():
         assert torch.device(name, 0).type == name
         # DeviceType's own numbering, as torch exposes it to nobody but its serialised models.
         assert 0 <= number < 20
 
 
 def test_the_cpu_and_the_meta_device_have_guards_of_their_own() -> None:
-    assert guards.has_guard("cpu")
-    assert guards.has_guard("meta")
+    assert device_guards.has_guard("cpu")
+    assert device_guards.has_guard("meta")
 
 
 def test_a_device_without_a_guard_gets_one_in_a_fresh_process() -> None:
     code = (
-        "from amp_fuzz.backends.guards import has_guard, register_guard\n"
+        "from amp_fuzz.backends.device_guards import has_guard, register_guard\n"
         "before = [has_guard(d) for d in ('mtia', 'maia')]\n"
         "made = [register_guard(d) for d in ('mtia', 'maia', 'maia')]\n"
         "print(before, made, [has_guard(d) for d in ('mtia', 'maia')])\n"
@@ -57,7 +57,7 @@ def test_a_device_without_a_guard_gets_one_in_a_fresh_process() -> None:
 
 @pytest.fixture
 def fake(device: str) -> Iterator[str]:
-    assert guards.register_guard(device)
+    assert device_guards.register_guard(device)
     with FakeTensorMode():
         yield device
 
@@ -87,24 +87,24 @@ def test_weights_that_require_grad_work_forward(fake: str) -> None:
 
 
 def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    guards._c10.cache_clear()
-    monkeypatch.setattr(guards, "_REGISTRAR", "_ZN3c104impl7nothingE")
+    device_guards._c10.cache_clear()
+    monkeypatch.setattr(device_guards, "_REGISTRAR", "_ZN3c104impl7nothingE")
     try:
-        assert guards._c10() is None
-        assert not guards.register_guard("maia")
-        assert not guards.has_guard("cpu")
+        assert device_guards._c10() is None
+        assert not device_guards.register_guard("maia")
+        assert not device_guards.has_guard("cpu")
     finally:
-        guards._c10.cache_clear()
+        device_guards._c10.cache_clear()
 
 
 def test_a_registry_of_another_layout_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slots that every torch fills tell whether the numbers are what we think."""
-    guards._c10.cache_clear()
-    monkeypatch.setitem(guards._TYPES, "meta", 2)  # MKLDNN, which has no guard
+    device_guards._c10.cache_clear()
+    monkeypatch.setitem(device_guards._TYPES, "meta", 2)  # MKLDNN, which has no guard
     try:
-        assert guards._c10() is None
+        assert device_guards._c10() is None
     finally:
-        guards._c10.cache_clear()
+        device_guards._c10.cache_clear()
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -112,15 +112,15 @@ def test_a_guard_of_a_device_that_is_not_here_is_replaced_for_a_block(
     here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A torch built for a device has a guard that raises where no driver is."""
-    found = guards._c10()
+    found = device_guards._c10()
     assert found is not None
-    registry, number = found[1], guards._TYPES["mtia"]
-    own, nothing = registry[guards._TYPES["cpu"]], registry[guards._TYPES["meta"]]
+    registry, number = found[1], device_guards._TYPES["mtia"]
+    own, nothing = registry[device_guards._TYPES["cpu"]], registry[device_guards._TYPES["meta"]]
     before = registry[number]
-    monkeypatch.setattr(guards, "_is_here", lambda device: here)
+    monkeypatch.setattr(device_guards, "_is_here", lambda device: here)
     registry[number] = own
     try:
-        with guards.stand_in("mtia"):
+        with device_guards.stand_in("mtia"):
             assert registry[number] == (own if here else nothing)
         assert registry[number] == own
     finally:

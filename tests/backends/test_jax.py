@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.jaxed import JaxBackend, backends, record
-from amp_fuzz.case import Case
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.jax.backend import JaxBackend, backends, record
+from amp_fuzz.backends.jax.lowerings.missing import NOT_LOWERED
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import DType, InferenceMode, NoGrad
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.program import DType, InferenceMode, NoGrad
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import Explainer, judge_of
-from amp_fuzz.xla.ops import NOT_LOWERED
+from amp_fuzz.upstream.known import shipped
 from tests.faults.lowerings import FAULTS
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
@@ -171,7 +171,7 @@ def test_it_says_how_to_get_jax() -> None:
         "    if name == 'jax': raise m.PackageNotFoundError(name)\n"
         "    return plain(name)\n"
         "m.version = version\n"
-        "from amp_fuzz.backends.jaxed import backends\n"
+        "from amp_fuzz.backends.jax.backend import backends\n"
         "print(backends()[0].availability())\n"
         "print([n for n in sys.modules if n.partition('.')[0] in ('jax', 'jaxlib')])\n"
     )

@@ -15,7 +15,7 @@ from torch import nn
 
 import amp_fuzz
 from amp_fuzz.backends import backends
-from amp_fuzz.cli import main
+from amp_fuzz.interfaces.cli import main
 from tests.forks import Done, forked
 from tests.helpers import call, case, x
 
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 import torch
 
-from amp_fuzz import harness
+from amp_fuzz.backends import harness
 from amp_fuzz.backends import Availability, Facts
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
-from amp_fuzz.backends.torchbackend import TorchBackend
+from amp_fuzz.backends.torch_base import TorchBackend
 
 
 class Half(torch.autocast):

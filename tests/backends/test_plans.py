@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.program import Autocast
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.program import Autocast
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")

@@ -14,18 +14,18 @@ import torch
 
 import amp_fuzz
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.apart import Apart, ApartError
-from amp_fuzz.backends.privateuse1 import PrivateUse1Backend
-from amp_fuzz.case import Case
-from amp_fuzz.explain import explain
-from amp_fuzz.explicit import explicit_form
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.program import Checkpoint
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.privateuse1.backend import PrivateUse1Backend
+from amp_fuzz.backends.process import Apart, ApartError
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Checkpoint
+from amp_fuzz.findings.explanation import explain
+from amp_fuzz.findings.explicit_form import explicit_form
+from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.reference import Policy, supposing
-from amp_fuzz.repro import repro
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.faults.device import FAULTS, UNREGISTERED
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
@@ -106,7 +106,8 @@ def test_an_error_in_a_backward_pass_is_an_observation(backend: PrivateUse1Backe
 
 FAILING = """
 import torch
-from amp_fuzz.privateuse1 import install, tensor
+from amp_fuzz.backends.privateuse1 import install
+from amp_fuzz.backends.privateuse1 import tensor
 
 device, call = install("cuda"), tensor.call
 
@@ -263,7 +264,7 @@ def test_a_model_is_not_run_on_another_device_instead() -> None:
 
 
 def test_a_device_that_cannot_be_had_says_why(backend: PrivateUse1Backend) -> None:
-    process = Apart("amp_fuzz.backends.privateuse1:Device", "cudda")
+    process = Apart("amp_fuzz.backends.privateuse1.backend:Device", "cudda")
     with pytest.raises(ApartError, match="cudda"):
         replace(backend, process=process).run([MM])
 
@@ -291,7 +292,7 @@ def test_a_process_that_dies_takes_this_one_with_it() -> None:
     """Whoever watches this one records the case as a crash."""
     code = (
         "from tests.backends.test_privateuse1 import MM\n"
-        "from amp_fuzz.backends.apart import Apart\n"
+        "from amp_fuzz.backends.process import Apart\n"
         "Apart('tests.backends.test_privateuse1:Dying').run(MM)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)

@@ -19,23 +19,16 @@ from torch.jit import frontend
 from torch.utils._pytree import tree_map
 
 from amp_fuzz import reference
-from amp_fuzz.audit import audit_op, count
-from amp_fuzz.backends import BackendError, backends, scripted
-from amp_fuzz.backends.merged import merged
+from amp_fuzz.backends import BackendError, backends, torchscript
+from amp_fuzz.backends.harness import Observation, Raised, quiet
+from amp_fuzz.backends.imitations import formulas
+from amp_fuzz.backends.imitations.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.backends.scripted import _REDUCTIONS, ScriptBackend, _reduced, script_source
-from amp_fuzz.backends.scriptunit import fresh_unit, usable
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.engine import Settings, Task, draw, runnable
-from amp_fuzz.harness import Observation, Raised, quiet
-from amp_fuzz.known import Known, shipped
-from amp_fuzz.literals import bits_of
-from amp_fuzz.oracle import Divergence, compare
-from amp_fuzz.oracle.errors import complaints
-from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import (
+from amp_fuzz.backends.torchscript import _REDUCTIONS, ScriptBackend, _reduced, script_source
+from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     DType,
@@ -47,15 +40,22 @@ from amp_fuzz.program import (
     regions,
     statements,
 )
-from amp_fuzz.reference import formulas
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.minimize.target import stage_of
+from amp_fuzz.findings.repro.script import repro
+from amp_fuzz.oracle import Divergence, compare
+from amp_fuzz.oracle.errors import complaints
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference.torchscript import Fallen
-from amp_fuzz.repro import repro
-from amp_fuzz.shrink import stage_of
+from amp_fuzz.runs.audit import audit_op, count
+from amp_fuzz.runs.engine import Settings, Task, draw, runnable
 from amp_fuzz.strategies.drawing import draw_program
 from amp_fuzz.upstream import active_quirks, quirks
 from amp_fuzz.upstream.evidence import Listed
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.without import WITHOUT
+from amp_fuzz.upstream.known import Known, shipped
+from amp_fuzz.upstream.remedies import WITHOUT
 from tests.helpers import BF16, Run, WrongKernel, call, case, drawn, under, x
 
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
@@ -587,7 +587,9 @@ def test_what_falls_back_and_is_cast_otherwise_is_not_explained(
     inputs = [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2)]
     region = under(NoGrad(), under(OFF, *body))
     example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
-    monkeypatch.setattr("amp_fuzz.backends.scripted.fallen", lambda *_: Fallen(frozenset({"v0"})))
+    monkeypatch.setattr(
+        "amp_fuzz.backends.torchscript.fallen", lambda *_: Fallen(frozenset({"v0"}))
+    )
     assert judge(SCRIPT, example).outcome == "diverged"
 
 
@@ -1160,7 +1162,7 @@ def test_a_listed_bug_without_autocast_does_not_stand_in_the_way(
         call("clamp.Tensor", "v1", None, "w1", to="v2"),
     )
     assert judge(SCRIPT, example).known == "torchscript-pass+torchscript-clamp-bounds"
-    monkeypatch.setattr("amp_fuzz.backends.scripted.write_casts", lambda *_: None)
+    monkeypatch.setattr("amp_fuzz.backends.torchscript.write_casts", lambda *_: None)
     assert judge(SCRIPT, example).outcome == "diverged"
 
 
@@ -1190,7 +1192,7 @@ def test_a_frozen_trace_knows_the_dtypes_of_its_weights_alone() -> None:
 def test_a_pass_that_is_wrong_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imitation casts exp; if torch's pass did not, or did otherwise, that would be new."""
     example = case([x("x0", 4, dtype="bfloat16")], call("exp", "x0"))
-    monkeypatch.setattr("amp_fuzz.backends.scripted.write_casts", lambda *_: None)
+    monkeypatch.setattr("amp_fuzz.backends.torchscript.write_casts", lambda *_: None)
     assert judge(SCRIPT, example).outcome == "diverged"
 
 
@@ -1206,7 +1208,7 @@ def test_the_optimised_graph_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
         return run
 
-    monkeypatch.setattr("amp_fuzz.prelude.optimised", faulty)
+    monkeypatch.setattr("amp_fuzz.backends.prelude.optimised", faulty)
     with quiet():
         verdict = judge_of(SCRIPT, ()).judge(case(INPUTS, *BODY, backward="none"))
         assert verdict.divergence is not None
@@ -1271,7 +1273,7 @@ def test_only_what_it_can_say_is_drawn() -> None:
 
 
 def _calls(body: Any) -> Any:
-    from amp_fuzz.program import statements
+    from amp_fuzz.cases.program import statements
 
     return statements(body)
 
@@ -1374,7 +1376,7 @@ def test_a_frontend_that_is_wrong_is_not_explained_by_its_list(
     right: str, wrong: str, contexts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The imitation shares the frontend: what is wrong without autocast is no matter of casts."""
-    text = "amp_fuzz.backends.scripted.script_source"
+    text = "amp_fuzz.backends.torchscript.script_source"
     monkeypatch.setattr(text, lambda example: script_source(example).replace(right, wrong))
     example = case([x("x0", 4, 4)], call("mm", "x0", "x0"), call("exp", "v0", to="v1"),
                    contexts=contexts)  # fmt: skip
@@ -1430,8 +1432,8 @@ def test_what_is_tested_is_compiled_each_time_and_what_is_imitated_once(
 ) -> None:
     """What ran was profiled, and optimised for what it met: of that nothing may be left."""
     made: list[str] = []
-    honest = scripted._defined
-    monkeypatch.setattr(scripted, "_defined", lambda text: made.append(text) or honest(text))
+    honest = torchscript._defined
+    monkeypatch.setattr(torchscript, "_defined", lambda text: made.append(text) or honest(text))
     one, other = (case([x("x0", 4, dtype="bfloat16")], call(op, "x0")) for op in ("exp", "log"))
     with quiet(), quirks(["torchscript-pass"]):
         for count in (1, 2):

@@ -15,18 +15,15 @@ import pytest
 import torch
 
 import amp_fuzz
-from amp_fuzz.backends import backends, choose, torchax
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import MODES, TorchaxBackend, lacking
-from amp_fuzz.case import Case
-from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.cli import main
-from amp_fuzz.config import Options
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.literals import bits_of
-from amp_fuzz.program import (
+from amp_fuzz.backends import backends, choose
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.torchax import backend as torchax
+from amp_fuzz.backends.torchax import compat
+from amp_fuzz.backends.torchax.backend import MODES, TorchaxBackend, lacking
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     DType,
@@ -35,11 +32,15 @@ from amp_fuzz.program import (
     regions,
     statements,
 )
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.config import Options
+from amp_fuzz.findings.repro.script import repro
+from amp_fuzz.interfaces.cli import main
 from amp_fuzz.reference import load_table
-from amp_fuzz.repro import repro
-from amp_fuzz.torchax import compat
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, under, x
 
 INSTALLED = torchax.installed()
@@ -212,7 +213,7 @@ def test_its_table_is_the_cpus() -> None:
 
 
 TABLE = """
-from amp_fuzz.torchax import compat
+from amp_fuzz.backends.torchax import compat
 from amp_fuzz.reference import load_table
 
 table = compat.load().amp.autocast_policy
@@ -519,7 +520,7 @@ def test_the_reference_casts_nothing_under_the_quirk_of_torch_autocast() -> None
 
 AUTOGRAD = """
 import torch
-from amp_fuzz.torchax import compat
+from amp_fuzz.backends.torchax import compat
 
 torchax = compat.load()
 env = torchax.default_env()

@@ -15,16 +15,14 @@ import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.apart import Apart
-from amp_fuzz.backends.torchax import Mode, TorchaxBackend, _unlisted, lacking
-from amp_fuzz.case import Case
-from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.literals import bits_of
-from amp_fuzz.prelude import cotangent
-from amp_fuzz.program import (
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.imitations.torchax import CUTS, Unlisted, differentiated
+from amp_fuzz.backends.prelude import cotangent
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.torchax.backend import Mode, TorchaxBackend, _unlisted, lacking
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     DType,
@@ -33,10 +31,12 @@ from amp_fuzz.program import (
     regions,
     statements,
 )
-from amp_fuzz.reference.torchax import CUTS, Unlisted, differentiated
-from amp_fuzz.repro import repro
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.repro.script import repro
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 
@@ -244,8 +244,8 @@ def test_an_imitated_product_has_torchs_gradients(op: str, needing: str) -> None
 
 TABLE = """
 import torch
-from amp_fuzz.torchax import compat
-from amp_fuzz.reference.torchax import CUTS
+from amp_fuzz.backends.torchax import compat
+from amp_fuzz.backends.imitations.torchax import CUTS
 
 torchax = compat.load()
 from torchax.ops import ops_registry

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.reference import reference_runtime
-from amp_fuzz.backends.torchax import TorchaxBackend
-from amp_fuzz.case import Case
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
-from amp_fuzz.literals import bits_of
-from amp_fuzz.program import Autocast, Checkpoint, DType, TensorSpec
+from amp_fuzz.backends.torchax.backend import TorchaxBackend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import Autocast, Checkpoint, DType, TensorSpec
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import amp_fuzz
-from amp_fuzz import privateuse1
-from amp_fuzz.cli import main
+from amp_fuzz.backends import privateuse1
+from amp_fuzz.backends.devices import policies_of, with_device
 from amp_fuzz.config import ConfigError, resolve
-from amp_fuzz.devices import policies_of, with_device
+from amp_fuzz.interfaces.cli import main
 from amp_fuzz.reference import PolicyTableError
 from tests.forks import forked
 
@@ -29,7 +29,7 @@ PACKAGE = '''
 import os
 from dataclasses import replace
 
-from amp_fuzz import privateuse1
+from amp_fuzz.backends import privateuse1
 
 FAULT = os.environ.get("MYDEV_FAULT", "")
 
@@ -61,7 +61,7 @@ versions = ">=2.7"
 source = "its manual"
 ops = ["mm"]
 """
-MAIN = "import sys; from amp_fuzz.cli import main; sys.exit(main())"
+MAIN = "import sys; from amp_fuzz.interfaces.cli import main; sys.exit(main())"
 
 needs_device = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
 

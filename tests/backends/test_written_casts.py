@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.source import cast_lines, program_source
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import DType, Program, Statement
 from amp_fuzz.oracle import Divergence, Rounding, compare
 from amp_fuzz.oracle.judge import Explanation
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import DType, Program, Statement
-from amp_fuzz.reference.shadows import Shadow
-from amp_fuzz.reference.written import casting, written
-from amp_fuzz.source import cast_lines, program_source
+from amp_fuzz.reference.shadow.mode import Shadow
+from amp_fuzz.reference.shadow.written import casting, written
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import Explainer, judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, WrongKernel, call, case, x
 
 WIDE = "xla-excess-precision"

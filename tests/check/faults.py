@@ -16,10 +16,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.fake import FakeBackend
-from amp_fuzz.harness import Runtime
+from amp_fuzz.backends.harness import Runtime
 from tests.faults.corrupted import wrong_kernels
 from tests.faults.wrapper import overload_of
 

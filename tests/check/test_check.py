@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 import amp_fuzz
-from amp_fuzz import checking
 from amp_fuzz.backends import BackendError
-from amp_fuzz.case import Plan
-from amp_fuzz.checking.calls import function_calls
-from amp_fuzz.checking.cut import cut
-from amp_fuzz.checking.running import Names
-from amp_fuzz.checking.subject import Subject
-from amp_fuzz.checking.ways import CheckedReference
-from amp_fuzz.harness import quiet
-from amp_fuzz.session import MissingBackend, choose_backends
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Plan
+from amp_fuzz.interfaces import check
+from amp_fuzz.interfaces.check.adapters import CheckedReference
+from amp_fuzz.interfaces.check.call import Names
+from amp_fuzz.interfaces.check.extract import cut
+from amp_fuzz.interfaces.check.subject import Subject
+from amp_fuzz.interfaces.check.trace import function_calls
+from amp_fuzz.runs.setup import MissingBackend, choose_backends
 from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
 from tests.helpers import one_line
@@ -397,7 +397,7 @@ def test_an_op_that_raises_in_the_reference_alone_is_named_with_a_case() -> None
     """The reference cannot return what the op makes, and the case has to hold the call."""
     norm = nn.LayerNorm(8).bfloat16()
     backend = "compile[aot_eager_decomp_partition]"
-    with mock.patch("amp_fuzz.checking.api.known_of", return_value=()):
+    with mock.patch("amp_fuzz.interfaces.check.api.known_of", return_value=()):
         result = amp_fuzz.check(norm, torch.ones(1, 8), backends=[backend])
     (found,) = result.divergences
     assert (found.kind, found.op) == ("raise", "layer_norm")
@@ -452,7 +452,7 @@ def test_what_cannot_be_checked_says_what_to_give() -> None:
 
 
 def test_the_public_name_is_the_function() -> None:
-    assert amp_fuzz.check is checking.check
+    assert amp_fuzz.check is check.check
     assert callable(amp_fuzz.check)
 
 

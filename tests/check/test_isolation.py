@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import amp_fuzz
-from amp_fuzz.checking import apart, api, locate
-from amp_fuzz.checking.apart import Apart, Died
-from amp_fuzz.processes import unforkable
-from amp_fuzz.store import load_finding
+from amp_fuzz.findings.supervision.processes import unforkable
+from amp_fuzz.interfaces.check import api, fork, locate
+from amp_fuzz.interfaces.check.fork import Apart, Died
+from amp_fuzz.records.store import load_finding
 from tests.check.test_models import Broken, kernels
 
 pytestmark = pytest.mark.skipif(bool(unforkable()), reason="needs forks")
@@ -221,7 +221,7 @@ def test_casts_of_its_own_that_a_death_hides_are_not_passed_over() -> None:
 def test_a_fork_that_waits_for_a_thread_of_ours_is_no_divergence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(apart, "_IDLE", 1.0)
+    monkeypatch.setattr(fork, "_IDLE", 1.0)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
 
@@ -238,7 +238,7 @@ def test_a_fork_that_waits_for_a_thread_of_ours_is_no_divergence(
 
 
 def test_a_fork_that_computes_for_long_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "_IDLE", 0.5)
+    monkeypatch.setattr(fork, "_IDLE", 0.5)
 
     def busy() -> Iterator[int]:
         end = time.monotonic() + 2

@@ -13,7 +13,7 @@ import torch
 import amp_fuzz
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.fake import FakeBackend
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import (
     COMPILED,

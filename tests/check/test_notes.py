@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import amp_fuzz
-from amp_fuzz.checking.owncasts import _decorated
+from amp_fuzz.interfaces.check.own_casts import _decorated
 from tests.check.models import MODELS, training_step
 
 CHEAP = ["eager-cpu", "fake-cuda"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import amp_fuzz
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
 from tests.helpers import WrongKernel
 
 EAGER = ["eager-cpu"]

@@ -11,9 +11,9 @@ import pytest
 
 import amp_fuzz
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.cli import main
-from amp_fuzz.registration import RegistrationError
-from amp_fuzz.store import Store
+from amp_fuzz.interfaces.cli import main
+from amp_fuzz.interfaces.register import RegistrationError
+from amp_fuzz.records.store import Store
 from tests.forks import forked
 
 _LIBRARY = """

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import amp_fuzz
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.reference.written import calling, written
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.reference.shadow.written import calling, written
 from tests.check.faults import BrokenCompiler, lowering
 
 INDUCTOR, EMULATING = "compile[inductor]", "compile[inductor+casts]"

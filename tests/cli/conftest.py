@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz.cli import main
+from amp_fuzz.interfaces.cli import main
 from tests.forks import Done, forked
 
-PROGRAM = (sys.executable, "-c", "import sys; from amp_fuzz.cli import main; sys.exit(main())")
+PROGRAM = (
+    sys.executable,
+    "-c",
+    "import sys; from amp_fuzz.interfaces.cli import main; sys.exit(main())",
+)
 
 # Each does to real results what its name says.
 BACKENDS = '''
@@ -32,7 +36,7 @@ import torch
 
 from amp_fuzz.backends.base import Availability
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.program import statements
+from amp_fuzz.cases.program import statements
 
 
 class Lying(EagerBackend):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz.cli import main
-from amp_fuzz.records import CaseRecord
-from amp_fuzz.store import Store
+from amp_fuzz.interfaces.cli import main
+from amp_fuzz.records.schema import CaseRecord
+from amp_fuzz.records.store import Store
 from tests.forks import Done, forked
 
 RUN = (

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.program import Autocast, Items, Program, Ref, Statement, TensorSpec
-from amp_fuzz.store import Store
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Autocast, Items, Program, Ref, Statement, TensorSpec
+from amp_fuzz.records.store import Store
 
 Command = Callable[..., Any]
 

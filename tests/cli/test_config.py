@@ -288,6 +288,6 @@ def test_what_a_variable_may_not_say(tmp_path: Path, variable: str, text: str, s
 
 
 def test_the_kinds_of_notes_are_those_of_the_records() -> None:
-    from amp_fuzz import records
+    from amp_fuzz.records import schema as records
 
     assert NOTE_KINDS == records.NOTE_KINDS

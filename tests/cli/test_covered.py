@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from amp_fuzz.backends import choose
-from amp_fuzz.case import Case, load
-from amp_fuzz.corpus import folder_cases
-from amp_fuzz.covered import Covered, features
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, load
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.records import CaseRecord
-from amp_fuzz.store import Store, StoreError
+from amp_fuzz.records.schema import CaseRecord
+from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.runs.corpus import folder_cases
+from amp_fuzz.runs.coverage import Covered, features
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, eager, x
 

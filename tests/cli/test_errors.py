@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from amp_fuzz.case import Case
-from amp_fuzz.cli.common import Exit
-from amp_fuzz.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.interfaces.cli.common import Exit
 
 Command = Callable[..., Any]
 
@@ -231,7 +231,7 @@ def test_a_case_for_a_backend_that_does_not_exist(amp_fuzz: Command, tmp_path: P
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["list"]])
 def test_what_needs_no_torch_does_not_import_it(arguments: list[str], tmp_path: Path) -> None:
     code = (
-        f"import sys; from amp_fuzz.cli import main; code = main({arguments}); "
+        f"import sys; from amp_fuzz.interfaces.cli import main; code = main({arguments}); "
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
@@ -256,7 +256,7 @@ def test_no_command_shows_help_and_is_an_error(command: Command) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    code = "import sys; from amp_fuzz.cli import main; sys.exit(main())"
+    code = "import sys; from amp_fuzz.interfaces.cli import main; sys.exit(main())"
     done = subprocess.run(
         f'"{sys.executable}" -c "{code}" list ops | head -n 1',
         shell=True,
@@ -275,7 +275,7 @@ def test_an_error_of_ours_asks_to_be_reported(
     def fail(_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("amp_fuzz.store.Store.runs", fail)
+    monkeypatch.setattr("amp_fuzz.records.store.Store.runs", fail)
     done = command("list")
     assert done.code == 3
     assert "ZeroDivisionError: a bug" in done.err

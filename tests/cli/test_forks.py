@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from amp_fuzz.processes import death, start
+from amp_fuzz.findings.supervision.processes import death, start
 from tests.forks import Done, forked
 
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from amp_fuzz.backends import choose
-from amp_fuzz.corpus import CorpusError, fixed, folder_cases, kept_findings
-from amp_fuzz.harness import quiet
-from amp_fuzz.records import CaseRecord, DivergenceRecord
-from amp_fuzz.store import Store
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.runs.corpus import CorpusError, fixed, folder_cases, kept_findings
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import GOOD, KNOWN, eager
 

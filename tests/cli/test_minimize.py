@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from amp_fuzz.case import Case
-from amp_fuzz.cli.minimize import _journal
-from amp_fuzz.program import statements
-from amp_fuzz.shrink import Answer
-from amp_fuzz.store import Store
-from amp_fuzz.supervised import Job
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
+from amp_fuzz.findings.minimize.target import Answer
+from amp_fuzz.findings.supervision.worker import Job
+from amp_fuzz.interfaces.cli.minimize import _journal
+from amp_fuzz.records.store import Store
 from tests.cli.conftest import Done
 from tests.helpers import BF16, call, case, x
 
@@ -123,7 +123,7 @@ def test_what_is_kept_of_answers_with_other_parts_is_not_read(
     assert _journal(store, job, again=False).answers == {"0123": Answer("agreed")}
     other = msgspec.defstruct("Answer", [("said", str), ("colour", str, "")])
     with monkeypatch.context() as patch:
-        patch.setattr("amp_fuzz.shrink.Answer", other)
+        patch.setattr("amp_fuzz.findings.minimize.target.Answer", other)
         assert not _journal(store, job, again=False).answers
     assert not _journal(store, job, again=True).answers
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from amp_fuzz.cli.run import _recorded
+from amp_fuzz.interfaces.cli.run import _recorded
 from amp_fuzz.profiles import PROFILES
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, Record
-from amp_fuzz.store import Store, read_records
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, EndRecord, Record
+from amp_fuzz.records.store import Store, read_records
 from tests.cli.conftest import run_in
 from tests.helpers import BF16, call, case, x
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from amp_fuzz.backends.torchstate import reset_state
+from amp_fuzz.backends.torch_state import reset_state
 
 
 @pytest.fixture(autouse=True)

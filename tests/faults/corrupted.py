@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compiled import CompileBackend
+from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
 
 __all__ = [
     "Corrupted",

@@ -1,8 +1,8 @@
 """Faults of a PrivateUse1 device: ways in which Python policies and casts could be wrong.
 
-Each is a subclass of `amp_fuzz.privateuse1.Autocast`, or a change to what stands around it. They
-live in the device's own process, which puts on the one whose name stands in a file: setting the
-device up anew for each would need a process each.
+Each is a subclass of `amp_fuzz.backends.privateuse1.Autocast`, or a change to what stands around
+it. They live in the device's own process, which puts on the one whose name stands in a file:
+setting the device up anew for each would need a process each.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from amp_fuzz import privateuse1
-from amp_fuzz.backends.privateuse1 import Device
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
-from amp_fuzz.privateuse1 import Autocast
+from amp_fuzz.backends import privateuse1
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.privateuse1 import Autocast
+from amp_fuzz.backends.privateuse1.backend import Device
+from amp_fuzz.cases.case import Case
 from amp_fuzz.reference.tables import Rule
 from tests.faults.fault import patched
 

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from amp_fuzz.backends.jaxed import Program
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.jax.backend import Program
+from amp_fuzz.cases.case import Case
 
 __all__ = ["FAULTS", "Faulty"]
 
@@ -22,7 +22,7 @@ Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 @contextmanager
 def _changed(changes: Mapping[str, Change]) -> Iterator[None]:
     """Put other functions into the table of lowerings for a block."""
-    from amp_fuzz.xla import core
+    from amp_fuzz.backends.jax.lowerings import table as core
 
     before = dict(core.LOWERINGS)
     for name, change in changes.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.case import CUSTOM_OPS, Case
+from amp_fuzz.cases.case import CUSTOM_OPS, Case
 from tests.faults.corrupted import Corrupted
 from tests.faults.faults import FAULTS
 from tests.faults.numeric import NUMERIC

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw, plan_tasks, seed_of
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.minimize.target import stage_of
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.shrink import stage_of
+from amp_fuzz.runs.engine import Settings, Task, draw, plan_tasks, seed_of
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.faults.corrupted import Corrupted, Seeded, reached
 from tests.faults.fault import NumericFault
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.reference import Policy, load_table
 from benchmarks.audit_tables import BACKENDS, measured
 from tests.faults.tables import Audited, Wrong, corrupted, equivalent, wrong_policies

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.program import statements
 from amp_fuzz.config import Options
-from amp_fuzz.engine import Settings, draw, plan_tasks
-from amp_fuzz.harness import quiet
-from amp_fuzz.program import statements
+from amp_fuzz.runs.engine import Settings, draw, plan_tasks
 from amp_fuzz.upstream.explain import judge_of
 from benchmarks.faults import table
 from tests.faults.faults import CONTROLS, CUT, EQUIVALENT, FAULTS, POLICY, SEMANTIC

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.backends.torchax import Mode, Torchax
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.torchax.backend import Mode, Torchax
+from amp_fuzz.cases.case import Case
 from tests.faults.fault import patched
 
 __all__ = ["FAULTS", "Faulty"]

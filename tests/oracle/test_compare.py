@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from amp_fuzz.harness import Observation, Raised
+from amp_fuzz.backends.harness import Observation, Raised
 from amp_fuzz.oracle import Divergence, compare, describe
 
 NAN, INF = math.nan, math.inf

@@ -10,18 +10,18 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz import inputs
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.harness import Observation, Raised
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation, Raised
-from amp_fuzz.known import shipped
-from amp_fuzz.literals import bits_of
+from amp_fuzz.cases import inputs
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import Band, distance, shadow
 from amp_fuzz.upstream import active_quirks
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]

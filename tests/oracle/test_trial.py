@@ -9,8 +9,8 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 import pytest
 
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.case import Case, bare
-from amp_fuzz.harness import Observation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import amp_fuzz.pytest_session  # noqa: F401  (before pytester takes stock of sys.modules)
+import amp_fuzz.interfaces.plugin.session  # noqa: F401  (before pytester takes stock of sys.modules)
 from amp_fuzz.backends import choose
 
 pytest_plugins = ["pytester"]

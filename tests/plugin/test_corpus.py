@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from amp_fuzz.case import Case
-from amp_fuzz.corpus import kept_findings
-from amp_fuzz.harness import quiet
-from amp_fuzz.records import CaseRecord
-from amp_fuzz.store import Store
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.records.schema import CaseRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.runs.corpus import kept_findings
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import GOOD, KNOWN, eager
 
@@ -208,7 +208,7 @@ def test_so_many_findings_are_judged_and_the_rest_is_said(
 ) -> None:
     store = saved(pytester, GOOD, KNOWN)
     os.utime(store.root / "findings" / f"{KNOWN.id}.json", ns=(1, 1))
-    monkeypatch.setattr("amp_fuzz.corpus.MOST", 1)
+    monkeypatch.setattr("amp_fuzz.runs.corpus.MOST", 1)
     found, trouble = kept_findings(store, [eager()])
     assert [kept.case for kept in found] == [GOOD]
     (said,) = trouble

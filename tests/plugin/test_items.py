@@ -7,13 +7,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from amp_fuzz import pytest_items
 from amp_fuzz.backends import choose
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.pytest_items import Job, jobs, show_finding, store_option
-from amp_fuzz.records import unanswered
-from amp_fuzz.store import StoreError, Writer
+from amp_fuzz.cases.case import Case
+from amp_fuzz.interfaces.plugin import items
+from amp_fuzz.interfaces.plugin.items import Job, jobs, show_finding, store_option
+from amp_fuzz.records.schema import unanswered
+from amp_fuzz.records.store import StoreError, Writer
+from amp_fuzz.runs.engine import Settings, Task, draw
 
 pytest_plugins = ["pytester"]
 
@@ -56,7 +56,7 @@ def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
                 signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest_items._interrupts() as interrupted:
+    with items._interrupts() as interrupted:
         assert not interrupted()
         Swallows()
         gc.collect()
@@ -71,7 +71,7 @@ def test_an_item_without_cases_fails(
     import pandas  # noqa: F401  (for the report; pytester would unload it after the first use)
 
     monkeypatch.setattr(
-        "amp_fuzz.pytest_session.jobs", lambda *args: [Job("eager-cpu", "matmul", ())]
+        "amp_fuzz.interfaces.plugin.session.jobs", lambda *args: [Job("eager-cpu", "matmul", ())]
     )
     result = pytester.runpytest_inprocess("--amp-fuzz", "--amp-fuzz-backends=eager-cpu")
     result.assert_outcomes(failed=1)

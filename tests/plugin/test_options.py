@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz import config, pytest_plugin
-from amp_fuzz.cli.run import run as command
+from amp_fuzz.interfaces.cli.run import run as command
 
 pytest_plugins = ["pytester"]
 
@@ -59,7 +59,7 @@ def test_nothing_heavy_is_imported_unless_asked(pytester: pytest.Pytester) -> No
 
 
 def test_a_heavy_import_would_be_seen() -> None:
-    code = "import sys, amp_fuzz.pytest_session; print(*sys.modules)"
+    code = "import sys, amp_fuzz.interfaces.plugin.session; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "amp_fuzz.config"} <= set(done.stdout.split())
 

@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from amp_fuzz.case import load
-from amp_fuzz.cli import main
-from amp_fuzz.fingerprints import title
-from amp_fuzz.records import CaseRecord, DivergenceRecord, EndRecord, IncidentRecord, Record
-from amp_fuzz.store import Store
+from amp_fuzz.cases.case import load
+from amp_fuzz.interfaces.cli import main
+from amp_fuzz.records.fingerprint import title
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, EndRecord, IncidentRecord, Record
+from amp_fuzz.records.store import Store
 from tests.forks import forked
 from tests.helpers import BF16, call, case, x
 

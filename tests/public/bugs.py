@@ -14,11 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from amp_fuzz.backends import backends
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case
-from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import (
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import (
     Autocast,
     DType,
     Node,
@@ -29,6 +26,9 @@ from amp_fuzz.program import (
     statements,
     uses,
 )
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.oracle.labels import guilty_op
+from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference.tables import load_table
 from amp_fuzz.reference.torchscript import load_policies
 from amp_fuzz.upstream.explain import judge_of

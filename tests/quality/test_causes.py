@@ -9,22 +9,22 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz.baseline import entry_of
-from amp_fuzz.case import Case
-from amp_fuzz.contexts import acts_as, unrestored
-from amp_fuzz.culprit import culprit
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.findings import Groups, Met, Step, examine
-from amp_fuzz.fingerprints import Fingerprint, fingerprint, title
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Autocast
+from amp_fuzz.findings.culprit import culprit
+from amp_fuzz.findings.groups import Groups, Met, Step, examine
+from amp_fuzz.findings.judge_again import happens
+from amp_fuzz.findings.minimize.target import working
+from amp_fuzz.findings.wrong_context import acts_as, unrestored
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Autocast
-from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.shrink import working
-from amp_fuzz.still import happens
+from amp_fuzz.records.baseline import entry_of
+from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, title
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
 from tests.faults.many import counts, seeded
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x

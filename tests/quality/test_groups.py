@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from amp_fuzz import engine
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.case import Case
-from amp_fuzz.engine import Finding, Settings, Task, draw, explore
-from amp_fuzz.findings import Groups
-from amp_fuzz.fingerprints import title
-from amp_fuzz.harness import Observation
-from amp_fuzz.known import shipped
-from amp_fuzz.records import CaseRecord
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.groups import Groups
+from amp_fuzz.records.fingerprint import title
+from amp_fuzz.records.schema import CaseRecord
+from amp_fuzz.runs import engine
+from amp_fuzz.runs.engine import Finding, Settings, Task, draw, explore
+from amp_fuzz.upstream.known import shipped
 from tests.faults.many import counts, seeded
 from tests.helpers import eager
 

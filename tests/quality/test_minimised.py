@@ -12,14 +12,22 @@ from typing import Any
 
 import pytest
 
-from amp_fuzz.case import Case
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import regions, statements
+from amp_fuzz.findings.minimize.target import (
+    Shrunk,
+    Target,
+    answer_of,
+    asker,
+    confirmed,
+    shrink,
+    stage_of,
+)
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import regions, statements
-from amp_fuzz.shrink import Shrunk, Target, answer_of, asker, confirmed, shrink, stage_of
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from benchmarks.minimize_page import JSON, PAGE, SECONDS, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, hunt, way

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz.backends.compiled import CompileBackend
-from amp_fuzz.baseline import entry_of
-from amp_fuzz.case import Case
-from amp_fuzz.findings import Groups, Met, Step, examine
-from amp_fuzz.fingerprints import Fingerprint, fingerprint, title
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.groups import Groups, Met, Step, examine
+from amp_fuzz.findings.judge_again import happens
 from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.still import happens
+from amp_fuzz.records.baseline import entry_of
+from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, title
+from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, call, case, x
 
 Wrong = Callable[[str, float], None]

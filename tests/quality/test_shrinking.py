@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.program import (
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Autocast,
     Checkpoint,

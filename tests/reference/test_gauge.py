@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.reference import gauge
+from amp_fuzz.backends.imitations import gauge
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

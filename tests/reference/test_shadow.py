@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from amp_fuzz import reference
-from amp_fuzz.reference.exact import EXACT
-from amp_fuzz.reference.shadows import Band, Shadow, distance, either, shadow, unit
+from amp_fuzz.reference.shadow.exact import EXACT
+from amp_fuzz.reference.shadow.mode import Band, Shadow, distance, either, shadow, unit
 
 THRESHOLD = 4.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.harness import quiet
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.reference.torchscript import (
     FULL,
     REDUCED,

@@ -12,7 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.audit import (
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.cases.program import FLOAT_DTYPES
+from amp_fuzz.catalogue import CATALOGUE, check
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.store import Store, StoreError, find_case
+from amp_fuzz.reports.conformance import (
+    Cell,
+    compared,
+    describe,
+    differences,
+    frame,
+    markdown,
+    matrix,
+    missing,
+    not_judged,
+    summary,
+    write,
+)
+from amp_fuzz.runs.audit import (
     audit,
     audit_op,
     calls,
@@ -26,25 +44,7 @@ from amp_fuzz.audit import (
     samples,
     traits,
 )
-from amp_fuzz.backends import Backend, backends
-from amp_fuzz.catalogue import CATALOGUE, check
-from amp_fuzz.conformance import (
-    Cell,
-    compared,
-    describe,
-    differences,
-    frame,
-    markdown,
-    matrix,
-    missing,
-    not_judged,
-    summary,
-    write,
-)
-from amp_fuzz.known import shipped
-from amp_fuzz.program import FLOAT_DTYPES
-from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.store import Store, StoreError, find_case
+from amp_fuzz.upstream.known import shipped
 
 CPU, CUDA = backends()["eager-cpu"], backends()["fake-cuda"]
 

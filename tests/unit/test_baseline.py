@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from amp_fuzz.baseline import (
+from amp_fuzz.records.baseline import (
     Baseline,
     BaselineError,
     Entry,
@@ -18,8 +18,8 @@ from amp_fuzz.baseline import (
     read,
     removed,
 )
-from amp_fuzz.fingerprints import fingerprinted
-from amp_fuzz.records import DivergenceRecord, unanswered
+from amp_fuzz.records.fingerprint import fingerprinted
+from amp_fuzz.records.schema import DivergenceRecord, unanswered
 from tests.helpers import BF16, call, case, x
 
 CASE = case([x("x0", 2)], call("abs", "x0"), contexts=(BF16,), backward="none")

@@ -39,7 +39,7 @@ def test_a_script_imports_from_its_own_checkout(path: Path) -> None:
     "source",
     [
         "import amp_fuzz\n",
-        f"import amp_fuzz.case\n{HEAD}\n",
+        f"import amp_fuzz.cases.case\n{HEAD}\n",
         f"from benchmarks.hunting import hunted\n{HEAD}\n",
         "def main():\n    from tests import helpers\n",
     ],

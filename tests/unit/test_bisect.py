@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from amp_fuzz.backends import backends
+from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.repro import repro
 from tests.helpers import FAULT, GOOD
 
 HONEST = "import torch\n"

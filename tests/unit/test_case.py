@@ -16,9 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_fuzz import catalogue
-from amp_fuzz.case import FORMAT, Case, CaseError, Plan, bare, load, loads, map_autocast, single
-from amp_fuzz.literals import bits_of, numbers
-from amp_fuzz.program import (
+from amp_fuzz.backends.source import case_source
+from amp_fuzz.cases.case import (
+    FORMAT,
+    Case,
+    CaseError,
+    Plan,
+    bare,
+    load,
+    loads,
+    map_autocast,
+    single,
+)
+from amp_fuzz.cases.literals import bits_of, numbers
+from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     DType,
@@ -30,7 +41,6 @@ from amp_fuzz.program import (
     regions,
     statements,
 )
-from amp_fuzz.source import case_source
 from amp_fuzz.strategies import cases, plans
 from tests.helpers import BF16, F16, STEADY, call, case, drawn, one_line, under, x
 

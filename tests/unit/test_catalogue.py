@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 import torch
 
+from amp_fuzz.backends.source import statement_source
+from amp_fuzz.cases.inputs import tensor
+from amp_fuzz.cases.program import TensorSpec
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.inputs import tensor
-from amp_fuzz.program import TensorSpec
-from amp_fuzz.source import statement_source
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 
 DRAWS = 15

@@ -11,7 +11,7 @@ import torch
 from torch._library.custom_ops import OPDEF_TO_LIB
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.customop import custom_op
+from amp_fuzz.backends.custom_op import custom_op
 
 
 class Seen(TorchDispatchMode):
@@ -68,4 +68,4 @@ def test_an_op_that_is_defined_again_stays_what_the_dispatcher_points_to() -> No
 def test_with_torchs_own_definition_it_does_not() -> None:
     """The OpOverload that it points to is another, which nothing holds but a cache."""
     mended = is_its_own(torch.library.custom_op, "amp_fuzz_test::torchs")
-    assert not mended, "torch is mended: take amp_fuzz/customop.py out"
+    assert not mended, "torch is mended: take amp_fuzz/backends/custom_op.py out"

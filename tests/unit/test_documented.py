@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from amp_fuzz.case import Case
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue.unchecked import UNCHECKED
-from amp_fuzz.documented import documented
-from amp_fuzz.engine import Settings, Task, draw
-from amp_fuzz.harness import quiet
-from amp_fuzz.program import statements
-from amp_fuzz.shrink import Target, asker
+from amp_fuzz.findings.minimize.documented_shapes import documented
+from amp_fuzz.findings.minimize.target import Target, asker
+from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, eager, x
 

@@ -6,8 +6,16 @@ import random
 
 import pytest
 
+from amp_fuzz.cases.program import (
+    Autocast,
+    NoGrad,
+    Program,
+    regions,
+    returning_last,
+    statements,
+    uses,
+)
 from amp_fuzz.catalogue import check
-from amp_fuzz.program import Autocast, NoGrad, Program, regions, returning_last, statements, uses
 from amp_fuzz.strategies.dropping import dropped
 from tests.helpers import call, drawn, program, under, x
 

@@ -13,12 +13,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from amp_fuzz import engine
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.backends.kernels import kernels
-from amp_fuzz.case import Case, bare
+from amp_fuzz.backends.dispatcher import kernels
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.case import Case, bare
+from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.engine import (
+from amp_fuzz.findings.groups import Groups
+from amp_fuzz.findings.minimize.target import Target, asker, shrink
+from amp_fuzz.records.schema import CaseRecord, RunRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.runs import engine
+from amp_fuzz.runs.engine import (
     Event,
     Finding,
     Planned,
@@ -31,15 +37,9 @@ from amp_fuzz.engine import (
     plan_tasks,
     seed_of,
 )
-from amp_fuzz.findings import Groups
-from amp_fuzz.harness import Observation, quiet
-from amp_fuzz.program import statements
-from amp_fuzz.records import CaseRecord, RunRecord
-from amp_fuzz.shrink import Target, asker, shrink
-from amp_fuzz.store import Store
+from amp_fuzz.runs.workers import run
 from amp_fuzz.strategies.drawing import draw_case, usable
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.workers import run
 from tests.helpers import WrongKernel, call, case, eager, x
 
 OPS = ("mm", "relu", "add", "softmax", "exp")

@@ -12,10 +12,10 @@ import torch
 
 from amp_fuzz import reference, upstream
 from amp_fuzz.backends import imitation
+from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.imitation import NOTHING, Imitation, compose, imitating
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.case import Case
-from amp_fuzz.harness import Observation
+from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import DOCUMENTED, Semantics
 from tests.helpers import call, case, eager, x
 
@@ -148,7 +148,7 @@ def test_another_process_gets_the_same_imitation() -> None:
 
 
 def test_rules_are_of_a_thread_and_of_those_that_inherit_them() -> None:
-    from amp_fuzz.prelude import in_thread
+    from amp_fuzz.backends.prelude import in_thread
 
     def dtype() -> torch.dtype:
         with reference.autocast("cpu"):

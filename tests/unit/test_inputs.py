@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from amp_fuzz import inputs
-from amp_fuzz.harness import bits
-from amp_fuzz.inputs import array, strides, tensor
-from amp_fuzz.program import DTYPES, FLOAT_DTYPES, LAYOUTS, TensorSpec
+from amp_fuzz.backends.harness import bits
+from amp_fuzz.cases import inputs
+from amp_fuzz.cases.inputs import array, strides, tensor
+from amp_fuzz.cases.program import DTYPES, FLOAT_DTYPES, LAYOUTS, TensorSpec
 from tests.helpers import x
 
 # Of input x0 under seed 5: shape [3], but [2, 2] for psd and bound 7 for index. A case in an issue

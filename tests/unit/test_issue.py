@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case
-from amp_fuzz.examine import Examined, _eager
-from amp_fuzz.issue import issue, title
-from amp_fuzz.known import Known
+from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.diagnosis import Examined, _eager
+from amp_fuzz.findings.repro.issue import issue, title
 from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.records import DivergenceRecord
+from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.reference.tables import Policy
+from amp_fuzz.upstream.known import Known
 from tests.helpers import F16, call, case, under, x
 
 MM = case([x("x0", 2, 3), x("w1", 3, 2)], call("mm", "x0", "w1"))
@@ -126,7 +126,7 @@ def test_an_op_without_a_policy_says_so() -> None:
 
 
 def test_every_policy_has_a_sentence() -> None:
-    from amp_fuzz.issue import _MEANING
+    from amp_fuzz.findings.repro.issue import _MEANING
 
     assert set(_MEANING) == {policy.value for policy in Policy}
 

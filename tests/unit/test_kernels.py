@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 import torch
 
-from amp_fuzz.backends.kernels import kernels
+from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.catalogue.unreachable import UNREACHABLE
 from amp_fuzz.reference import DEVICES

@@ -13,27 +13,33 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz import harness
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import backends, harness
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.harness import Observation, Raised, quiet
+from amp_fuzz.backends.imitations import gauge
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.blame import guilty_op
-from amp_fuzz.case import Case, bare, single
+from amp_fuzz.cases.case import Case, bare, single
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.cases.program import (
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    NoGrad,
+    downstream,
+    statements,
+)
 from amp_fuzz.config import Options
-from amp_fuzz.harness import Observation, Raised, quiet
-from amp_fuzz.known import Known, KnownError, load_known, shipped
-from amp_fuzz.literals import bits_of
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.errors import complaints
+from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Autocast, Checkpoint, InferenceMode, NoGrad, downstream, statements
-from amp_fuzz.reference import gauge
-from amp_fuzz.session import known_of
+from amp_fuzz.runs.setup import known_of
 from amp_fuzz.upstream import QUIRKS, active_quirks
 from amp_fuzz.upstream.evidence import Imitated, Left
 from amp_fuzz.upstream.explain import Explainer, judge_of
 from amp_fuzz.upstream.imitate import imitating, vectors
+from amp_fuzz.upstream.known import Known, KnownError, load_known, shipped
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
 DOCS = Path(__file__).parents[2] / "docs" / "findings"

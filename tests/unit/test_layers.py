@@ -48,8 +48,8 @@ CONCRETE = tuple(
 RULES = (
     Rule("amp_fuzz", forbidden=CONCRETE, but="amp_fuzz.backends"),
     # Plain data: readable by a tool that has neither.
-    Rule("amp_fuzz.program", forbidden=("torch", "hypothesis")),
-    Rule("amp_fuzz.case", forbidden=("torch", "hypothesis")),
+    Rule("amp_fuzz.cases.program", forbidden=("torch", "hypothesis")),
+    Rule("amp_fuzz.cases.case", forbidden=("torch", "hypothesis")),
     # What ops exist must not depend on what autocast does with them.
     Rule(
         "amp_fuzz.catalogue",
@@ -85,11 +85,11 @@ RULES = (
         "amp_fuzz.oracle",
         forbidden=(
             "amp_fuzz.upstream",
-            "amp_fuzz.known",
-            "amp_fuzz.without",
-            "amp_fuzz.reference.torchax",
-            "amp_fuzz.reference.gauge",
-            "amp_fuzz.reference.xla",
+            "amp_fuzz.upstream.known",
+            "amp_fuzz.upstream.remedies",
+            "amp_fuzz.backends.imitations.torchax",
+            "amp_fuzz.backends.imitations.gauge",
+            "amp_fuzz.backends.imitations.xla",
         ),
         names=("quirks", "active_quirks", "asking", "supposing", "observing", "noting"),
     ),
@@ -99,14 +99,14 @@ RULES = (
         forbidden=("torch", "hypothesis"),
         only=(
             "amp_fuzz.reports",
-            "amp_fuzz.records",
-            "amp_fuzz.known",
-            "amp_fuzz.store",
-            "amp_fuzz.outputs",
-            "amp_fuzz.printable",
-            "amp_fuzz.case",
-            "amp_fuzz.program",
-            "amp_fuzz.fingerprints",
+            "amp_fuzz.records.schema",
+            "amp_fuzz.upstream.known",
+            "amp_fuzz.records.store",
+            "amp_fuzz.records.outputs",
+            "amp_fuzz.reports.printable",
+            "amp_fuzz.cases.case",
+            "amp_fuzz.cases.program",
+            "amp_fuzz.records.fingerprint",
         ),
     ),
 )
@@ -253,9 +253,9 @@ def test_no_module_reaches_back() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "said"),
     [
-        ("amp_fuzz.program", "import torch", "may not import torch"),
-        ("amp_fuzz.program", "def f():\n    import torch.nn", "may not import torch.nn"),
-        ("amp_fuzz.case", "from hypothesis import given", "may not import hypothesis.given"),
+        ("amp_fuzz.cases.program", "import torch", "may not import torch"),
+        ("amp_fuzz.cases.program", "def f():\n    import torch.nn", "may not import torch.nn"),
+        ("amp_fuzz.cases.case", "from hypothesis import given", "may not import hypothesis.given"),
         (
             "amp_fuzz.catalogue.matmul",
             "from amp_fuzz import reference",
@@ -293,20 +293,32 @@ def test_no_module_reaches_back() -> None:
         ),
         ("amp_fuzz.backends.eager", "import amp_fuzz.oracle", "may not import amp_fuzz.oracle"),
         (
-            "amp_fuzz.repro",
-            "from amp_fuzz.backends.compiled import CompileBackend",
-            "amp_fuzz may not import amp_fuzz.backends.compiled.CompileBackend",
+            "amp_fuzz.findings.repro.script",
+            "from amp_fuzz.backends.compile import CompileBackend",
+            "amp_fuzz may not import amp_fuzz.backends.compile.CompileBackend",
         ),
-        ("amp_fuzz.issue", "name.startswith('script')", "says nothing of what it does"),
-        ("amp_fuzz.issue", "name.startswith(('eager', 'of'))", "says nothing of what it does"),
-        ("amp_fuzz.issue", "judge.backend.name.partition('[')", "says nothing of what it does"),
+        (
+            "amp_fuzz.findings.repro.issue",
+            "name.startswith('script')",
+            "says nothing of what it does",
+        ),
+        (
+            "amp_fuzz.findings.repro.issue",
+            "name.startswith(('eager', 'of'))",
+            "says nothing of what it does",
+        ),
+        (
+            "amp_fuzz.findings.repro.issue",
+            "judge.backend.name.partition('[')",
+            "says nothing of what it does",
+        ),
         (
             "amp_fuzz.reference.kernels",
             "from amp_fuzz import upstream",
             "may not import amp_fuzz.upstream",
         ),
         (
-            "amp_fuzz.backends.apart",
+            "amp_fuzz.backends.process",
             "def f():\n    from amp_fuzz.upstream import quirks",
             "may not import amp_fuzz.upstream.quirks",
         ),
@@ -326,7 +338,11 @@ def test_no_module_reaches_back() -> None:
             "trial:1: amp_fuzz.oracle may not use quirks",
         ),
         ("amp_fuzz.reports.html", "import torch", "may not import torch"),
-        ("amp_fuzz.reports.html", "from amp_fuzz import engine", "may not import amp_fuzz.engine"),
+        (
+            "amp_fuzz.reports.html",
+            "from amp_fuzz import engine",
+            "may not import amp_fuzz.runs.engine",
+        ),
     ],
 )
 def test_the_checker_sees(module: str, source: str, said: str) -> None:
@@ -340,7 +356,7 @@ def test_the_checker_resolves_relative_imports_of_a_package() -> None:
 
 
 def test_the_oracle_names_no_known_bug() -> None:
-    from amp_fuzz.known import shipped
+    from amp_fuzz.upstream.known import shipped
 
     text = "".join(path.read_text("utf-8") for path in (PACKAGE / "oracle").glob("*.py"))
     assert [entry.id for entry in shipped() if re.search(rf"\b{entry.id}\b", text)] == []
@@ -349,15 +365,21 @@ def test_the_oracle_names_no_known_bug() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("amp_fuzz.program", "import torchlight, numpy"),  # a prefix of letters is not a package
-        ("amp_fuzz.engine", "import torch, hypothesis, amp_fuzz.oracle"),
+        (
+            "amp_fuzz.cases.program",
+            "import torchlight, numpy",
+        ),  # a prefix of letters is not a package
+        ("amp_fuzz.runs.engine", "import torch, hypothesis, amp_fuzz.oracle"),
         ("amp_fuzz.reference.tables", "import torch\nfrom amp_fuzz import catalogue"),
         ("amp_fuzz.reference.tables", "'''Not by _dispatch_dump: see DESIGN.'''"),
-        ("amp_fuzz.reports.html", "import pandas\nfrom amp_fuzz.store import Store"),
+        ("amp_fuzz.reports.html", "import pandas\nfrom amp_fuzz.records.store import Store"),
         ("amp_fuzz.reports.html", "from . import frames"),
-        ("amp_fuzz.repro", "from amp_fuzz.backends.base import Repros"),
-        ("amp_fuzz.backends.jaxed", "from amp_fuzz.backends.torchbackend import TorchBackend"),
-        ("amp_fuzz.issue", "value.name.startswith('v') or line.startswith('scripted by')"),
+        ("amp_fuzz.findings.repro.script", "from amp_fuzz.backends.base import Repros"),
+        ("amp_fuzz.backends.jax.backend", "from amp_fuzz.backends.torch_base import TorchBackend"),
+        (
+            "amp_fuzz.findings.repro.issue",
+            "value.name.startswith('v') or line.startswith('scripted by')",
+        ),
     ],
 )
 def test_the_checker_lets_pass(module: str, source: str) -> None:
@@ -413,8 +435,8 @@ def loaded_by(module: str) -> set[str]:
     [
         ("amp_fuzz", {"torch", "pandas", "hypothesis", "numpy"}),
         ("amp_fuzz.pytest_plugin", {"torch", "pandas", "hypothesis", "numpy"}),
-        ("amp_fuzz.program", {"torch", "hypothesis"}),
-        ("amp_fuzz.case", {"torch", "hypothesis"}),
+        ("amp_fuzz.cases.program", {"torch", "hypothesis"}),
+        ("amp_fuzz.cases.case", {"torch", "hypothesis"}),
         ("amp_fuzz.reports", {"torch"}),
     ],
 )

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz.case import Case, CaseError, loads
-from amp_fuzz.inputs import bits_text, tensor
-from amp_fuzz.literals import WIDTHS, bits_of, numbers
-from amp_fuzz.program import DTYPES, LAYOUTS, ProgramError, TensorSpec
+from amp_fuzz.cases.case import Case, CaseError, loads
+from amp_fuzz.cases.inputs import bits_text, tensor
+from amp_fuzz.cases.literals import WIDTHS, bits_of, numbers
+from amp_fuzz.cases.program import DTYPES, LAYOUTS, ProgramError, TensorSpec
 from tests.helpers import call, case, eager, x
 
 

@@ -11,18 +11,27 @@ import msgspec
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.harness import Observation, Raised, quiet
-from amp_fuzz.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
-from amp_fuzz.minimize.arguments import arguments
-from amp_fuzz.minimize.nearest import distance, nearest
-from amp_fuzz.minimize.shapes import frozen_case
-from amp_fuzz.minimize.specs import cast, frozen, held_numbers, with_numbers
+from amp_fuzz.backends.harness import Observation, Raised, quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
+from amp_fuzz.findings.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
+from amp_fuzz.findings.minimize.arguments import arguments
+from amp_fuzz.findings.minimize.nearest import distance, nearest
+from amp_fuzz.findings.minimize.shapes import frozen_case
+from amp_fuzz.findings.minimize.specs import cast, frozen, held_numbers, with_numbers
+from amp_fuzz.findings.minimize.target import (
+    Answer,
+    Shrunk,
+    Target,
+    answer_of,
+    asker,
+    confirmed,
+    shrink,
+    wording,
+)
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
-from amp_fuzz.shrink import Answer, Shrunk, Target, answer_of, asker, confirmed, shrink, wording
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
 

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from packaging.version import Version
 
-from amp_fuzz import notes
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.engine import Settings, Task, explore
-from amp_fuzz.findings import Groups
-from amp_fuzz.harness import quiet
-from amp_fuzz.notes import Memory, notes_of
-from amp_fuzz.records import NOTE_KINDS, CaseRecord, Note, NoteRecord
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.findings import notes
+from amp_fuzz.findings.groups import Groups
+from amp_fuzz.findings.notes import Memory, notes_of
+from amp_fuzz.records.schema import NOTE_KINDS, CaseRecord, Note, NoteRecord
 from amp_fuzz.reference import Policy, PolicyTable, load_table, tables
+from amp_fuzz.runs.engine import Settings, Task, explore
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.case import Case
+from amp_fuzz.cases.case import Case
 from amp_fuzz.catalogue import check
 from benchmarks.open_cases import index
 from tests.helpers import case, stored, x

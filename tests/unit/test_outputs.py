@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz import outputs
-from amp_fuzz.outputs import StoreError, write_whole
+from amp_fuzz.records import outputs
+from amp_fuzz.records.outputs import StoreError, write_whole
 
 NULL = (1, 3)  # the numbers of /dev/null on Linux
 FULL = (1, 7)  # of /dev/full, which takes nothing

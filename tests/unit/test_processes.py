@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz import heap, privateuse1
-from amp_fuzz.processes import death, end, few_primitives, start
-from amp_fuzz.supervise import Dead, ask
+from amp_fuzz.backends import privateuse1
+from amp_fuzz.findings.supervision.processes import death, end, few_primitives, start
+from amp_fuzz.findings.supervision.supervisor import Dead, ask
+from amp_fuzz.runs import memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 
@@ -117,13 +118,13 @@ def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
 
 
-@pytest.mark.skipif(heap._trim() is None, reason="the C library keeps what is freed")
+@pytest.mark.skipif(memory._trim() is None, reason="the C library keeps what is freed")
 def test_what_is_freed_between_what_stays_is_given_back() -> None:
     blocks = [bytearray(4096) for _ in range(20_000)]
     stays = blocks[::64]
     before = _resident()
     del blocks
-    heap.trim()
+    memory.trim()
     assert before - _resident() > 60
     assert len(stays[-1]) == 4096
 
@@ -138,8 +139,8 @@ def _resident() -> float:
 BACKWARD = """
 import time
 import torch
-from amp_fuzz import privateuse1
-from amp_fuzz.processes import start, unforkable
+from amp_fuzz.backends import privateuse1
+from amp_fuzz.findings.supervision.processes import start, unforkable
 
 def backward():
     torch.ones(3, requires_grad=True).sum().backward()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from amp_fuzz import catalogue
-from amp_fuzz.program import (
+from amp_fuzz.cases.program import (
     DTYPES,
     MAX_DEPTH,
     Autocast,
@@ -139,7 +139,7 @@ def nested(depth: int) -> Program:
 
 
 def test_regions_nest_as_deep_as_python_compiles_and_no_deeper() -> None:
-    from amp_fuzz.source import program_source
+    from amp_fuzz.backends.source import program_source
 
     nested(MAX_DEPTH).check()
     compile(program_source(nested(MAX_DEPTH)), "program", "exec")

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from amp_fuzz.cases.program import DTYPES
 from amp_fuzz.catalogue.core import Value
 from amp_fuzz.catalogue.promotion import floating, promote_types, result_type
-from amp_fuzz.program import DTYPES
 
 SHAPES = ((2,), ())
 NUMBERS = (True, 2, 0.5)

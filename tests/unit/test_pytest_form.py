@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.findings.repro.as_test import pytest_form
+from amp_fuzz.findings.repro.parts import Found
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.pytest_form import pytest_form
-from amp_fuzz.script import Found
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, FAULT, Run, call, case, runner, under, x
 
 # Runs pytest on a file.

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.known import Known
-from amp_fuzz.program import Program, Ref, Statement, TensorSpec
-from amp_fuzz.records import (
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.records.schema import (
     BackendRecord,
     CaseRecord,
     DivergenceRecord,
@@ -28,9 +27,10 @@ from amp_fuzz.records import (
     Record,
     RunRecord,
 )
+from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports import frames, html, markdown, terminal, text, write
 from amp_fuzz.reports.view import View, clean, clean_lines, plural, rate, share, time_of, view
-from amp_fuzz.store import Store, StoreError
+from amp_fuzz.upstream.known import Known
 
 KNOWN = (
     Known(
@@ -1073,7 +1073,7 @@ def test_reports_need_no_torch_and_load_pandas_when_one_is_made(tmp_path: Path) 
     code = f"""
 import sys
 import amp_fuzz.reports as reports
-from amp_fuzz.store import Store
+from amp_fuzz.records.store import Store
 from pathlib import Path
 assert not {{"pandas", "jinja2", "numpy", "torch"}} & set(sys.modules)
 sys.modules["torch"] = None  # importing it is an error from here on

@@ -18,20 +18,20 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz import inputs
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.reproducing import TorchRepros
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.explicit import explicit_form
-from amp_fuzz.harness import quiet
-from amp_fuzz.known import shipped
+from amp_fuzz.cases import inputs
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Arg, Autocast, Items, Program, Ref, Region, Statement, TensorSpec
+from amp_fuzz.findings.explicit_form import explicit_form
+from amp_fuzz.findings.repro.parts import ReproError, literal
+from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.compare import same
-from amp_fuzz.program import Arg, Autocast, Items, Program, Ref, Region, Statement, TensorSpec
-from amp_fuzz.repro import repro
-from amp_fuzz.script import ReproError, literal
 from amp_fuzz.strategies.drawing import draw_case
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import shipped
 from tests.helpers import FAULT, Run
 
 BFLOAT16 = Autocast(dtype="bfloat16")
@@ -256,7 +256,7 @@ def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Cas
 
 
 def test_timeouts_are_told_from_answers(run_script: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_fuzz.repro.TIMEOUT", 1)
+    monkeypatch.setattr("amp_fuzz.findings.repro.script.TIMEOUT", 1)
     fault = FAULT.format(body="import time; time.sleep(60)")
     script = repro(MM, backend("eager-cpu"), Divergence("timeout", "", "", ""), prefix=fault)
     code, printed, _ = run_script(script)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from amp_fuzz import catalogue
-from amp_fuzz.case import loads
-from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.program import (
+from amp_fuzz.backends.source import argument, case_source, driver_source, program_source
+from amp_fuzz.cases.case import loads
+from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     DType,
@@ -24,7 +24,7 @@ from amp_fuzz.program import (
     Ref,
     Statement,
 )
-from amp_fuzz.source import argument, case_source, driver_source, program_source
+from amp_fuzz.catalogue import CATALOGUE
 from tests.helpers import BF16, F16, call, case, drawn, eager, program, under, x
 
 INPUTS = [x("x0", 2, 2), x("w1", 2, 2), x("b2", 2, 2)]

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from amp_fuzz.case import CaseError
-from amp_fuzz.records import (
+from amp_fuzz.cases.case import CaseError
+from amp_fuzz.records.schema import (
     BackendRecord,
     CaseRecord,
     DivergenceRecord,
@@ -20,7 +20,7 @@ from amp_fuzz.records import (
     Record,
     RunRecord,
 )
-from amp_fuzz.store import Store, StoreError, Writer, find_case, load_finding
+from amp_fuzz.records.store import Store, StoreError, Writer, find_case, load_finding
 from tests.helpers import call, case, one_line, x
 
 RUN = RunRecord(
@@ -319,5 +319,5 @@ def test_a_run_is_not_begun_outside_the_store(store: Store, name: str) -> None:
 def test_reading_a_store_needs_no_torch() -> None:
     import subprocess
 
-    code = "import sys, amp_fuzz.store; sys.exit('torch' in sys.modules)"
+    code = "import sys, amp_fuzz.records.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

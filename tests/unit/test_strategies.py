@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_fuzz import catalogue, strategies
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.harness import quiet
-from amp_fuzz.program import (
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import (
     DOMAINS,
     FLOAT_DTYPES,
     LAYOUTS,
@@ -38,6 +37,7 @@ from amp_fuzz.program import (
     statements,
     uses,
 )
+from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.reference import DEVICES
 from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.drawing import draw_program, usable

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from amp_fuzz.case import Case, Plan
-from amp_fuzz.harness import quiet
-from amp_fuzz.minimize import Values, capture
-from amp_fuzz.program import Autocast, Checkpoint, Node, NoGrad, statements
-from amp_fuzz.records import DivergenceRecord
-from amp_fuzz.shrink import Answer, Target
-from amp_fuzz.triage import Fingerprint, alone, fingerprint, guilty, ingredient
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Autocast, Checkpoint, Node, NoGrad, statements
+from amp_fuzz.findings.guilty import Fingerprint, alone, fingerprint, guilty, ingredient
+from amp_fuzz.findings.minimize import Values, capture
+from amp_fuzz.findings.minimize.target import Answer, Target
+from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
 

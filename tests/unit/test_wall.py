@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz.known import shipped
 from amp_fuzz.upstream import QUIRKS
+from amp_fuzz.upstream.known import shipped
 
 REFERENCE = Path(__file__).parents[2] / "amp_fuzz" / "reference"
 LEFT = (
@@ -77,7 +77,7 @@ def test_what_is_left_is_there() -> None:
     [
         ('x\nif "cache-ignores-dtype" in active():', ["2: cache-ignores-dtype"]),
         ("# as under the quirk", ["1: quirk"]),
-        ("from amp_fuzz.imitated import active_quirks", ["1: quirk"]),
+        ("from amp_fuzz.backends.imitated import active_quirks", ["1: quirk"]),
         ("# linalg-cond-backward: a listed bug", ["1: linalg-cond-backward"]),
         ("the weight cache is keyed by the weight and the dtype", []),
     ],
@@ -87,7 +87,5 @@ def test_the_search_sees_a_word_of_a_bug(text: str, found: list[str]) -> None:
 
 
 def test_the_search_sees_an_import() -> None:
-    text = (
-        "from amp_fuzz.reference import dispatch, torchax\nfrom amp_fuzz.reference.xla import note"
-    )
+    text = "from amp_fuzz.reference import dispatch, torchax\nfrom amp_fuzz.backends.imitations.xla import note"
     assert {"torchax", "xla"} <= imported(text)

@@ -13,8 +13,8 @@ from torch._library.custom_ops import CustomOpDef
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_impls import op_implementations_dict as kernels
 
-from amp_fuzz.harness import quiet
-from amp_fuzz.without import WITHOUT
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.upstream.remedies import WITHOUT
 
 ATEN = torch.ops.aten
 

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_fuzz import engine, workers
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.case import Case
-from amp_fuzz.engine import (
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord, RunRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.runs import engine, workers
+from amp_fuzz.runs.engine import (
     Crashed,
     Event,
     Failed,
@@ -31,10 +34,7 @@ from amp_fuzz.engine import (
     draw,
     plan_tasks,
 )
-from amp_fuzz.harness import Observation
-from amp_fuzz.records import CaseRecord, DivergenceRecord, IncidentRecord, RunRecord
-from amp_fuzz.store import Store
-from amp_fuzz.workers import Supervisor, _after, run
+from amp_fuzz.runs.workers import Supervisor, _after, run
 from tests import helpers
 from tests.helpers import call, eager, x
 

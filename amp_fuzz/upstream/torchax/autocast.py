@@ -1,7 +1,7 @@
 """What torchax decides about the ops that autocast would cast, and what it calls in their place.
 
-The page is docs/findings/torchax.md. `amp_fuzz.reference.torchax` has what is called in place of
-an op, `amp_fuzz.backends.torchax` the part of these bugs that is the backend's.
+The page is docs/findings/torchax.md. `amp_fuzz.backends.imitations.torchax` has what is called in
+place of an op, `amp_fuzz.backends.torchax.backend` the part of these bugs that is the backend's.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.reference import dispatch, torchax
+from amp_fuzz.backends.imitations import torchax
+from amp_fuzz.backends.imitations.xla import note
+from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.autocast import Snapshot
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.casts import device_of
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.reference.tables import Policy
-from amp_fuzz.reference.xla import note
 
 __all__ = ["RULES", "imitation"]
 

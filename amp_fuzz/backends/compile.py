@@ -1,0 +1,480 @@
+"""``torch.compile`` on every rung of its ladder: dynamo, AOTAutograd, decompositions, Inductor.
+
+The program is compiled, the plan is not: its contexts stand around the compiled callable, but with
+the ``decorator`` entry the innermost one is compiled with it. What the entry ``custom_op`` compiles
+is a call of the op: its body is Python that the graph knows by name only. Nothing is cached between
+cases, so that no artefact of another case can hide a bug.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from amp_fuzz.backends import bisection, harness, prelude
+from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
+from amp_fuzz.backends.export import DATA_DEPENDENT
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.imitated import active_quirks
+from amp_fuzz.backends.imitations import aot
+from amp_fuzz.backends.imitations.lowered import lowered
+from amp_fuzz.backends.patching import patched
+from amp_fuzz.backends.prelude import in_thread
+from amp_fuzz.backends.reference import ReferenceRuntime, threading
+from amp_fuzz.backends.reproducing import TorchRepros, opaque
+from amp_fuzz.backends.source import program_source
+from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
+from amp_fuzz.backends.torch_state import in_thread_alike, torch_state
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, inferring
+from amp_fuzz.cases.program import (
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    Node,
+    NoGrad,
+    Region,
+    regions,
+    statements,
+    transform,
+)
+from amp_fuzz.reference.shadow.mode import Promise
+
+__all__ = ["LADDER", "CompileBackend", "backends"]
+
+QUIRK = "compile-backward-autocast"
+# Each does more than the one before it: the first that diverges is where a bug is.
+LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileBackend(TorchRepros, TorchBackend):
+    """``torch.compile(program, backend=rung)`` on the CPU.
+
+    label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
+    told: torch is told, in ``backward_pass_autocast``, which autocast will surround the backward
+    pass; otherwise it has its default, and takes the forward's. freezing: the program is a module
+    that holds its weights, and infers only, so that Inductor may take them as constants. (Among the
+    options of `torch.compile` it would freeze nothing: dynamo asks Inductor's configuration.)
+    """
+
+    rung: str
+    label: str = ""
+    dynamic: bool | None = False
+    options: tuple[tuple[str, bool], ...] = ()
+    told: bool = True
+    freezing: bool = False
+    exact: bool = field(default=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """``compile[inductor]``, ``compile[inductor+dynamic]``, ..."""
+        return f"compile[{self.rung}{'+' + self.label if self.label else ''}]"
+
+    def availability(self) -> Availability:
+        """Say whether this torch can compile here."""
+        if self.rung == "inductor" and _compiler() is None:
+            return Availability("missing", "a C++ compiler: install g++, or set CXX")
+        return TorchBackend.availability(self)
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what AOTAutograd says that it does not support.
+
+        Double backward raises there ("does not currently support double backward"): the retained
+        graph takes its place. Function transforms of compiled functions are left out. The fake
+        kernel of a custom op must not look at values, and its backward must be traceable, which
+        that of a reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`).
+        What is frozen only infers, and calls no custom op: its weights would be the op's arguments.
+        """
+        if self.freezing and case.plan.entry in CUSTOM_OPS:
+            case = case.with_plan(entry="context")
+        if self.freezing:
+            case = under(inferring(case), NoGrad())
+        if case.plan.entry in CUSTOM_OPS:
+            case = _opaque(case)
+        if self.rung != "eager" and case.plan.second == "double":
+            case = case.with_plan(second="retain")
+        return case.with_plan(transform="none")
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Compile and run cases one by one.
+
+        Each in a thread of its own: a compilation that fails can leave fake tensor modes and
+        dispatch keys behind in its thread, which breaks whatever torch does there next.
+        """
+        return [in_thread(self.observe, case) for case in cases]
+
+    def observe(self, case: Case) -> Observation:
+        """Compile and run one case."""
+        import torch._dynamo
+
+        torch._dynamo.reset()
+        plan = self.configuring(case.plan)
+        runtime = self.runtime(
+            driver=lambda names: self._driver(case, names),
+            # The configuration of torch.compile is of a thread.
+            thread=lambda *call: in_thread(self.configured, plan, *call),
+        )
+        before = graphs()
+        try:
+            seen: Observation = self.configured(plan, harness.run, case, runtime)
+            seen.graphs = graphs() - before
+            if seen.raised is not None and _infers(case):
+                undone = self.undone()
+                seen.leaked = "; ".join(filter(None, (seen.leaked, undone))) or None
+            return seen
+        finally:
+            torch._dynamo.reset()
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return why a callable cannot be called, or "": only modules can be frozen."""
+        return "only modules can be frozen" if self.freezing and not modules else ""
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether no backward pass runs: what is frozen only infers."""
+        return self.freezing
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Compile a callable and call it, in a thread of its own as `run` does."""
+        return in_thread_alike(self._called, function, plan, call)  # type: ignore[no-any-return]
+
+    def _called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        import torch._dynamo
+
+        torch._dynamo.reset()
+        try:
+            invoke = self.compiled(function)
+            if self.freezing:
+                invoke = torch.no_grad()(invoke)
+            before, refused = graphs(), _breaks()
+            seen: Observation = self.configured(
+                self.configuring(plan), call, self.runtime(), invoke
+            )
+            seen.graphs = graphs() - before
+            if seen.raised is not None:
+                seen.leaked = "; ".join(filter(None, (seen.leaked, self.undone()))) or None
+            # Of this call: dynamo counts on from one call to the next.
+            new = (text.partition("\n")[0] for text in _breaks() - refused)
+            seen.breaks = tuple(dict.fromkeys(new))
+            return seen
+        finally:
+            torch._dynamo.reset()
+
+    def traced(self) -> Callable[..., Any] | None:
+        """Return what AOTAutograd does to a program, in what the quirks ask for."""
+        return None if self.rung == "eager" else aot.traced
+
+    def facts(self) -> Facts:
+        """Return what `torch.compile` promises."""
+        link = documentation("generated/torch.compile.html")
+        return Facts(
+            area=f"torch.compile, {self.rung}",
+            made="compiled with `torch.compile`",
+            promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
+            compiles=True,
+        )
+
+    def blame(self, agrees: Callable[[], bool]) -> str:
+        """Return the part of the rung without which a case agrees, by torch's own bisector."""
+        return bisection.blame(self.rung, agrees) if self.rung in bisection.BISECTED else ""
+
+    def configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function as a plan needs torch configured; nothing is cached, nor logged."""
+        import torch._dynamo
+        import torch._functorch.config
+        import torch._inductor.config
+
+        functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
+        if hasattr(torch._functorch.config, "backward_pass_autocast"):
+            functorch["backward_pass_autocast"] = _backward_context(plan, self.device)
+        # Beyond its limit dynamo runs eager instead, and nothing would be tested.
+        dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
+        inductor = {
+            "fx_graph_cache": False,
+            "compile_threads": 1,
+            "freezing": self.freezing,
+            "fallback_random": True,  # dropout draws from torch's generator, as it does in eager
+        }
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        # Where someone listens to it (pytest does), the structured trace raises for a dtype in
+        # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
+        trace = logging.getLogger("torch.__trace")
+        try:
+            with (
+                patched(trace, "handlers", []),
+                torch._functorch.config.patch(functorch),
+                torch._inductor.config.patch(inductor),
+                torch._dynamo.config.patch(dynamo),
+                untimed(),
+                unwritten(),
+            ):
+                return function(*args)
+        finally:
+            logging.disable(disabled)
+
+    def undone(self) -> str | None:
+        """Return what a garbage collection does to this thread's state, if anything.
+
+        The graph's guard of an inference_mode region is an object. A compilation that fails in the
+        region leaves it in the frames of the error, a cycle; whichever thread collects it is put
+        back to the state that the guard has seen. Here, it is the thread of the case and no other.
+        """
+        before = torch_state(self.device)
+        gc.collect()
+        return harness.changes(before, torch_state(self.device), " by a garbage collection")
+
+    def configuring(self, plan: Plan) -> Plan:
+        """Return the plan that torch is configured for."""
+        return plan if self.told else msgspec.structs.replace(plan, backward="inside")
+
+    def _driver(self, case: Case, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the driver calls by these names: the compiled program."""
+        program, weights = names["program"], numbers(case, "weight")
+
+        def made(function: Callable[..., Any]) -> Any:
+            if not self.freezing:
+                return self.compiled(function)
+            return prelude.holding(function, weights, self.compiled)
+
+        class around(torch.autocast):
+            """A context; as a decorator of the program it is compiled with it."""
+
+            def __call__(decorator, function: Callable[..., Any]) -> Any:
+                if function is compiled:
+                    inside: Any = decorator._plain()
+                    return made(inside(program))
+                outside: Any = super()
+                return outside.__call__(function)
+
+            def _plain(self) -> torch.autocast:
+                return torch.autocast(
+                    self.device,
+                    dtype=self.fast_dtype,
+                    enabled=self._enabled,
+                    cache_enabled=self._cache_enabled,
+                )
+
+        def opaque(_: Callable[..., Any], *how: Any) -> Any:
+            return made(prelude.as_custom_op(program, *how))
+
+        compiled = made(program)
+        return {"program": compiled, "autocast": around, "as_custom_op": opaque}
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function, or module, as `torch.compile` makes it on this rung."""
+        options: Any = dict(self.options) if self.options else None
+        compiled: Callable[..., Any] = torch.compile(
+            function, backend=self.rung, dynamic=self.dynamic, options=options
+        )
+        return compiled
+
+    def expression(self, function: str, case: Case) -> str:
+        """Return the source that compiles a function, for a repro."""
+        options = f", options={dict(self.options)}" if self.options else ""
+        how = f'backend="{self.rung}", dynamic={self.dynamic}{options}'
+        if self.freezing:
+            return (
+                f"holding({function}, {numbers(case, 'weight')}, lambda f: torch.compile(f, {how}))"
+            )
+        return f"torch.compile({function}, {how})"
+
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of its compilation, for a repro."""
+        again = "plain = program\n" if case.plan.entry in ("decorator", *CUSTOM_OPS) else ""
+        compiled = f"program = {self.expression('program', case)}"
+        return f"{program_source(case.program).rstrip()}\n\n\n{again}{compiled}\n"
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, for a repro.
+
+        The decorator's context is compiled with the program, the others stand around it; of a
+        custom op, the call is compiled.
+        """
+
+        def compiled(match: re.Match[str]) -> str:
+            return f"entered = {self.expression(f'{match[1]}(plain)', case)}"
+
+        text = re.sub(r"entered = (autocast\(.*\))\(program\)", compiled, text)
+        return opaque(text, lambda function: self.expression(function, case))
+
+    def cleanup(self) -> list[str]:
+        """Return the line that takes away what is compiled, for a test."""
+        return ["torch._dynamo.reset()"]
+
+    def configuration(self, case: Case) -> str:
+        """Return the source that configures torch as `run` does, for a repro."""
+        import torch._functorch.config
+
+        if self.rung == "eager":
+            return ""
+        lines = ["import torch._functorch.config"]
+        if hasattr(torch._functorch.config, "backward_pass_autocast"):
+            context = _backward_context(self.configuring(case.plan), self.device)
+            lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
+        if case.plan.second != "none":
+            lines.append("torch._functorch.config.donated_buffer = False")
+        if self.freezing:
+            lines += ["import torch._inductor.config", "torch._inductor.config.freezing = True"]
+        if case.plan.entry in CUSTOM_OPS:  # a custom op is cached by its name (pytorch#144344)
+            lines.append("torch._functorch.config.enable_autograd_cache = False")
+            lines.append("import torch._inductor.config")
+            lines.append("torch._inductor.config.fx_graph_cache = False")
+        return "\n".join(lines)
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return the rungs below this one; for a variant of a rung, that rung too."""
+        rungs = LADDER[: LADDER.index(self.rung) + bool(self.label)]
+        return [CompileBackend(rung) for rung in rungs]
+
+    @property
+    def promise(self) -> Promise:
+        """Which roundings it makes: Inductor those of written casts, or all if it is asked to."""
+        emulates = ("emulate_precision_casts", True) in self.options
+        return "all" if emulates else "written"
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the same device, which can imitate what AOTAutograd does."""
+        runtime = TorchBackend.reference(self).runtime
+        if self.rung == "eager":
+            return _TracedReference(runtime, promise=self.promise)
+        runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
+        kind = _TracedReference if self.told else _UntoldReference
+        # Inductor adds in loops of its own, and gives torch's convolutions channels last.
+        return kind(runtime, reorders=self.rung == "inductor", promise=self.promise)
+
+
+@dataclass(frozen=True, slots=True)
+class _TracedReference(ReferenceRuntime):
+    """The reference; under quirks, the program does what AOTAutograd makes of it."""
+
+    def of(self, case: Case) -> Runtime:
+        backward = case.plan.backward != "none"
+        whole = backward or case.plan.entry in CUSTOM_OPS  # the op is traced, and not its body
+
+        def opaque(*how: Any) -> Any:
+            made = prelude.as_custom_op(*how)
+            return made if backward else aot.differentiated(made)
+
+        def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+            program = aot.traced(names["program"], backward=whole)
+            return {"program": program, "as_custom_op": opaque}
+
+        return dataclasses.replace(self.runtime, driver=driver)
+
+
+@dataclass(frozen=True, slots=True)
+class _UntoldReference(_TracedReference):
+    """The reference; under the quirk, every backward pass stands where the forward stood."""
+
+    def meant(self, case: Case) -> Case:
+        if QUIRK not in active_quirks() or case.plan.backward == "none":
+            return case
+        return case.with_plan(backward="inside", backward_context=None)
+
+
+def _opaque(case: Case) -> Case:
+    """Return a case whose program can be the body of a custom op in a graph, or is none."""
+    if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
+        return case.with_plan(entry="context")
+    return case.with_program(body=transform(case.program.body, region=_unreentrant))
+
+
+def _unreentrant(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+    """Return a region; a checkpoint is none that is reentrant."""
+    checkpoint = isinstance(node.context, Checkpoint)
+    return (Region(Checkpoint(use_reentrant=False) if checkpoint else node.context, body),)
+
+
+def _infers(case: Case) -> bool:
+    return any(isinstance(context, InferenceMode) for context in regions(case.program.body))
+
+
+def untimed() -> AbstractContextManager[None]:
+    """Let dynamo not time the guards of what it has compiled, in every thread.
+
+    For a number in its log it flushes the caches of the processor, 40 ms for each graph (torch
+    2.13). That the guards hold is checked before that, and whenever the graph is called.
+    """
+    import torch._dynamo.guards as guards
+
+    return patched(guards, "profile_guard_manager", lambda *of: 0.0)
+
+
+def unwritten() -> AbstractContextManager[None]:
+    """Let AOTAutograd leave no file in the working folder where it cannot partition a graph.
+
+    It writes the graph there, under a new name each time, which stands in the error (torch 2.13).
+    """
+    import torch._functorch.partitioners as partitioners
+
+    return patched(partitioners, "_get_unique_path", lambda *of: os.devnull)
+
+
+def graphs() -> int:
+    """Return how many graphs dynamo has handed to a compiler in this process."""
+    count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return count
+
+
+def _breaks() -> Counter[str]:
+    """Return why dynamo has left code to eager in this process, and how often."""
+    counters = torch._dynamo.utils.counters
+    return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
+
+
+def _backward_context(plan: Plan, device: str) -> Any:
+    """Return the ``backward_pass_autocast`` under which eager means what the plan does.
+
+    AOTAutograd traces the backward pass during the forward, and has to be told which autocast
+    context will surround it.
+    """
+    if plan.backward == "inside":
+        if plan.thread != "inside":
+            return "same_as_forward"
+        return [_keywords(c, device) for c in plan.contexts]  # the forward is in a thread, bare
+    if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
+        return [_keywords(plan.backward_context, device)]
+    return "off"
+
+
+def _keywords(context: Autocast, device: str) -> dict[str, Any]:
+    """Return what ``torch.autocast`` is called with."""
+    keywords: dict[str, Any] = {
+        "device_type": context.device or device,
+        "enabled": context.enabled,
+    }
+    if context.dtype is not None:
+        keywords["dtype"] = getattr(torch, context.dtype)
+    if context.cache_enabled is not None:
+        keywords["cache_enabled"] = context.cache_enabled
+    return keywords
+
+
+def _compiler() -> str | None:
+    # Asking Inductor would import it, which takes longer than importing torch.
+    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+
+
+def backends() -> list[Backend]:
+    """Return the ladder, and Inductor's variants."""
+    return [
+        *(CompileBackend(rung) for rung in LADDER),
+        CompileBackend("inductor", "dynamic", dynamic=True),
+        CompileBackend("aot_eager", "default", told=False),
+        CompileBackend("inductor", "default", told=False),
+        CompileBackend("inductor", "casts", options=(("emulate_precision_casts", True),)),
+        CompileBackend("inductor", "freezing", freezing=True),
+    ]

@@ -1,0 +1,297 @@
+"""Run a case's source under one implementation of autocast and write down what happened.
+
+The reference and every eager backend go through `run`: the same text, the same inputs, and only the
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad` and `vmap` mean
+something else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType, TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from amp_fuzz import catalogue
+from amp_fuzz.backends import prelude
+from amp_fuzz.backends.custom_op import custom_op
+from amp_fuzz.backends.source import driver_source, imports_of, program_source
+from amp_fuzz.cases import inputs
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Program, TensorSpec
+from amp_fuzz.reference import KernelCall
+
+__all__ = ["Observation", "Raised", "Runtime", "quiet", "run"]
+
+PROGRAM = "<amp-fuzz program>"
+DRIVER = "<amp-fuzz driver>"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception of a case: its type, message, and the line of the case's source it came from."""
+
+    kind: str
+    message: str
+    line: int
+    text: str
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one implementation did with a case.
+
+    values: label -> a detached copy of the tensor observed there, or None for a missing gradient,
+    in the order of observation. leaked: what of the state is not what it was before; see `changes`.
+    kernels: the autocast kernels reached, where the implementation can tell. graphs: how many
+    graphs a compiler made of it; None where none are made. platform: what it ran on, where an
+    implementation chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX. elided: the labels of
+    values that come out otherwise since a compiler may keep more precision than the program says.
+    breaks: why a compiler left parts to eager, in its words.
+    """
+
+    values: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    raised: Raised | None = None
+    leaked: str | None = None
+    kernels: list[KernelCall] = field(default_factory=list)
+    seconds: float = 0.0
+    graphs: int | None = None
+    platform: str = ""
+    elided: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One implementation of autocast on one device.
+
+    state: returns the implementation's whole state of the thread, by name. reset: puts it back to
+    that of a fresh thread, after a case that left it otherwise. scope: a context for the whole run
+    (fake tensors). fake: tensors have no values. driver: given the program's globals, returns
+    names that mean something else to the plan's code (the compiled program). noted: told each
+    tensor that is observed. thread: how to run a function in another thread. place: puts an input,
+    on the CPU, where the program works; by default it is copied to `device`.
+    """
+
+    device: str
+    autocast: Callable[..., Any]
+    checkpoint: Callable[..., Any]
+    custom_fwd: Callable[..., Any]
+    custom_bwd: Callable[..., Any]
+    state: Callable[[], Mapping[str, object]]
+    reset: Callable[[], None]
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    fake: bool = False
+    noted: Callable[[str, torch.Tensor], None] | None = None
+    thread: Callable[..., Any] = prelude.in_thread
+    driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    grad: Callable[..., Any] = torch.func.grad
+    vmap: Callable[..., Any] = torch.func.vmap
+    custom_op: Callable[..., Any] = custom_op
+    place: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def names(self) -> dict[str, Any]:
+        """Return the globals of the case's source, all but `observe`."""
+        return {
+            "torch": torch,
+            "device": self.device,
+            "autocast": self.autocast,
+            "checkpoint": self.checkpoint,
+            "custom_fwd": self.custom_fwd,
+            "custom_bwd": self.custom_bwd,
+            "grad": self.grad,
+            "vmap": self.vmap,
+            "custom_op": self.custom_op,
+            "Interrupted": prelude.Interrupted,
+            "as_custom_op": prelude.as_custom_op,
+            "as_function": prelude.as_function,
+            "as_function_apart": prelude.as_function_apart,
+            "cotangent": prelude.cotangent,
+            "in_thread": self.thread,
+            "nudge": prelude.nudge,
+            "total": prelude.total,
+            "trains": prelude.trains,
+            "twice": prelude.twice,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The source of a case and its code: that of the program, and that of the driver.
+
+    They are compiled apart because the variants of a case that a relation compares share a program.
+    """
+
+    program: str
+    driver: str
+    codes: tuple[CodeType, CodeType]
+    imports: tuple[str, ...] = ()
+
+    def line(self, filename: str, number: int) -> tuple[int, str]:
+        """Return the line in the whole source, program first, and its text."""
+        text = self.program if filename == PROGRAM else self.driver
+        before = 0 if filename == PROGRAM else self.program.count("\n") + 2
+        return before + number, text.splitlines()[number - 1].strip()
+
+
+@lru_cache(maxsize=256)
+def _program(program: Program) -> tuple[str, CodeType, tuple[str, ...]]:
+    catalogue.check(program)
+    text = program_source(program)
+    return text, _code(text, PROGRAM), imports_of(program)
+
+
+@lru_cache(maxsize=256)
+def compiled(case: Case) -> Compiled:
+    """Return a case's source and code. Raises `ProgramError` for what the catalogue lacks."""
+    program, code, modules = _program(case.program)
+    driver = driver_source(case)
+    return Compiled(program, driver, (code, _code(driver, DRIVER)), modules)
+
+
+def _code(text: str, filename: str) -> CodeType:
+    with warnings.catch_warnings():
+        # What a minimiser tries may be a call that Python itself has doubts of: None[0].
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return compile(text, filename, "exec")
+
+
+def run(case: Case, runtime: Runtime) -> Observation:
+    """Run a case and return what was observed; exceptions of the case are part of it."""
+    return _run(case, runtime, compiled(case), {})
+
+
+def run_marked(
+    case: Case, runtime: Runtime, mark: Callable[[int, dict[str, Any]], None]
+) -> Observation:
+    """Run a case and call `mark` with number and local names before each statement."""
+    catalogue.check(case.program)
+    program, driver = program_source(case.program, marks=True), driver_source(case)
+    codes = _code(program, PROGRAM), _code(driver, DRIVER)
+    source = Compiled(program, driver, codes, imports_of(case.program))
+    return _run(case, runtime, source, {"mark": mark})
+
+
+def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]) -> Observation:
+    seen = Observation()
+    before = runtime.state()
+    start = time.perf_counter()
+    with runtime.scope():
+        names = {**runtime.names(), **more, **_imported(source.imports)}
+        names["observe"] = _observer(seen.values, runtime)
+        program, driver = source.codes
+        exec(program, names)
+        if runtime.driver is not None:
+            names = {**names, **runtime.driver(names)}
+        exec(driver, names)
+        tensors = [_materialise(spec, case.seed, runtime) for spec in case.program.inputs]
+        torch.default_generator.manual_seed(case.seed)
+        try:
+            if case.plan.thread == "whole":
+                runtime.thread(names["drive"], *tensors)
+            else:
+                names["drive"](*tensors)
+        except Exception as error:  # the case's own; an interrupt passes
+            seen.raised = _raised(error, source)
+    seen.seconds = time.perf_counter() - start
+    seen.leaked = changes(before, runtime.state())
+    if seen.leaked:
+        runtime.reset()
+    return seen
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object], how: str = "") -> str | None:
+    """Return as text what of a state is not what it was, joined by ``; ``; None if all of it is."""
+    parts = [f"{n}: {before[n]} became {after[n]}{how}" for n in before if before[n] != after[n]]
+    return "; ".join(parts) or None
+
+
+def _imported(modules: Iterable[str]) -> dict[str, Any]:
+    """Import modules; return the names that ``import`` binds."""
+    for module in modules:
+        importlib.import_module(module)
+    return {root: sys.modules[root] for root in (module.partition(".")[0] for module in modules)}
+
+
+def _observer(
+    values: dict[str, torch.Tensor | None], runtime: Runtime
+) -> Callable[[str, torch.Tensor | None], None]:
+    def observe(label: str, tensor: torch.Tensor | None) -> None:
+        if tensor is None:
+            values[label] = None
+        else:
+            # A copy: a later in-place op must not change what was seen here. (It changes neither
+            # dtype nor shape, which is all that a fake tensor has.) Without its history, which may
+            # hold this very dictionary through a Python function: no collector sees that cycle.
+            # No mode follows the copy: nothing is computed from it.
+            with nullcontext() if runtime.noted is None else _disable_current_modes():
+                value = tensor.detach()
+                values[label] = value if runtime.fake else value.clone()
+            if runtime.noted is not None:
+                runtime.noted(label, tensor)
+
+    return observe
+
+
+def _materialise(spec: TensorSpec, seed: int, runtime: Runtime) -> torch.Tensor:
+    if runtime.fake:
+        strides, dtype = inputs.strides(spec), getattr(torch, spec.dtype)
+        fake = torch.empty_strided(spec.shape, strides, dtype=dtype, device=runtime.device)
+        return fake.requires_grad_() if spec.requires_grad else fake
+    with _disable_current_modes():  # how inputs are made is no part of the case
+        tensor = inputs.tensor(spec, seed)
+    if runtime.place is not None:
+        tensor = runtime.place(tensor)
+    elif runtime.device != "cpu":
+        tensor = tensor.to(runtime.device)
+    return tensor.requires_grad_() if spec.requires_grad else tensor
+
+
+def _raised(error: Exception, source: Compiled) -> Raised:
+    line, text = 0, ""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if filename in (PROGRAM, DRIVER):
+            line, text = source.line(filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return Raised(type(error).__name__, str(error), line, text)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a tensor as integers of the same width (complex as pairs)."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_floating_point():
+        return tensor.view(_INTEGERS[tensor.element_size()])
+    return tensor
+
+
+_INTEGERS: Mapping[int, torch.dtype] = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}
+
+
+@contextmanager
+def quiet() -> Iterator[Mapping[str, int]]:
+    """Silence the warnings of cases: deprecations of the ops themselves are not findings."""
+    warn = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009
+    warn(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield {}
+        finally:
+            warn(True)

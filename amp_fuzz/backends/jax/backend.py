@@ -1,0 +1,255 @@
+"""JAX: the program as the reference casts it, lowered to ``jax.numpy``, on whatever XLA finds.
+
+What is judged is XLA's numerics: every cast is the reference's, written out, so that nothing is
+said of autocast, and everything of the kernels, of what fusion rounds, and of derivatives. The
+policies are CUDA's by default: these casts are what most programs run under.
+
+JAX lives in a process of its own, since XLA reads its flags once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from amp_fuzz.backends import harness, prelude
+from amp_fuzz.backends.base import Availability, Backend, Facts
+from amp_fuzz.backends.harness import Observation, Raised
+from amp_fuzz.backends.imitations.lowered import lowered
+from amp_fuzz.backends.jax.lowerings.missing import NOT_LOWERED
+from amp_fuzz.backends.jax.recording import Recorder
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import (
+    Checkpoint,
+    InferenceMode,
+    Node,
+    NoGrad,
+    Region,
+    transform,
+    unwrapped,
+)
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.reference import as_device
+from amp_fuzz.reference.tables import DEVICES, load_table
+
+__all__ = ["JaxBackend", "Program", "backends"]
+
+_DEFAULT = "cuda"
+_KEPT = 100  # cases after which what was compiled is given back: up to 12 MiB each op by op
+
+
+@dataclass(frozen=True, slots=True)
+class JaxBackend(TorchBackend):
+    """The program on JAX, under the casts of the policy table of `device`.
+
+    jit: as one ``jax.jit``. excess: XLA may keep more precision than the program says.
+    """
+
+    device: str = _DEFAULT
+    exact: bool = False
+    jit: bool = False
+    excess: bool = False
+    process: Apart = field(compare=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """``jax``, ``jax[jit]``, ``jax[jit+excess]``, ``jax[cpu]``, ..."""
+        words = ["jit"] * self.jit + ["excess"] * self.excess
+        words += [self.device] if self.device != _DEFAULT else []
+        return f"jax[{'+'.join(words)}]" if words else "jax"
+
+    def availability(self) -> Availability:
+        """Say whether JAX is installed; it is not imported."""
+        try:
+            version = importlib.metadata.version("jax")
+        except importlib.metadata.PackageNotFoundError:
+            return Availability("missing", "pip install 'amp-fuzz[jax]'")
+        lowered = f"{len(CATALOGUE.keys() - NOT_LOWERED)} of {len(CATALOGUE)} ops lowered"
+        return Availability("ready", f"jax {version}, the casts of {self.device}, {lowered}")
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether an op is lowered."""
+        return op not in NOT_LOWERED
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what a program of JAX has not."""
+        return case.with_program(body=_plain(case.program.body)).with_plan(
+            entry="decorator" if case.plan.entry == "decorator" else "context",
+            backward="none" if case.plan.backward == "none" else "outside",
+            backward_context=None,
+            second="none",
+            steps=1,
+            loop="outside",
+            first_pass="none",
+            checkpoint="none",
+            thread="none",
+            interrupted=False,
+            scaler=False,
+            transform="none",
+        )
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases where JAX is."""
+        return [self.process.run(case) for case in cases]
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on CPU tensors that it takes for those of the device."""
+        return _reference(self.device)
+
+    def facts(self) -> Facts:
+        """Return what JAX has to do."""
+        return Facts(
+            promise="[JAX](https://docs.jax.dev): a lowered program computes what eager computes.",
+            installs="amp-fuzz[jax]",
+        )
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that only programs are lowered."""
+        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
+
+
+def _reference(device: str) -> ReferenceRuntime:
+    table = load_table(device)
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with lowered(), as_device(device, table, tensors="cpu"):
+            yield
+
+    found = reference_runtime(device, scope=scope)
+    runtime = replace(found.runtime, place=lambda tensor: tensor)
+    return ReferenceRuntime(runtime, reorders=True)
+
+
+def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return a body without checkpoints, and with ``no_grad`` for ``inference_mode``."""
+
+    def plain(node: Region, inner: tuple[Node, ...]) -> tuple[Region]:
+        inference = isinstance(node.context, InferenceMode)
+        return (Region(NoGrad() if inference else node.context, inner),)
+
+    return transform(unwrapped(body, (Checkpoint,)), region=plain)
+
+
+class Program:
+    """JAX in this process: cases recorded under the reference and run again there."""
+
+    def __init__(self, device: str, jit: bool, excess: bool) -> None:
+        flag = f"--xla_allow_excess_precision={str(excess).lower()}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        os.environ.setdefault("JAX_ENABLE_X64", "true")
+        import jax
+
+        from amp_fuzz.backends.jax import compiling, replay
+
+        compiling.frugal()
+        self.device, self.jit, self.excess = device, jit, excess
+        self.prepared = replay.prepared
+        self.platform = jax.default_backend()
+        self.cases = 0
+
+    def observe(self, case: Case) -> Observation:
+        """Record a case under the reference, and run what was recorded on JAX."""
+        seen, recorder = record(case, _reference(self.device))
+        self.tidy()
+        try:
+            if recorder.failed is not None:
+                raise recorder.failed
+            made = self.prepared(recorder.recording, jit=self.jit)()
+            if self.excess:
+                strict = self.prepared(recorder.recording, jit=self.jit, strict=True)()
+                seen.elided = _changed(made, strict)
+        except Exception as error:  # of ours or of XLA: the reference ran
+            raised = Raised(type(error).__name__, str(error), 0, "")
+            return Observation(raised=raised, platform=self.platform)
+        seen.values = {label: made.get(label) for label in seen.values}
+        seen.platform = self.platform
+        return seen
+
+    def tidy(self) -> None:
+        """Give compiled kernels back from time to time: most shapes come once."""
+        self.cases += 1
+        if self.cases % _KEPT == 0:
+            import jax
+
+            from amp_fuzz.backends.jax import compiling
+
+            jax.clear_caches()
+            compiling.tidy()
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+        return _reference(self.device).run(case)
+
+
+def _changed(
+    made: Mapping[str, torch.Tensor | None], strict: Mapping[str, torch.Tensor | None]
+) -> tuple[str, ...]:
+    """Return the labels of values that differ in a bit."""
+
+    def same(label: str) -> bool:
+        a, b = made[label], strict[label]
+        if a is None or b is None:
+            return a is b
+        return bool(torch.equal(harness.bits(a), harness.bits(b)))
+
+    return tuple(label for label in made if not same(label))
+
+
+def record(case: Case, reference: ReferenceRuntime) -> tuple[Observation, Recorder]:
+    """Run a case under the reference; return what was observed, and a recorder of its forward."""
+    recorder = Recorder()
+    base = reference.of(case)
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with recorder, base.scope():
+            yield
+
+    def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+        drive = names["program"]
+
+        def program(*inputs: torch.Tensor) -> Any:
+            if not recorder.recording.weights:
+                for spec, tensor in zip(case.program.inputs, inputs, strict=True):
+                    if spec.requires_grad:
+                        recorder.weight(spec.name, tensor)
+            return drive(*inputs)
+
+        def trains(outputs: Any) -> Any:
+            found: list[torch.Tensor] = prelude.trains(outputs)  # type: ignore[no-untyped-call]
+            recorder.stop()
+            for output in found:
+                start = prelude.cotangent(output.detach())  # type: ignore[no-untyped-call]
+                recorder.start(output, start)
+            return found
+
+        return {"program": program, "trains": trains}
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    runtime = replace(base, scope=scope, noted=recorder.observe, driver=driver, place=place)
+    return harness.run(case, runtime), recorder
+
+
+def backends() -> list[Backend]:
+    """Return JAX op by op, compiled, and compiled with excess precision; then other policies."""
+    ways = [(False, False), (True, False), (True, True)]
+    found: list[Backend] = [_backend(_DEFAULT, *way) for way in ways]
+    return found + [_backend(d, False, False) for d in DEVICES if d != _DEFAULT]
+
+
+def _backend(device: str, jit: bool, excess: bool) -> JaxBackend:
+    process = Apart(f"{__name__}:Program", device, jit, excess)
+    # Jitted, both calls of a case are one program: XLA may fuse each in its own way.
+    return JaxBackend(device=device, jit=jit, excess=excess, repeats=not jit, process=process)

@@ -1,0 +1,1 @@
+"""ATen ops in JAX, one function each."""

@@ -1,0 +1,141 @@
+"""A device of the dispatch key PrivateUse1, in Python, with the policies of any other device.
+
+Its tensors lie in CPU memory and its kernels are the CPU's, so it is the autocast of CUDA, say,
+with the numerics of the CPU: forward and backward on a machine without a GPU. The device itself is
+`amp_fuzz.backends.privateuse1`. The reference runs the same kernels on plain CPU tensors, which it
+takes for those of the device: it shares neither the device's tensors nor its casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from amp_fuzz.backends import harness, privateuse1
+from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.privateuse1 import Autocast
+from amp_fuzz.backends.process import REFUSES, Apart
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reproducing import TorchRepros
+from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import TensorSpec
+from amp_fuzz.reference import as_device
+from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table
+
+__all__ = ["Device", "PrivateUse1Backend", "backends"]
+
+_DEFAULT = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateUse1Backend(TorchRepros, TorchBackend):
+    """``torch.autocast`` on a PrivateUse1 device that follows the policy table of `device`.
+
+    process: where the device is.
+    """
+
+    device: str
+    process: Apart = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """``privateuse1``, which follows CUDA's table, ``privateuse1[cpu]``, ..."""
+        return "privateuse1" if self.device == _DEFAULT else f"privateuse1[{self.device}]"
+
+    def availability(self) -> Availability:
+        """Say whether this torch can have a device in Python."""
+        if not privateuse1.supported():
+            return Availability("missing", "needs torch 2.10: pip install 'torch>=2.10'")
+        detail = f"torch {torch.__version__}, the policies of {self.device} with CPU kernels"
+        return Availability("ready", detail)
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases where the device is."""
+        return [self.process.run(case) for case in cases]
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables stay in their process."""
+        return REFUSES
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the source that installs the device."""
+        text = _INSTALLED.format(policies=self.device, threads=torch.get_num_threads())
+        return ["from amp_fuzz import privateuse1", text]
+
+    def placed(self, text: str, spec: TensorSpec) -> str:
+        """Return the source of a tensor on the device."""
+        odd = spec.layout in ("strided", "offset")  # a copy to the device would be neither
+        return f"privateuse1.placed({text})" if odd else f"{text}.to(device)"
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on tensors of the device.
+
+        What asks for more than a run has it here, on CPU tensors that it takes for the device's.
+        """
+        runtime = reference_runtime(privateuse1.DEVICE, scope=self.scope).runtime
+        return ApartReference(replace(runtime, place=lambda tensor: tensor), self.process)
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Return the context in which the reference takes CPU tensors for the device's."""
+        return as_device(privateuse1.DEVICE, _table(self.device), tensors="cpu")
+
+
+_INSTALLED = """\
+# A device in Python, which follows the policies of {policies} with the kernels of the CPU.
+device = privateuse1.install("{policies}")
+torch.set_num_threads({threads})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ApartReference(ReferenceRuntime):
+    """The reference in a process apart."""
+
+    process: Apart
+
+    def run(self, case: Case) -> Observation:
+        """Run one case there."""
+        return self.process.run(case, reference=True)
+
+    def asked(self, case: Case) -> set[str] | None:
+        """Return None: what is asked there is not heard here."""
+        return None
+
+
+def _table(policies: str) -> PolicyTable:
+    """Return the policies; the default dtype of a PrivateUse1 device is always float16."""
+    return replace(load_table(policies), default_dtype="float16")
+
+
+class Device:
+    """PrivateUse1 as a device of this process: torch's autocast there, and the reference."""
+
+    def __init__(
+        self,
+        policies: str,
+        *,
+        autocast: Callable[[str, PolicyTable], Autocast] = Autocast,
+    ) -> None:
+        device = privateuse1.install(policies, autocast=autocast)
+        self._torch = TorchBackend(device=device).runtime(place=privateuse1.placed)
+        runtime = reference_runtime(device, scope=lambda: as_device(device, _table(policies)))
+        self._reference = ReferenceRuntime(replace(runtime.runtime, place=privateuse1.placed))
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case under torch's autocast."""
+        return harness.run(case, self._torch)
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+        return self._reference.run(case)
+
+
+def backends() -> list[Backend]:
+    """Return one backend for each policy table, CUDA's first."""
+    tables = (_DEFAULT, *(name for name in DEVICES if name != _DEFAULT))
+    return [PrivateUse1Backend(name, Apart(f"{__name__}:Device", name)) for name in tables]

@@ -1,0 +1,249 @@
+"""Run cases in a process apart, for a backend that changes what a process is.
+
+A process can name the dispatch key PrivateUse1 once, and never take it back. So such a device lives
+in a process of its own: cases go there, and what was observed comes back, tensors as the CPU's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
+from typing import NoReturn, Protocol
+
+import msgspec
+import torch
+
+from amp_fuzz.backends import imitation
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.imitation import Composed
+from amp_fuzz.cases.case import Case
+from amp_fuzz.reference import Policy, flips, supposing
+from amp_fuzz.reference.flips import Decision, Flip
+from amp_fuzz.reference.suppositions import supposed
+
+__all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
+
+REFUSES = "its device is in a process of its own, which is given cases, not callables"
+
+
+class ApartError(RuntimeError):
+    """The process apart could not begin. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A tensor's dtype, shape and bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: bytes
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Plain:
+        whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # A single element may have any stride.
+        flat = whole.as_strided((whole.numel(),), (1,))
+        data = flat.view(torch.uint8).numpy().tobytes()
+        return _Plain(whole.dtype, tuple(whole.shape), data)
+
+    def tensor(self) -> torch.Tensor:
+        if not self.data:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A case to run, under the reference or not, and all that it depends on besides.
+
+    imitated, supposed, flip: what the reference imitates, supposes, decides otherwise.
+    """
+
+    case: bytes
+    reference: bool
+    threads: int
+    imitated: Composed
+    supposed: Mapping[str, Policy | None]
+    deciding: bool
+    flip: Flip | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was observed, its values apart, and what the reference decided on the way."""
+
+    seen: Observation
+    values: Mapping[str, _Plain | None]
+    decisions: tuple[Decision, ...]
+
+
+class Sides(Protocol):
+    """What a process apart has: the implementation, and the reference on the same tensors."""
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case under the implementation."""
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+
+
+class Apart:
+    """A process that runs cases.
+
+    entry: ``module:function``, which is called there with `args` and returns the `Sides`.
+    lives: after so many cases another takes its place, since what it compiled stays in its memory;
+    0 is never.
+    It begins with the first case, and ends with this process.
+    """
+
+    def __init__(self, entry: str, *args: object, lives: int = 0) -> None:
+        self.entry, self.args, self.lives = entry, args, lives
+        self._served = 0
+        self._pipe: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._owner = 0
+
+    def run(self, case: Case, *, reference: bool = False) -> Observation:
+        """Run a case. Raises `ApartError` if the process cannot begin.
+
+        If it dies of the case this process dies too, in the same way: whoever watches it records
+        the case as a crash.
+        """
+        current = flips.current() if reference else None
+        ask = _Ask(
+            case.json(),
+            reference,
+            torch.get_num_threads(),
+            imitation.current(),
+            supposed(),
+            current is not None,
+            current.flip if current else None,
+        )
+        with self._lock:
+            answer = self._answer(ask)
+            self._served += 1
+            if self._served == self.lives:
+                self.close()
+        if current is not None:
+            current.decisions.extend(answer.decisions)
+        values = {n: v.tensor() if v is not None else None for n, v in answer.values.items()}
+        return replace(answer.seen, values=values)
+
+    def _answer(self, ask: _Ask) -> _Answer:
+        pipe = self._begun()
+        try:
+            pipe.send(ask)
+            answer: _Answer | Exception = pipe.recv()
+        except (EOFError, OSError):
+            self._die()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _begun(self) -> Connection:
+        if self._pipe is not None and self._owner == os.getpid():
+            return self._pipe
+        self._owner, self._served = os.getpid(), 0  # a fork does not share it
+        ours, theirs = Pipe()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        atexit.register(self.close)
+        try:
+            ours.send((self.entry, self.args))
+            answer = ours.recv()
+        except (EOFError, OSError):
+            answer = f"it ended with exit code {self._process.wait()}"
+        if answer is not None:
+            self.close()
+            raise ApartError(answer)
+        self._pipe = ours
+        return ours
+
+    def _die(self) -> NoReturn:
+        assert self._process is not None
+        code = self._process.wait()
+        if code < 0:
+            with suppress(OSError):  # SIGKILL has no handler
+                signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(code or 1)
+
+    def close(self) -> None:
+        """End the process."""
+        atexit.unregister(self.close)
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._pipe = self._process = None
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Run cases for a process until it closes the pipe, or is gone."""
+    import importlib
+
+    from amp_fuzz.backends.harness import quiet
+    from amp_fuzz.plugins import inherited
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    pipe = Connection(descriptor)
+    entry, args = pipe.recv()
+    try:
+        inherited()
+        module, _, function = entry.partition(":")
+        sides: Sides = getattr(importlib.import_module(module), function)(*args)
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    pipe.send(None)
+    with quiet():
+        while True:
+            try:
+                ask: _Ask = pipe.recv()
+            except (EOFError, OSError):
+                return
+            try:
+                pipe.send(_answered(sides, ask))
+            except Exception as error:  # of ours: what a case raises is observed
+                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _answered(sides: Sides, ask: _Ask) -> _Answer:
+    if torch.get_num_threads() != ask.threads:
+        torch.set_num_threads(ask.threads)
+    # Not `loads`: what a relation or the minimiser makes of a case need not be one to keep.
+    case = msgspec.json.decode(ask.case, type=Case)
+    decisions: list[Decision] = []
+    if not ask.reference:
+        seen = sides.observe(case)
+    else:
+        with imitation.imitating(ask.imitated), supposing(ask.supposed), ExitStack() as stack:
+            if ask.deciding:
+                decisions = stack.enter_context(flips.deciding(ask.flip)).decisions
+            seen = sides.expect(case)
+    values = {n: _Plain.of(v) if v is not None else None for n, v in seen.values.items()}
+    return _Answer(replace(seen, values={}), values, tuple(decisions))
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,0 +1,422 @@
+"""Turn a case into Python source: the one text that backends run and that repros print.
+
+The text names only ``torch``, ``device`` and the helpers that whoever runs it puts into its
+globals: `autocast`, `checkpoint`, `observe`, ... (see `amp_fuzz.backends.harness`). It is made from
+names that `catalogue.check` has looked up and from literals of known types, so no text of a case
+file is ever executed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from amp_fuzz.cases.case import CUSTOM_OPS, Case
+from amp_fuzz.cases.program import (
+    Arg,
+    Autocast,
+    Checkpoint,
+    Context,
+    DType,
+    Float,
+    InferenceMode,
+    Items,
+    Node,
+    Program,
+    Ref,
+    Region,
+    Statement,
+    TensorSpec,
+    statements,
+    uses,
+)
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue.casting import CASTS
+
+__all__ = [
+    "argument",
+    "autocast_call",
+    "case_source",
+    "cast_lines",
+    "driver_source",
+    "imports_of",
+    "program_source",
+    "statement_source",
+]
+
+_INDENT = "    "
+_FUNCTIONS: Mapping[str, str] = {
+    "custom_fwd": "as_function(program, device, custom_fwd, custom_bwd)",
+    "cast_inputs": "as_function(program, device, custom_fwd, custom_bwd, torch.float32)",
+    "setup_context": "as_function_apart(program, device, custom_fwd, custom_bwd)",
+    "custom_op": "as_custom_op(program, device, custom_op)",
+    "register_autocast": "as_custom_op(program, device, custom_op, torch.float32)",
+}
+"""The source of the ``autograd.Function``, or custom op, that an entry makes of a program."""
+
+
+def argument(arg: Arg) -> str:
+    """Return the source text of an argument."""
+    if isinstance(arg, Ref):
+        return arg.name
+    if isinstance(arg, Float):
+        text = repr(arg.value)
+        return text if text[-1].isdigit() else f'float("{text}")'
+    if isinstance(arg, DType):
+        return f"torch.{arg.name}"
+    if isinstance(arg, Items):
+        return "[" + ", ".join(argument(a) for a in arg.items) + "]"
+    return repr(arg)
+
+
+def imports_of(program: Program) -> tuple[str, ...]:
+    """Return the modules that must be imported before a program can be called, torch aside."""
+    named = (module for s in statements(program.body) for module in CATALOGUE[s.op].imports)
+    return tuple(dict.fromkeys(named))
+
+
+def statement_source(statement: Statement) -> str:
+    """Return one statement as an assignment."""
+    op = CATALOGUE[statement.op]
+    args = [argument(a) for a in statement.args]
+    kwargs = [(name, argument(a)) for name, a in statement.kwargs]
+    call = op.render(statement.form, args, kwargs)
+    comma = "," if len(statement.outputs) == 1 and op.unpacks else ""
+    return f"{', '.join(statement.outputs)}{comma} = {call}"
+
+
+def autocast_call(context: Autocast, default: str | None = None) -> str:
+    """Return the constructor call of an autocast context."""
+    words = [repr(context.device) if context.device else "device"]
+    dtype = context.dtype or default
+    words += [f"dtype=torch.{dtype}"] if dtype else []
+    words += [] if context.enabled else ["enabled=False"]
+    words += [] if context.cache_enabled is None else [f"cache_enabled={context.cache_enabled}"]
+    return f"autocast({', '.join(words)})"
+
+
+def program_source(program: Program, *, marks: bool = False) -> str:
+    """Return the program as a function of its inputs that returns a tuple of its outputs.
+
+    With `marks`, each statement is preceded by a call ``mark(number, locals())``.
+    """
+    params = ", ".join(spec.name for spec in program.inputs)
+    lines = [f"def program({params}):"]
+    lines += _Body(marks).lines(program.body, 1)
+    lines.append(f"{_INDENT}return {_tuple(program.outputs)}")
+    return "\n".join(lines) + "\n"
+
+
+def cast_lines(program: Program) -> dict[int, bool]:
+    """Return the lines of a program's source that are casts: their numbers, from 1.
+
+    Of each, whether its result is used once only, and not returned.
+    """
+    body = list(statements(program.body))
+    used = Counter([*program.outputs, *program.outputs, *(n for s in body for n in uses(s))])
+    casts = {statement_source(s): used[s.outputs[0]] == 1 for s in body if s.op in CASTS}
+    lines = enumerate(program_source(program).splitlines(), 1) if casts else ()
+    return {number: casts[line.strip()] for number, line in lines if line.strip() in casts}
+
+
+def _tuple(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names) + ("," if len(names) == 1 else "")
+
+
+# Results that torch declares as optional: TorchScript wants to be told that they are there.
+_OPTIONAL = {"multi_head_attention_forward": 1}
+
+
+def _optional(statement: Statement) -> list[str]:
+    """Return the names of results of a statement that may be None by their type, and are not."""
+    number = _OPTIONAL.get(statement.op, len(statement.outputs))
+    if any(name == "need_weights" and value is False for name, value in statement.kwargs):
+        return []
+    return [name for name in statement.outputs[number:] if name != "_"]
+
+
+class _Body:
+    """Writes the body of one program; numbers its statements and its checkpointed blocks."""
+
+    def __init__(self, marks: bool) -> None:
+        self.marks, self.statements, self.blocks = marks, 0, 0
+
+    def lines(self, body: tuple[Node, ...], depth: int) -> list[str]:
+        pad = _INDENT * depth
+        lines: list[str] = []
+        for node in body:
+            if isinstance(node, Statement):
+                if self.marks:
+                    lines.append(f"{pad}mark({self.statements}, locals())")
+                self.statements += 1
+                lines.append(pad + statement_source(node))
+                lines += (f"{pad}assert {name} is not None" for name in _optional(node))
+            elif isinstance(node.context, Checkpoint):
+                lines += self.checkpoint(node, node.context, depth)
+            else:
+                lines.append(f"{pad}with {_context(node.context)}:")
+                lines += self.lines(node.body, depth + 1)
+        return lines
+
+    def checkpoint(self, region: Region, context: Checkpoint, depth: int) -> list[str]:
+        """Write a checkpointed body as a function: what it reads is passed, what it makes returned.
+
+        Arguments must be passed, not closed over: reentrant checkpoints give gradients only to
+        arguments.
+        """
+        pad = _INDENT * depth
+        name = f"block{self.blocks}"
+        self.blocks += 1
+        made: list[str] = []
+        read: dict[str, None] = {}
+        for statement in statements(region.body):
+            read |= dict.fromkeys(n for n in uses(statement) if n not in made)
+            made += [n for n in statement.outputs if n != "_"]
+        lines = [f"{pad}def {name}({', '.join(read)}):"]
+        lines += self.lines(region.body, depth + 1)
+        lines.append(f"{pad}{_INDENT}return {_tuple(made)}")
+        args = "".join(f", {n}" for n in read)
+        call = f"checkpoint({name}{args}, use_reentrant={context.use_reentrant})"
+        return [*lines, f"{pad}{_tuple(made)} = {call}"]
+
+
+def _context(context: Context) -> str:
+    if isinstance(context, Autocast):
+        return autocast_call(context)
+    return "torch.inference_mode()" if isinstance(context, InferenceMode) else "torch.no_grad()"
+
+
+def driver_source(case: Case) -> str:
+    """Return the plan as a function of the inputs, straight-line code that only does what it says.
+
+    It calls ``program`` and reports through ``observe(label, tensor)``.
+    """
+    return "\n".join(_Driver(case).lines()) + "\n"
+
+
+def case_source(case: Case, *, marks: bool = False) -> str:
+    """Return the program and its driver."""
+    return program_source(case.program, marks=marks) + "\n\n" + driver_source(case)
+
+
+class _Driver:
+    """Writes the driver of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self.plan, self.program = case.plan, case.program
+        self.weights = [s.name for s in case.program.inputs if s.requires_grad]
+        self.maps = case.plan.transform in ("vmap", "vmap_grad")
+        self.differentiates = case.plan.differentiates and bool(self.weights)
+        self.text: list[str] = []
+        self.depth = 0
+
+    def lines(self) -> list[str]:
+        params = ", ".join(s.name for s in self.program.inputs)
+        self.put(f"def drive({params}):")
+        self.depth += 1
+        if self.weights:
+            self.put(f"weights = [{', '.join(self.weights)}]")
+        if self.plan.scaler and self.weights:
+            self.put("optimizer = torch.optim.SGD(weights, lr=0.125)")
+            self.put("scaler = torch.amp.GradScaler(device, init_scale=1024.0)")
+        if self.differentiates:
+            self.differentiate()
+            return self.text
+        if self.plan.interrupted:
+            self.interrupted()
+        if self.plan.loop == "inside" and self.plan.steps > 1:
+            self.enter()
+            self.steps(self.pass_inside)
+            self.depth -= len(self.plan.contexts)
+        else:
+            self.steps(self.pass_entering)
+        return self.text
+
+    def put(self, line: str) -> None:
+        self.text.append(_INDENT * self.depth + line)
+
+    # -- contexts -----------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        for context in self.plan.contexts:
+            self.put(f"with {autocast_call(context)}:")
+            self.depth += 1
+
+    def interrupted(self) -> None:
+        self.put("try:")
+        self.depth += 1
+        self.enter()
+        self.put(f"program({self.inputs()})")
+        self.put("raise Interrupted")
+        self.depth -= len(self.plan.contexts) + 1
+        self.put("except Interrupted:")
+        self.put(f"{_INDENT}pass")
+        if self.weights:
+            self.put("nudge(weights)")
+
+    # -- one training step --------------------------------------------------------------------
+
+    def steps(self, one: Callable[[str], None]) -> None:
+        many = self.plan.steps > 1
+        for step in range(self.plan.steps):
+            one(f"step{step}." if many else "")
+
+    def pass_entering(self, prefix: str) -> None:
+        """Enter the contexts, call the program, leave them; the backward inside or after."""
+        entry, depth = self.plan.entry, self.depth
+        contexts = self.plan.contexts
+        outer = contexts if entry != "decorator" else contexts[:-1]
+        for context in outer:
+            self.put(f"with {autocast_call(context)}:")
+            self.depth += 1
+        if entry == "decorator":
+            self.put(f"entered = {autocast_call(contexts[-1])}(program)")
+        elif entry != "context":
+            self.put(f"entered = {_FUNCTIONS[entry]}")
+        elif self.maps:
+            self.put(f"entered = {self.mapped('program')}")
+        plain = entry == "context" and not self.maps
+        self.forward(prefix, "program" if plain else "entered")
+        if self.plan.backward == "inside":
+            self.backward(prefix)
+            self.depth = depth
+        else:
+            self.depth = depth
+            self.backward(prefix)
+        self.update(prefix)
+
+    def pass_inside(self, prefix: str) -> None:
+        self.forward(prefix, "program")
+        self.backward(prefix)
+        self.update(prefix)
+
+    def inputs(self) -> str:
+        """Return the arguments of a call: what the program writes in place is passed as a copy."""
+        return ", ".join(map(self.passed, self.program.inputs))
+
+    def passed(self, spec: TensorSpec) -> str:
+        if self.is_mapped(spec):
+            return f"twice({spec.name})"
+        return f"{spec.name}.clone()" if spec.role == "buffer" else spec.name
+
+    # -- transforms ---------------------------------------------------------------------------
+
+    def is_mapped(self, spec: TensorSpec) -> bool:
+        """Return whether an input has two copies: all but the weights, or all if all are."""
+        return self.maps and (not spec.requires_grad or self.only_weights)
+
+    @property
+    def only_weights(self) -> bool:
+        return len(self.weights) == len(self.program.inputs)
+
+    def mapped(self, function: str) -> str:
+        dims = _tuple(["0" if self.is_mapped(s) else "None" for s in self.program.inputs])
+        return f'vmap({function}, in_dims=({dims}), randomness="same")'
+
+    def differentiate(self) -> None:
+        """Transform a loss over the program, inside the contexts or with the contexts in it."""
+        inside = self.plan.backward == "inside"
+        if inside:
+            self.enter()
+        depth = self.depth
+        self.put("def loss(*inputs):")
+        self.depth += 1
+        if not inside:
+            self.enter()
+        self.put("outputs = program(*inputs)")
+        self.put("return total(outputs), outputs")
+        self.depth = depth
+        names = [s.name for s in self.program.inputs]
+        numbers = _tuple([str(names.index(w)) for w in self.weights])
+        self.put(f"entered = grad(loss, argnums=({numbers}), has_aux=True)")
+        if self.maps:
+            self.put(f"entered = {self.mapped('entered')}")
+        self.put(f"grads, outputs = entered({self.inputs()})")
+        for j, name in enumerate(self.program.outputs):
+            self.put(f'observe("{name}", outputs[{j}])')
+        for j, weight in enumerate(self.weights):
+            self.put(f'observe("{weight}.grad", grads[{j}])')
+
+    # -- forward and backward -----------------------------------------------------------------
+
+    def forward(self, prefix: str, function: str) -> None:
+        plan = self.plan
+        if plan.first_pass != "none":
+            self.put(f"with torch.{plan.first_pass}():")
+            self.put(f"{_INDENT}{function}({self.inputs()})")
+        call = f"{function}({self.inputs()})"
+        given = ", ".join(filter(None, [function, self.inputs()]))
+        if plan.checkpoint != "none":
+            reentrant = plan.checkpoint == "reentrant"
+            call = f"checkpoint({given}, use_reentrant={reentrant})"
+        elif plan.thread == "inside":
+            call = f"in_thread({given})"
+        for i in range(plan.calls):
+            if i and plan.entry in CUSTOM_OPS:
+                call = call.replace("entered", "program")
+            self.put(f"outputs = {call}")
+            label = f"{prefix}call{i}." if plan.calls > 1 else prefix
+            for j, name in enumerate(self.program.outputs):
+                self.put(f'observe("{label}{name}", outputs[{j}])')
+
+    def backward(self, prefix: str) -> None:
+        plan = self.plan
+        if plan.backward == "none" or not self.weights:
+            return
+        depth = self.depth
+        if plan.backward == "under" and plan.backward_context is not None:
+            self.put(f"with {autocast_call(plan.backward_context)}:")
+            self.depth += 1
+        outputs = "outputs"
+        if plan.scaler:
+            outputs = "scaled"
+            self.put("scaled = [scaler.scale(o) for o in trains(outputs)]")
+        self.put(f"starts = trains({outputs})")
+        self.put("cotangents = [cotangent(o) for o in starts]")
+        if plan.second == "double":
+            self.double(prefix)
+        else:
+            again = plan.second == "retain"
+            self.once(f"{prefix}", retain=again)
+            if again:
+                self.clear()
+                self.once(f"{prefix}again.", retain=False)
+        self.depth = depth
+
+    def once(self, prefix: str, *, retain: bool) -> None:
+        keep = ", retain_graph=True" if retain else ""
+        self.put(f"if starts: torch.autograd.backward(starts, cotangents{keep})")
+        self.grads(prefix)
+
+    def double(self, prefix: str) -> None:
+        self.put(
+            "grads = torch.autograd.grad(starts, weights, cotangents, "
+            "create_graph=True, allow_unused=True) if starts else [None] * len(weights)"
+        )
+        for i, weight in enumerate(self.weights):
+            self.put(f'observe("{prefix}{weight}.grad", grads[{i}])')
+        self.put("seconds = trains([g for g in grads if g is not None])")
+        self.put("if seconds: torch.autograd.backward(seconds, [cotangent(g) for g in seconds])")
+        self.grads(f"{prefix}second.")
+
+    def grads(self, prefix: str) -> None:
+        for weight in self.weights:
+            self.put(f'observe("{prefix}{weight}.grad", {weight}.grad)')
+
+    def clear(self) -> None:
+        for weight in self.weights:
+            self.put(f"{weight}.grad = None")
+
+    def update(self, prefix: str) -> None:
+        if not self.weights or (self.plan.steps == 1 and not self.plan.scaler):
+            return
+        if self.plan.scaler:
+            self.put("if any(w.grad is not None for w in weights):")
+            self.put(f"{_INDENT}scaler.unscale_(optimizer)")
+            self.put(f"{_INDENT}scaler.step(optimizer)")
+            self.put(f"{_INDENT}scaler.update()")
+            for weight in self.weights:
+                self.put(f'observe("{prefix}{weight}.updated", {weight})')
+        else:
+            self.put("nudge(weights)")
+        self.clear()

@@ -1,0 +1,109 @@
+"""What the backends of torch itself have in common: its names, its state, its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from amp_fuzz.backends import harness
+from amp_fuzz.backends.base import Availability, Backend, Call
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.torch_state import reset_state, torch_state
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Context, NoGrad, Region, Role
+
+__all__ = ["TorchBackend", "numbers", "under"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBackend:
+    """A backend that says every op, takes every case as it is and runs it in this process.
+
+    watched: what is made of the implementation's ``autocast`` before a case is given it.
+    """
+
+    device: str = "cpu"
+    trains: bool = True
+    values: bool = True
+    exact: bool = True
+    repeats: bool = True
+    watched: Callable[[Any], Any] | None = field(default=None, compare=False)
+
+    def availability(self) -> Availability:
+        """Say that torch is here."""
+        return Availability("ready", f"torch {torch.__version__}")
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return that every call can be made."""
+        return True
+
+    def fit(self, case: Case) -> Case:
+        """Return the case as it is."""
+        return case
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases one by one."""
+        return [self.observe(case) for case in cases]
+
+    def observe(self, case: Case) -> Observation:
+        """Run one case."""
+        return harness.run(case, self.runtime())
+
+    def runtime(self, **more: Any) -> Runtime:
+        """Return torch's implementation of autocast on the device, and what else a case needs."""
+        names: dict[str, Any] = {
+            "autocast": torch.autocast,
+            "checkpoint": torch.utils.checkpoint.checkpoint,
+            "custom_fwd": torch.amp.custom_fwd,
+            "custom_bwd": torch.amp.custom_bwd,
+            "state": lambda: torch_state(self.device),
+            "reset": lambda: reset_state(self.device),
+        }
+        names |= more
+        if self.watched is not None:
+            names["autocast"] = self.watched(names["autocast"])
+        return Runtime(device=self.device, **names)
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return nothing: there are no stages."""
+        return ()
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the same device."""
+        return reference_runtime(self.device)
+
+    # -- for `amp_fuzz.check`: see `base.Calls` ---------------------------------------------------
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return nothing: any callable can be called."""
+        return ""
+
+    def infers(self, function: Callable[..., Any]) -> bool:
+        """Return whether no backward pass runs."""
+        return not self.trains
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Call a callable as it is."""
+        return call(self.runtime(), None)
+
+    def traced(self) -> Callable[..., Any] | None:
+        """Return nothing: a callable is not traced."""
+        return None
+
+
+def under(case: Case, context: Context) -> Case:
+    """Return a case with all of its program's body under a context, once."""
+    body = case.program.body
+    if len(body) == 1 and isinstance(body[0], Region) and body[0].context == context == NoGrad():
+        return case
+    return case.with_program(body=(Region(context, body),))
+
+
+def numbers(case: Case, role: Role) -> list[int]:
+    """Return which inputs have a role."""
+    return [i for i, spec in enumerate(case.program.inputs) if spec.role == role]

@@ -1,0 +1,642 @@
+"""TorchScript: ``torch.jit.script``, ``torch.jit.trace`` and ``torch.jit.freeze`` on the CPU.
+
+The program is scripted, or traced, and called three times before what it returns counts: the first
+call profiles, the second optimises, and only then does the optimised graph run. The plan's contexts
+stand around the scripted program; its regions, and the context of the ``decorator`` entry, stand
+inside it. TorchScript writes casts after a list of its own (`amp_fuzz.reference.torchscript`):
+where that documented difference explains a divergence, the quirk ``torchscript-pass`` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import torch
+from torch.autograd import profiler
+
+from amp_fuzz.backends import harness, prelude
+from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.imitated import active_quirks
+from amp_fuzz.backends.imitations.formulas import scripted
+from amp_fuzz.backends.imitations.merged import merged
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reproducing import TorchRepros
+from amp_fuzz.backends.source import program_source
+from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
+from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
+from amp_fuzz.cases.program import (
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    NoGrad,
+    Program,
+    Ref,
+    Statement,
+    substituted,
+    transform,
+    unwrapped,
+)
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.reference.autocast import snapshot, torch_answers
+from amp_fuzz.reference.torchscript import (
+    Ambient,
+    fallen,
+    inline,
+    shown_casts,
+    take_apart,
+    write_casts,
+    write_casts_again,
+)
+
+__all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
+
+Names: TypeAlias = Mapping[str, Any]
+Mode: TypeAlias = Literal["script", "trace"]
+QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
+CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
+REDUCTION_QUIRK = "torchscript-reduction"
+EXTREMUM_QUIRK = "trace-max-out"
+MERGING_QUIRK = "torchscript-common-subexpressions"
+_QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
+PROBED = 3  # calls until a graph is optimised
+
+_MADE: Mapping[Mode, str] = {"script": "scripted", "trace": "traced"}
+
+# A scripted function cannot make a module, and torch refuses to trace one that is called with
+# weights which are not its own.
+_UNSAYABLE_CALLS: Mapping[Mode, re.Pattern[str]] = {
+    "script": re.compile(r"torch\.nn\.[A-Z]"),
+    "trace": re.compile(r"functional_call"),
+}
+# TorchScript wants several out= as keywords of their own names.
+_SEVERAL_OUT = (
+    "aminmax cummax cummin geqrf kthvalue linalg.cholesky_ex linalg.eig linalg.eigh linalg.inv_ex "
+    "linalg.ldl_factor linalg.lstsq linalg.lu linalg.lu_factor linalg.qr linalg.solve_ex "
+    "linalg.svd max max.dim median.dim min min.dim mode nanmedian.dim qr slogdet sort svd topk "
+    "triangular_solve"
+)
+# What else its language lacks: methods, comprehensions, ellipses with tensors, function arguments.
+_REFUSED = frozenset(
+    {
+        *((op, "out") for op in _SEVERAL_OUT.split()),
+        ("bfloat16", "method"),
+        ("bool", "method"),
+        ("ctc_loss.lists", "function"),
+        ("gaussian_nll_loss", "function"),
+        ("getitem.last", "operator"),
+        ("linear_cross_entropy", "function"),
+        ("lu", "method"),
+        ("triplet_margin_with_distance_loss", "function"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptBackend(TorchRepros, TorchBackend):
+    """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
+
+    calls: the call whose results count; with 1 no call runs an optimised graph, however often the
+    plan calls. freeze: the program is a module whose weights are its parameters, frozen; its plans
+    only infer. check: what is traced is a module with the weights as its parameters, and a second
+    trace checks the first, as `torch.jit.trace` does by default.
+    """
+
+    mode: Mode
+    calls: int = 3
+    freeze: bool = False
+    check: bool = False
+    exact: bool = field(default=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """``script``, ``trace``, ``script[freeze]``, ``script[first-call]``, ..."""
+        labels = {"freeze": self.freeze, "check": self.check, "first-call": self.calls == 1}
+        label = "+".join(name for name, on in labels.items() if on)
+        return f"{self.mode}[{label}]" if label else self.mode
+
+    def availability(self) -> Availability:
+        """Say whether TorchScript can compile programs here that know nothing of each other."""
+        problem = usable()
+        if problem:
+            return Availability("broken", problem)
+        return TorchBackend.availability(self)
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether a call can be traced, or TorchScript's language has words for it."""
+        if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
+            return False
+        return self.mode == "trace" or (op, form) not in _REFUSED
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without what TorchScript cannot say.
+
+        A scripted function knows neither ``torch.inference_mode`` nor checkpoints, and a trace
+        keeps neither grad modes nor what a checkpoint's body stands under: such bodies stand where
+        the regions stood. A checkpoint that is not reentrant ends its recomputation by an
+        exception, which TorchScript turns into another: such a one is reentrant here. Function
+        transforms are left out. A frozen module has no gradients, and keeps the casts of the
+        thread that froze it.
+        """
+        body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
+        case = case.with_program(body=body).with_plan(transform="none")
+        if (self.freeze or self.check) and case.plan.entry == "cast_inputs":
+            case = case.with_plan(entry="context")  # its weights are copies
+        if case.plan.checkpoint == "non_reentrant":
+            case = case.with_plan(checkpoint="reentrant")
+        if self.freeze:
+            thread = "whole" if case.plan.thread == "whole" else "none"
+            case = inferring(case).with_plan(thread=thread)
+            case = under(case, NoGrad())  # its weights are constants
+        return case
+
+    def observe(self, case: Case) -> Observation:
+        """Script and run one case."""
+
+        def driver(names: Names) -> dict[str, Any]:
+            return _driver(case, names, _Scripted(self, case, names))
+
+        return harness.run(case, self.runtime(driver=driver))
+
+    def facts(self) -> Facts:
+        """Return what TorchScript promises."""
+        link = documentation("jit.html")
+        return Facts(
+            area=f"torch.jit.{self.mode}",
+            made=f"{_MADE[self.mode]} with `torch.jit.{self.mode}`",
+            promise=f"[TorchScript]({link}): a scripted program computes what eager computes.",
+        )
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return that callables are not judged."""
+        return "TorchScript's own casts can be told from bugs in drawn cases only"
+
+    def source(self, case: Case) -> str:
+        """Return the source of the program and of how it is scripted, for a repro."""
+        if case.plan.entry == "decorator":
+            case = under(case, case.plan.contexts[-1])
+        text = script_source(case) if self.mode == "script" else program_source(case.program)
+        if case.plan.entry in CUSTOM_OPS and self.mode == "script":
+            text += "\n\n" + opaque_source(case).replace("program(", "opaque(", 1)
+        return f"{text}\n\nplain = program\nprogram = {self.expression('plain', case)}\n"
+
+    def expression(self, function: str, case: Case) -> str:
+        """Return the source that scripts or traces a function at its first call, for a repro."""
+        weights, buffers = numbers(case, "weight"), numbers(case, "buffer")
+        made = f"torch.jit.script({function})"
+        if self.mode == "trace":
+            made = f"torch.jit.trace({function}, tuple(inputs), check_trace=False)"
+        if self.check:
+            made = f"traced({function}, inputs, {weights})"
+        elif self.freeze:
+            made = f"frozen({made}, inputs, {weights})"
+        return f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
+
+    def opaque(self, case: Case) -> str:
+        """Return the source that does so with a call of the custom op ``called``, for a repro."""
+        return self.expression("opaque" if self.mode == "script" else "called", case)
+
+    def driver(self, text: str, case: Case) -> str:
+        """Return the source of the driver, for a repro.
+
+        The decorator's context is a region of the program already; of a custom op, the call is
+        scripted.
+        """
+        text = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", text)
+        lines = rf"\1called = \2(plain, \3)\n\1entered = {self.opaque(case)}"
+        return re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, text)
+
+    def explicit(self, case: Case) -> str:
+        """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""
+        if self.mode != "script":
+            return ""
+        program = _Scripted(self, case, {})
+        with ExitStack() as stack:
+            function = program.compiled(())
+            for context in case.plan.contexts:
+                dtype = None if context.dtype is None else getattr(torch, context.dtype)
+                device = context.device or self.device
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=context.enabled))
+            graph = function.graph.copy()
+            torch._C._jit_pass_inline(graph)
+            torch._C._jit_pass_autocast(graph)  # type: ignore[attr-defined]
+            return "\n".join(["# what TorchScript's pass makes of it:", *shown_casts(graph)])
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return the graph before it is optimised: what the first call runs, and profiles."""
+        return () if self.calls == 1 else [replace(self, calls=1, freeze=False, check=False)]
+
+    def reference(self) -> ReferenceRuntime:
+        """Return the reference on the same device; it imitates TorchScript's pass if asked to."""
+        return _ImitatingReference(TorchBackend.reference(self).runtime, self)
+
+
+@dataclass(frozen=True, slots=True)
+class _ImitatingReference(ReferenceRuntime):
+    """The reference; under the quirk, the program is a graph with the casts of TorchScript's list.
+
+    The graph is TorchScript's own, run without its pass; the casts are those of
+    `reference.torchscript`, and what surrounds the program is the reference's autocast.
+    """
+
+    backend: ScriptBackend
+
+    def follows(self) -> bool:
+        # TorchScript's interpreter under a dispatch mode corrupts the heap (torch 2.13).
+        return active_quirks().isdisjoint(_QUIRKS)
+
+    def meant(self, case: Case) -> Case:
+        """Return the case as TorchScript has it, where that is another program."""
+        if REDUCTION_QUIRK not in active_quirks():
+            return case
+        return msgspec.structs.replace(case, program=_reduced(case.program))
+
+    def may(self, quirk: str, case: Case) -> bool:
+        """Return whether imitating a bug may change anything of a case."""
+        if quirk != MERGING_QUIRK:
+            return True
+        program = _reduced(case.program)  # then more calls are the same, and none fewer
+        return merged(program) != program
+
+    def of(self, case: Case) -> Runtime:
+        """Return the runtime for a case."""
+        if self.follows():
+            return replace(self.runtime, driver=lambda names: self.plain(case, names))
+        return replace(
+            self.runtime,
+            driver=lambda names: _driver(case, names, _Imitated(self.backend, case, names)),
+        )
+
+    def plain(self, case: Case, names: Names) -> dict[str, Any]:
+        """Return the program as the driver calls it; a frozen module's weights need no grad."""
+        program = names["program"]
+        changes = [change for quirk, change in _CHANGES.items() if quirk in active_quirks()]
+        if changes and case.plan.entry not in CUSTOM_OPS:
+            changed = self.meant(case).program
+            for change in changes:
+                changed = change(changed)
+            made = {**names}
+            exec(program_source(changed), made)
+            program = made["program"]
+        program = scripted(program)
+        if self.backend.mode == "script" and case.plan.entry not in CUSTOM_OPS:
+            program = _in_order(program)
+        weights = numbers(case, "weight") if self.backend.freeze else ()
+        if not weights:
+            return {"program": program}
+
+        def frozen(*inputs: torch.Tensor) -> Any:
+            return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
+
+        return {"program": frozen}
+
+
+# The number of the argument `reduction` of losses that Python calls by their overload.
+_REDUCTIONS = {
+    "binary_cross_entropy_with_logits": 4,
+    "cosine_embedding_loss": 4,
+    "ctc_loss": 5,
+    "ctc_loss.lists": 5,
+    "hinge_embedding_loss": 3,
+    "kl_div": 2,
+    "margin_ranking_loss": 4,
+    "triplet_margin_loss": 7,
+}
+
+
+def _reduced(program: Program) -> Program:
+    """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
+
+    def said(call: Statement) -> tuple[Statement]:
+        number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
+        if number is None or len(call.args) > number or "reduction" in dict(call.kwargs):
+            return (call,)
+        return (msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1))),)
+
+    return msgspec.structs.replace(program, body=transform(program.body, statement=said))
+
+
+_OF_TWO = {"max": "maximum", "min": "minimum"}
+
+
+def _of_two(program: Program) -> Program:
+    """Return a program in which max(x, out=b) is max(x, b), and b from there on what that returns.
+
+    It returns as many values, of other names: what is b in Python is one value, the last.
+    """
+    names: dict[str, str] = {}
+
+    def two(call: Statement) -> tuple[Statement]:
+        call = substituted(call, names)
+        out = dict(call.kwargs).get("out")
+        if call.op not in _OF_TWO or not isinstance(out, Ref):
+            return (call,)
+        made = f"{out.name}_" if call.outputs == ("_",) else call.outputs[0]
+        older = [name for name, now in names.items() if now == out.name]
+        names.update(dict.fromkeys([out.name, *older], made))
+        return (Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,)),)
+
+    body = transform(program.body, statement=two)
+    outputs = tuple(names.get(name, name) for name in program.outputs)
+    return msgspec.structs.replace(program, body=body, outputs=outputs)
+
+
+_CHANGES: Mapping[str, Callable[[Program], Program]] = {
+    EXTREMUM_QUIRK: _of_two,
+    MERGING_QUIRK: merged,
+}
+
+
+def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a program whose einsums contract from left to right, as those of TorchScript do.
+
+    In Python they take the path that opt_einsum finds, if that is installed: documented of
+    ``torch.einsum``.
+    """
+
+    def called(*inputs: torch.Tensor) -> Any:
+        with torch.backends.opt_einsum.flags(enabled=False):
+            return program(*inputs)
+
+    return called
+
+
+def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
+    """Return what the driver calls by these names: the scripted program, and its decorator."""
+    base: Any = names["autocast"]
+
+    class around(base):  # type: ignore[misc]
+        """A context; as a decorator of the program it is scripted with it."""
+
+        def __call__(self, function: Callable[..., Any]) -> Any:
+            if function is not program:
+                return super().__call__(function)
+            return program.decorated(case.plan.contexts[-1])
+
+    def opaque(_: Any, *how: Any) -> Any:
+        return program.calling(prelude.as_custom_op(program.plain(), *how))
+
+    return {"program": program, "autocast": around, "as_custom_op": opaque}
+
+
+class _Scripted:
+    """The program, scripted or traced at its first call and called often enough to be optimised.
+
+    opaque: the custom op that it is the body of: what is scripted or traced is a call of the op.
+    """
+
+    def __init__(
+        self, backend: ScriptBackend, case: Case, names: Names, opaque: Any = None
+    ) -> None:
+        self.backend, self.case, self.names, self.opaque = backend, case, names, opaque
+        self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
+        self.call = _optimised(self.make, numbers(case, "buffer"), backend.calls)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self.call(*inputs)
+
+    def decorated(self, context: Autocast) -> _Scripted:
+        """Return the program with all of its body under a context."""
+        return type(self)(self.backend, under(self.case, context), self.names)
+
+    def calling(self, opaque: Any) -> Any:
+        """Return a scripted call of a custom op whose body is the program."""
+        return _Scripted(self.backend, self.case, self.names, opaque)
+
+    def make(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the scripted program."""
+        weights = numbers(self.case, "weight")
+        made = None if self.backend.check else self.compiled(inputs)
+        if not (self.backend.check or self.backend.freeze):
+            return made
+        with fresh_unit() as unit:
+            self.units.append(unit)
+            if self.backend.check:
+                return prelude.traced(self.plain(), inputs, weights)
+            return prelude.frozen(made, inputs, weights)
+
+    def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the program as a `torch.jit.ScriptFunction`."""
+        if self.backend.mode == "script":
+            text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
+            self.units.append(self.define(text))
+            return self.units[-1].find_function("program")
+        with fresh_unit() as unit:
+            self.units.append(unit)
+            return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
+
+    def define(self, text: str) -> Any:
+        """Return a unit in which a text is compiled."""
+        return _defined(text)
+
+    def plain(self) -> Any:
+        """Return the program as Python, under the implementation of autocast that is tested."""
+        if self.opaque is not None:
+            return self.opaque
+        names = {**self.names, "__name__": "program"}  # the tracer asks for a module
+        exec(program_source(self.case.program), names)
+        return names["program"]
+
+
+# The text that was compiled last, and where. Of what is imitated only the graph is taken, which
+# stays as it was compiled, however often it ran.
+_last: list[tuple[str, Any]] = []
+
+
+def _defined(text: str) -> Any:
+    with fresh_unit() as unit, torch_answers():
+        unit.define(text, {"torch": torch}.get)
+    _last[:] = [(text, unit)]
+    return unit
+
+
+def _defined_once(text: str) -> Any:
+    last = next((unit for known, unit in _last if known == text), None)
+    return _defined(text) if last is None else last
+
+
+def script_source(case: Case) -> str:
+    """Return the program in TorchScript's language: devices written out, overloads by name."""
+    text = program_source(case.program).replace("autocast(device", 'autocast("cpu"')
+    text = text.replace("autocast(", "torch.autocast(")
+    return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
+
+
+def opaque_source(case: Case) -> str:
+    """Return a call of the custom op that `prelude.as_custom_op` makes, in TorchScript's words."""
+    names = [spec.name for spec in case.program.inputs]
+    first, second, rest = names[0], [*names[1:2], "None"][0], ", ".join(names[2:])
+    rest = f"[{rest}]" if rest else f"[{first}][1:]"  # an empty list has to be one of tensors
+    call = f"torch.ops.amp_fuzz.program({first}, {second}, {rest})"
+    return f"def program({', '.join(names)}):\n    return {call}\n"
+
+
+_UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
+    "script": (Checkpoint, InferenceMode),
+    "trace": (NoGrad, InferenceMode, Checkpoint),
+}
+
+
+def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> Any:
+    """Return what `prelude.optimised` does, but never optimised with one call.
+
+    A plan that calls the program again would have the graph optimised by its own calls: each runs
+    a copy, which was not called before. What `make` returns is a function with a graph.
+    """
+    if calls > 1:
+        return prelude.optimised(make, buffers, calls)
+
+    def first(inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        graph = make(inputs).graph
+        create = torch._C._create_function_from_graph
+        return lambda *given: create("forward", graph.copy())(*given)
+
+    return prelude.optimised(first, buffers, 1)
+
+
+class _Imitated(_Scripted):
+    """The program as TorchScript's pass should make it: its graph, the casts written by us."""
+
+    def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
+        super().__init__(backend, case, names)
+        # From the third call on, gradients come from TorchScript's own formulas.
+        self.calls = backend.calls if AUTODIFF_QUIRK in active_quirks() else 1
+        self.function: Any = None
+        self.functions: dict[object, Any] = {}
+        self.graphs: dict[object, Any] = {}
+        self.probes: dict[object, Any] = {}
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        grad = torch.is_grad_enabled() and not self.backend.freeze
+        with _without_pass(), torch.set_grad_enabled(grad):
+            key = snapshot().contexts
+            if key not in self.functions:
+                self.functions[key] = self.lowered(inputs)
+            if {QUIRK, FALLBACK_QUIRK} <= active_quirks():
+                return self.falling_back(key, inputs)(*inputs)
+            return self.functions[key](*inputs)
+
+    def calling(self, opaque: Any) -> Any:
+        """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
+        return opaque
+
+    def define(self, text: str) -> Any:
+        """Return a unit in which a text is compiled, which may have been before."""
+        return _defined_once(text)
+
+    def falling_back(self, key: object, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the program with the casts of the fallback functions that run for these inputs."""
+        random = torch.get_rng_state()
+        written = numbers(self.case, "buffer")
+
+        def probe() -> None:
+            self.probes[key](*(x.clone() if i in written else x for i, x in enumerate(inputs)))
+
+        probe()  # from now on it is optimised
+        fell = _fell(probe)
+        torch.set_rng_state(random)
+        left = fallen(torch._C._last_executed_optimized_graph(), fell)
+        if not left:
+            return self.functions[key]
+        if (key, left) not in self.functions:
+            graph = self.graphs[key].copy()
+            write_casts_again(graph, _ambient(), left)
+            self.functions[key, left] = self.optimised(graph, self.calls)
+        return self.functions[key, left]
+
+    def optimised(self, graph: Any, calls: int) -> Any:
+        """Return a graph as a function that is called so often."""
+        made = torch._C._create_function_from_graph("forward", graph)
+        return _optimised(lambda _: made, numbers(self.case, "buffer"), calls)
+
+    def lowered(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return the program with our casts for the state around it."""
+        if self.function is None:  # what is traced keeps the state of its first call
+            written = numbers(self.case, "buffer")
+            given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
+            if self.backend.check and CACHE_QUIRK in active_quirks():
+                prelude.traced(self.plain(), given, numbers(self.case, "weight"))  # it may raise
+            self.function = self.compiled(given)
+        graph = self.function.graph.copy()
+        if self.backend.freeze:  # which forgets the dtypes that tracing saw
+            torch._C._jit_pass_erase_shape_information(graph)
+            if self.backend.mode == "trace":  # where a weight is a constant, and says its own
+                for i in numbers(self.case, "weight"):
+                    list(graph.inputs())[i].inferTypeFrom(inputs[i].detach())
+        if self.backend.check:  # nothing is known of a module's parameters
+            for i in numbers(self.case, "weight"):
+                list(graph.inputs())[i].setType(torch._C.TensorType.get())
+        called = inline(graph)
+        for prepare in _BEFORE:
+            prepare(graph)
+        if QUIRK in active_quirks():
+            current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
+            write_casts(graph, _ambient(), current, called)
+        if FALLBACK_QUIRK in active_quirks():
+            key = snapshot().contexts
+            probe = graph.copy()
+            take_apart(probe)  # where it is optimised it is, and what it makes then has no names
+            self.graphs[key], self.probes[key] = graph, self.optimised(probe, PROBED)
+        return self.optimised(graph.copy(), self.calls)
+
+
+def _ambient() -> Ambient:
+    """Return which autocast of the reference is on."""
+    on = {device: dtype for device, dtype, enabled, *_ in snapshot("cuda").contexts if enabled}
+    return Ambient(on.get("cpu"), on.get("cuda"))
+
+
+# What the interpreter says that it runs, of a part of a graph that is optimised for what requires
+# grad, and instead of it.
+_PART, _FALLBACK = "<forward op>", "fallback_function"
+
+
+def _fell(call: Callable[[], Any]) -> list[bool]:
+    """Return whether a fallback ran, of each such part of the graph that is called, in order."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr that it starts
+    with profiler.profile() as seen:
+        call()
+    parts = [e for e in seen.function_events if e.name in (_PART, _FALLBACK)]
+    parts = [e for e in parts if not any(_within(e, outer) for outer in parts)]
+    parts.sort(key=lambda e: e.time_range.start)
+    return [e.name == _FALLBACK for e in parts]
+
+
+def _within(event: Any, other: Any) -> bool:
+    """Return whether an event is a part of another one; none is of itself."""
+    inner, outer = event.time_range, other.time_range
+    return event is not other and outer.start <= inner.start and inner.end <= outer.end
+
+
+# What TorchScript does to an inlined graph before its autocast pass.
+_BEFORE: tuple[Callable[[Any], Any], ...] = (
+    lambda graph: torch._C._jit_pass_peephole(graph, True),
+    torch._C._jit_pass_constant_propagation_immutable_types,  # type: ignore[attr-defined]
+)
+
+
+@contextmanager
+def _without_pass() -> Iterator[None]:
+    before = torch._C._jit_set_autocast_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)
+
+
+def backends() -> list[Backend]:
+    """Return script and trace, as they are and frozen, and the trace that is checked."""
+    return [
+        ScriptBackend("script"),
+        ScriptBackend("script", freeze=True),
+        ScriptBackend("trace"),
+        ScriptBackend("trace", freeze=True),
+        ScriptBackend("trace", check=True),
+    ]

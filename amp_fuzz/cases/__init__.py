@@ -1,0 +1,1 @@
+"""What a case is: program, plan, input values. Frozen data, with neither torch nor Hypothesis."""

@@ -1,0 +1,303 @@
+"""Cases: a program, the plan that drives it, and a seed. Everything needed to run it again.
+
+A case is canonical JSON, and its id a hash of that JSON: the same on every machine and version.
+This module imports neither torch nor Hypothesis, and nothing that it reads is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.cases.literals import bits_of, numbers
+from amp_fuzz.cases.program import (
+    Arg,
+    Autocast,
+    Checkpoint,
+    DType,
+    Items,
+    Node,
+    Program,
+    ProgramError,
+    Region,
+    Statement,
+    TensorSpec,
+    check_context,
+    show_context,
+    transform,
+    unwrapped,
+)
+
+__all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
+
+FORMAT = 1
+MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
+
+Entry: TypeAlias = Literal[
+    "context",
+    "decorator",
+    "custom_fwd",
+    "cast_inputs",
+    "setup_context",
+    "custom_op",
+    "register_autocast",
+]
+CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
+Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
+Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
+
+
+class CaseError(ValueError):
+    """A case that cannot be read. The message names the file, the place and the way out."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a program is driven.
+
+    contexts: the autocast contexts around it, outermost first; none runs it bare.
+    entry: how the innermost context is entered: a ``with`` block, autocast as a decorator, or an
+        ``autograd.Function`` with ``custom_fwd`` and ``custom_bwd`` (its backward recomputes the
+        program under the autocast state of its forward). ``cast_inputs`` is such a one with
+        ``cast_inputs=torch.float32``, and ``setup_context`` one whose forward is given no ``ctx``.
+        ``custom_op`` makes the program the body of a `torch.library.custom_op`, whose backward
+        recomputes it under whatever surrounds the backward pass; ``register_autocast`` is such a
+        one that casts its inputs to float32.
+    backward: where the backward pass stands; ``under`` is under `backward_context`.
+    second: what follows: another backward over the retained graph, or a double backward.
+    steps: training steps with an in-place weight update after each; `loop` says whether the steps
+        share one context or enter it anew.
+    first_pass: a forward pass in the same context first, under that mode.
+    calls: how often the program is called in the context; the later calls are observed too. A
+        custom op is called once, and the program itself after it: weights are used in and outside.
+    checkpoint: whether the whole program is one checkpoint.
+    thread: ``inside`` calls the program in another thread within the context (autocast state is
+        thread-local, so it runs bare); ``whole`` does everything in another thread.
+    interrupted: an earlier pass ends in an exception inside the context, then weights change.
+    scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
+    transform: ``vmap`` calls the program on two copies of its inputs at once, its weights shared.
+        ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
+        for each copy; `backward` ``inside`` puts the contexts around the transform, ``outside``
+        into the function that is transformed. It goes with no other ingredient.
+    """
+
+    contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
+    entry: Entry = "context"
+    backward: Backward = "outside"
+    backward_context: Autocast | None = None
+    second: Literal["none", "retain", "double"] = "none"
+    steps: int = 1
+    loop: Literal["outside", "inside"] = "outside"
+    first_pass: Literal["none", "no_grad", "inference_mode"] = "none"
+    calls: int = 1
+    checkpoint: Literal["none", "reentrant", "non_reentrant"] = "none"
+    thread: Literal["none", "inside", "whole"] = "none"
+    interrupted: bool = False
+    scaler: bool = False
+    transform: Transform = "none"
+
+    def __str__(self) -> str:
+        contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
+        words = []
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "contexts" and value != field.default:
+                shown = show_context(value) if isinstance(value, Autocast) else value
+                words.append(f"{field.name}={shown}")
+        return ", ".join([contexts, *words])
+
+    def check(self) -> None:
+        """Raise `ProgramError` unless the plan can be driven."""
+        if len(self.contexts) > MAX_CONTEXTS:
+            raise ProgramError(f"$.contexts has {len(self.contexts)}: use {MAX_CONTEXTS} at most")
+        for i, context in enumerate(self.contexts):
+            check_context(context, f"$.contexts[{i}]")
+        if self.backward_context is not None:
+            check_context(self.backward_context, "$.backward_context")
+        if (self.backward == "under") != (self.backward_context is not None):
+            raise ProgramError("$.backward_context belongs to backward='under', and only to it")
+        for name, low, high in (("steps", 1, 8), ("calls", 1, 8)):
+            if not low <= getattr(self, name) <= high:
+                raise ProgramError(f"$.{name}={getattr(self, name)}: use {low} to {high}")
+        if self.backward == "none" and (self.second != "none" or self.steps > 1 or self.scaler):
+            raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
+        if self.entry != "context" and not self.contexts:
+            raise ProgramError(f"$.entry={self.entry!r} needs a context")
+        if self.transform != "none":
+            self._check_transform()
+
+    def _check_transform(self) -> None:
+        free = ("contexts", "backward", "backward_context", "transform")
+        others = [f for f in msgspec.structs.fields(self) if f.name not in free]
+        if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
+            raise ProgramError(
+                f"$.transform={self.transform!r} stands alone: leave out {', '.join(wrong)}"
+            )
+        if self.differentiates and self.backward not in ("outside", "inside"):
+            raise ProgramError(f"$.transform={self.transform!r} needs backward outside or inside")
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the gradients are those of `torch.func.grad`."""
+        return self.transform in ("grad", "vmap_grad")
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """A program, its plan, and the seed of its input values. `version` is the format's."""
+
+    program: Program
+    plan: Plan = Plan()
+    seed: int = 0
+    version: int = FORMAT
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen hex digits of a hash of the canonical JSON."""
+        return hashlib.blake2b(self.json(), digest_size=8).hexdigest()
+
+    def json(self) -> bytes:
+        """Return the canonical JSON: every field, in order, without spaces.
+
+        A field that came later is left out at its default, so that older cases keep their ids.
+        """
+        text = msgspec.json.encode(self)
+        # Quotes inside a string are escaped: these bytes can only be the fields of these names.
+        return text.replace(b',"transform":"none"', b"").replace(b',"values":""', b"")
+
+    def with_plan(self, **fields: object) -> Case:
+        """Return the case with other fields of its plan."""
+        return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, **fields))
+
+    def with_program(self, **fields: object) -> Case:
+        """Return the case with other fields of its program."""
+        program = msgspec.structs.replace(self.program, **fields)
+        return msgspec.structs.replace(self, program=program)
+
+    def __str__(self) -> str:
+        return f"case {self.id} seed={self.seed}\nplan: {self.plan}\n{self.program}"
+
+
+def loads(text: bytes | str, where: str = "case") -> Case:
+    """Read a case from JSON and check all that can be checked without the catalogue.
+
+    Raises `CaseError` with one line that names the place: ``case: $.program.body[2].op: ...``.
+    """
+    try:
+        head = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CaseError(
+            f"{where}: not JSON, or cut short ({error}): write the file again, or restore it"
+        ) from error
+    version = head.get("version", FORMAT) if isinstance(head, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise CaseError(
+            f"{where}: $.version={version} was written by a newer amp-fuzz (this one reads up to "
+            f"{FORMAT}): upgrade amp-fuzz"
+        )
+    try:
+        case = msgspec.convert(head, Case)
+        case.program.check()
+        case.plan.check()
+        _check_writes(case)
+        if not 0 <= case.seed < 2**32:
+            raise ProgramError(f"$.seed={case.seed}: use 0 to {2**32 - 1}")
+    except (msgspec.ValidationError, ProgramError, RecursionError) as error:
+        raise CaseError(f"{where}: {error}") from error
+    return case
+
+
+def _check_writes(case: Case) -> None:
+    """Raise `ProgramError` for a custom op that writes its inputs: it declares that it does not."""
+    written = [spec.name for spec in case.program.inputs if spec.role == "buffer"]
+    if written and case.plan.entry in CUSTOM_OPS:
+        raise ProgramError(
+            f"$.plan.entry={case.plan.entry!r} takes no inputs that are written: {written[0]}"
+        )
+
+
+def load(path: Path | str) -> Case:
+    """Read a case file. Raises `CaseError` for what cannot be read, naming the file."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise CaseError(f"{path}: {error.strerror}: give the path of a case file") from error
+    return loads(text, str(path))
+
+
+def bare(case: Case) -> Case:
+    """Return the case with no autocast context anywhere: what autocast with enabled=False means."""
+    bare = case.with_program(body=unwrapped(case.program.body, (Autocast,)))
+    backward = "outside" if case.plan.backward == "under" else case.plan.backward
+    return bare.with_plan(contexts=(), entry="context", backward_context=None, backward=backward)
+
+
+def inferring(case: Case) -> Case:
+    """Return a case that never asks for a gradient or changes a weight."""
+    return case.with_plan(
+        backward="none",
+        backward_context=None,
+        second="none",
+        steps=1,
+        loop="outside",
+        scaler=False,
+        interrupted=False,
+    )
+
+
+def single(case: Case) -> Case:
+    """Return the case with float32 for each 16-bit floating dtype that it names.
+
+    So runs without autocast what only casts brought together; values keep their domain, or are
+    those that the case holds.
+    """
+
+    def tensor(spec: TensorSpec) -> TensorSpec:
+        if spec.dtype not in _NARROW:
+            return spec
+        values = bits_of(numbers(spec.values, spec.dtype), "float32") if spec.values else ""
+        return msgspec.structs.replace(spec, dtype="float32", values=values)
+
+    def argument(arg: Arg) -> Arg:
+        if isinstance(arg, Items):
+            return Items(tuple(map(argument, arg.items)))
+        return DType("float32") if isinstance(arg, DType) and arg.name in _NARROW else arg
+
+    def call(node: Statement) -> tuple[Statement]:
+        args = tuple(map(argument, node.args))
+        kwargs = tuple((name, argument(a)) for name, a in node.kwargs)
+        return (msgspec.structs.replace(node, args=args, kwargs=kwargs),)
+
+    inputs = tuple(map(tensor, case.program.inputs))
+    return case.with_program(inputs=inputs, body=transform(case.program.body, statement=call))
+
+
+_NARROW = ("bfloat16", "float16")
+
+
+def map_autocast(case: Case, **changes: object) -> Case:
+    """Return the case with those fields changed in every autocast context that it holds."""
+
+    def change(context: Autocast) -> Autocast:
+        return msgspec.structs.replace(context, **changes)
+
+    def region(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+        context = node.context
+        return (Region(change(context) if isinstance(context, Autocast) else context, body),)
+
+    under = case.plan.backward_context
+    changed = case.with_program(body=transform(case.program.body, region=region))
+    return changed.with_plan(
+        contexts=tuple(change(c) for c in case.plan.contexts),
+        backward_context=None if under is None else change(under),
+    )
+
+
+def has_context(body: tuple[Node, ...], kind: type[Checkpoint] | type[Autocast]) -> bool:
+    """Return whether a body holds a region of that kind."""
+    return any(
+        isinstance(n, Region) and (isinstance(n.context, kind) or has_context(n.body, kind))
+        for n in body
+    )

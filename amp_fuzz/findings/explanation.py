@@ -1,0 +1,283 @@
+"""Say where a case first diverges, by how much, and which decision of autocast is to blame.
+
+All that a program makes is looked at, statement by statement, if it diverges so as well (a compiler
+may fuse what nobody else sees). Then the reference runs again with one cast left out, or one call
+treated by another policy: a run that agrees with the backend says what the backend did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import connection
+
+import msgspec
+import torch
+
+from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends.harness import Observation, bits, quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import returning_all
+from amp_fuzz.findings.explicit_form import explicit_form
+from amp_fuzz.findings.notes import notes_of
+from amp_fuzz.findings.supervision.supervisor import Dead, talk
+from amp_fuzz.findings.supervision.worker import prepared
+from amp_fuzz.oracle import Divergence, Rounding, compare, differ
+from amp_fuzz.oracle.compare import describe, real, same
+from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.records.schema import Note
+from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
+from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, distance
+from amp_fuzz.runs.setup import MissingBackend, choose_backends
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import Known
+
+__all__ = ["Explained", "Value", "explained"]
+
+MOST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value on both sides. said: how they compare. differs: whether that is a divergence."""
+
+    label: str
+    expected: str
+    observed: str
+    said: str
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What was found out of a case.
+
+    whole: whether all that the program makes was looked at; if not, only what it returns. values:
+    in the order of execution. first: the label of the first that diverges, or "". explicit: a
+    comment, then one line a statement. flips: what, decided otherwise, makes the reference agree.
+    tried: how many flips were tried, of how many. why: the case cannot be run.
+    notes: facts beside the verdict.
+    """
+
+    case: Case
+    backend: str
+    outcome: str = ""
+    kind: str = ""
+    where: str = ""
+    expected: str = ""
+    observed: str = ""
+    known: str = ""
+    whole: bool = True
+    values: tuple[Value, ...] = ()
+    first: str = ""
+    explicit: str = ""
+    flips: tuple[str, ...] = ()
+    tried: int = 0
+    of: int = 0
+    why: str = ""
+    missing: bool = False
+    notes: tuple[Note, ...] = ()
+
+
+def explained(
+    case: Case, backend: str, known: tuple[Known, ...], *, timeout: float, memory: float
+) -> Explained:
+    """Explain a case in a process that is watched.
+
+    timeout: seconds without a sign of life. memory: GiB that it may hold.
+    """
+    try:
+        for message in talk(timeout, _explain, case, backend, known, memory=memory):
+            if isinstance(message, Explained):
+                return message
+    except Dead as dead:
+        return Explained(case, backend, "diverged", dead.kind, "", "an answer", str(dead))
+    raise RuntimeError("the process ended without an answer")
+
+
+def _explain(pipe: connection.Connection, case: Case, name: str, known: tuple[Known, ...]) -> None:
+    prepared()
+    try:
+        (backend,) = choose_backends([name])
+        with quiet():
+            pipe.send(explain(case, backend, known, alive=lambda: pipe.send("alive")))
+    except MissingBackend as error:
+        pipe.send(Explained(case, name, why=str(error), missing=True))
+    except BackendError as error:
+        pipe.send(Explained(case, name, why=str(error)))
+    pipe.send(None)
+
+
+def explain(
+    case: Case,
+    backend: Backend,
+    known: tuple[Known, ...] = (),
+    *,
+    alive: Callable[[], None] = lambda: None,
+) -> Explained:
+    """Explain a case here. alive: called after each run."""
+    judge = judge_of(backend, known, relations="all")
+    verdict = judge.judge(case)
+    notes = notes_of(judge, verdict)
+    alive()
+    found = verdict.divergence
+    full = msgspec.structs.replace(case, program=returning_all(case.program))
+    whole = full == case or found is None
+    if not whole:
+        assert found is not None
+        again = judge.judge(full).divergence
+        whole = again is not None and again.kind == found.kind
+        alive()
+    looked = full if whole else case
+    expected = backend.reference().run(looked)
+    observed = backend.run([looked])[0]
+    alive()
+    promise: Promise = "none"
+    if found is not None and found.kind == "precision":
+        promise = backend.reference().promise
+    values = tuple(_values(looked, backend, expected, observed, promise))
+    first = next((v.label for v in values if v.differs), "")
+    removes: list[str] = []
+    tried = of = 0
+    if found is not None and found.kind not in ("nondeterminism", "relation", "state"):
+        removes, tried, of = _removing(looked, backend, observed, alive)
+    return Explained(
+        looked,
+        backend.name,
+        verdict.outcome,
+        *(_told(found) if found else ("", "", "", "")),
+        verdict.known,
+        whole,
+        values,
+        first,
+        explicit_form(looked, backend.reference()),
+        tuple(removes),
+        tried,
+        of,
+        notes=notes,
+    )
+
+
+def _told(found: Divergence) -> tuple[str, str, str, str]:
+    return found.kind, found.where, found.expected, found.observed
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def _values(
+    case: Case, backend: Backend, expected: Observation, observed: Observation, promise: Promise
+) -> Iterator[Value]:
+    bands: dict[str, Band] = {}
+    runtime = backend.reference()
+    if backend.values and not backend.exact and runtime.follows():
+        _, bands = runtime.shadowed(case, CONFIRM, CONFIRM, promise=promise)
+    for label, want in expected.values.items():
+        if label not in observed.values:
+            break
+        got = observed.values[label]
+        said, differs = _compared(want, got, bands.get(label), backend)
+        yield Value(label, describe(want), describe(got), said, differs)
+    for side, seen in (("the reference", expected), (backend.name, observed)):
+        if seen.raised is not None:
+            first = seen.raised.message.strip().partition("\n")[0]
+            text = f"{seen.raised.kind}: {first}"
+            both = expected.raised is not None and observed.raised is not None
+            where = seen.raised.text
+            yield Value(where, "", "", f"{side} raises {text}", not both)
+
+
+def _compared(
+    want: torch.Tensor | None, got: torch.Tensor | None, band: Band | None, backend: Backend
+) -> tuple[str, bool]:
+    if want is None or got is None:
+        return ("none on either side", False) if want is got else ("only one side has it", True)
+    if (want.dtype, want.shape) != (got.dtype, got.shape):
+        return ("another dtype" if want.dtype != got.dtype else "another shape"), True
+    if not backend.values:
+        return "no values: a fake tensor", False
+    if same(want, got):
+        return "the same bits", False
+    if not backend.exact and band is not None:
+        if (band.nominal.dtype, band.nominal.shape) != (want.dtype, want.shape) or not band.known:
+            return f"{_bitwise(want, got)}; no shadow could follow", False
+        away = distance(band, got)
+        if away.excess == float("inf"):
+            return _bitwise(want, got), True
+        over = away.excess > THRESHOLD or away.bias > THRESHOLD
+        place = f"worst at {list(away.index)}: {away.expected:.9g}, observed {away.observed:.9g}"
+        unit = f"one unit of rounding {away.scale:.2g}"
+        off = f"{away.excess:.3g} units off, {away.bias:.3g} on the whole"
+        verdict = "more than rounding" if over else "rounding"
+        return f"{verdict}: {place}, {unit}: {off} (over {THRESHOLD:g} diverges)", over
+    return _bitwise(want, got), True
+
+
+def _bitwise(want: torch.Tensor, got: torch.Tensor) -> str:
+    """Say how many elements differ in a bit, and which differ most."""
+    a, b = real(want), real(got)
+    differs = bits(want) != bits(got)
+    if a.is_floating_point():
+        differs &= ~(torch.isnan(a) & torch.isnan(b))
+    away = (a.double() - b.double()).abs().nan_to_num(nan=torch.inf)
+    away = torch.where(differs, away, -1.0)
+    index = tuple(int(i) for i in torch.unravel_index(away.argmax(), away.shape))
+    place = f"most at {list(index)}: {a[index].item()!r}, observed {b[index].item()!r}"
+    return f"{int(differs.sum())} of {a.numel()} differ, {place}"
+
+
+# -- casts ----------------------------------------------------------------------------------------
+
+
+def _removing(
+    case: Case, backend: Backend, observed: Observation, alive: Callable[[], None]
+) -> tuple[list[str], int, int]:
+    """Return the flips that make the reference agree, how many were tried, and of how many."""
+    runtime = backend.reference()
+    with deciding() as plain:
+        runtime.run(case)
+    wanted = list(flips(plain.decisions))
+    found = []
+    for flip in wanted[:MOST]:
+        if _agrees(case, backend, observed, flip):
+            found.append(_words(plain.decisions, flip))
+        alive()
+    return found, min(len(wanted), MOST), len(wanted)
+
+
+def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> bool:
+    runtime = backend.reference()
+
+    def shadowed(
+        samples: int, seed: int, reach: Reach = "nominal", promise: Promise = "none"
+    ) -> tuple[Observation, dict[str, Band]]:
+        with deciding(flip):
+            return runtime.shadowed(case, samples, seed, reach, promise=promise)
+
+    unjudged: set[str] = set()
+    with deciding(flip):
+        expected = runtime.run(case)
+    rounding = None
+    if not backend.exact:
+        rounding = Rounding(shadowed, unjudged) if runtime.follows() else differ
+        if isinstance(rounding, Rounding) and runtime.casts(case):
+            rounding.promised = partial(shadowed, promise="written")
+    found = compare(expected, observed, values=backend.values, rounding=rounding)
+    return found is None and not unjudged
+
+
+def _words(decisions: list[Decision], flip: Flip) -> str:
+    decision = decisions[flip.call]
+    of = [i for i, d in enumerate(decisions) if d.overload == decision.overload]
+    number = f", call {of.index(flip.call) + 1} of {len(of)}" if len(of) > 1 else ""
+    name = f"{decision.overload}{number}"
+    if flip.cast >= 0:
+        old, new = (str(d).removeprefix("torch.") for d in decision.casts[flip.cast])
+        return f"{name}: without its cast {flip.cast + 1} of {len(decision.casts)}, {old} to {new}"
+    own = decision.policy.value if decision.policy else "no policy"
+    if flip.other:
+        return f"{name}: casts to the other 16-bit dtype than its context's"
+    if flip.policy is None:
+        return f"{name}: without its casts ({own})"
+    return f"{name}: treated as {flip.policy.value} (its own: {own})"

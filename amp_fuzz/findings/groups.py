@@ -1,0 +1,593 @@
+"""What a run does when it meets something new: which causes a case shows, each minimised once.
+
+Each statement of a diverging case is run alone: so a cause that is known does not hide another one
+in the same case. What diverges alone has a *look*: kind, op, how it is called, dtypes, plan. The
+first of its look is minimised and gets the fingerprint of its cause; the others are counted with
+it. So are those that look otherwise and have the same *traits*, what a fingerprint is made of, once
+two looks of them came to one cause. Some are minimised all the same, since two causes may look
+alike. Where a cause is that an op behaves as if it had another policy, the reference can suppose
+so: then all that it explains belongs to that cause, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.backends.base import Explains
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case, Plan, bare
+from amp_fuzz.cases.program import Items, Ref, show_arg, statements, uses
+from amp_fuzz.findings.culprit import culprit
+from amp_fuzz.findings.explicit_form import explicit_form
+from amp_fuzz.findings.guilty import alone
+from amp_fuzz.findings.minimize import Smaller, capture, small_values
+from amp_fuzz.findings.minimize.target import (
+    Answer,
+    Memory,
+    Shrunk,
+    Target,
+    answer_of,
+    asker,
+    confirmed,
+    paired,
+    part_of,
+    shrink,
+    stage_of,
+    working,
+)
+from amp_fuzz.findings.wrong_context import acts_as, alike, like, saying, unrestored
+from amp_fuzz.findings.wrong_policy import (
+    POLICIES,
+    UNSTEADY,
+    WRONG_VALUES,
+    caused,
+    policies_of,
+    supposes,
+)
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.errors import refuses
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.labels import Named, tainted
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.baseline import Entry, match
+from amp_fuzz.records.fingerprint import fingerprint, fingerprinted, ingredient, kind_of, special
+from amp_fuzz.records.schema import DivergenceRecord, Note
+from amp_fuzz.reference import Policy
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.supposed import agrees_with
+
+__all__ = ["Groups", "Met", "Step", "examine", "signature_of"]
+
+Look: TypeAlias = tuple[str, ...]
+
+
+# Of what looks alike, these are minimised too: the so many-th.
+_AGAIN = {4**n for n in range(1, 16)}
+
+
+@dataclass(slots=True)
+class Groups:
+    """The causes that a run has met: plain data, so that processes can share it.
+
+    looks: the fingerprints of what looks so. traits: those of all looks with these traits. as_if:
+    by backend and kernel, the policies that explain all of a cause so far, and its fingerprint; and
+    of contexts, by backend and what is special about the plan, what they act as. left: by backend
+    and ``leaves=weight cache``, the fingerprint of contexts that do not restore that.
+    known: by fingerprint, the entry of the baseline. signatures: of divergences that a known list
+    explains. seen: how often a look or traits were met. deadly: candidates that a process died of,
+    by id: they are not run again. minimised: how many looks of a backend, kind and op were.
+    notes: by backend and group of a note, the size of its smallest case. elsewhere: see
+    `amp_fuzz.findings.notes.Memory`.
+    """
+
+    looks: dict[Look, tuple[str, ...]] = field(default_factory=dict)
+    traits: dict[Look, tuple[str, ...]] = field(default_factory=dict)
+    as_if: dict[tuple[str, str], tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    left: dict[tuple[str, str], str] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
+    signatures: set[Look] = field(default_factory=set)
+    seen: Counter[Look] = field(default_factory=Counter)
+    deadly: set[str] = field(default_factory=set)
+    minimised: Counter[Look] = field(default_factory=Counter)
+    notes: dict[tuple[str, ...], int] = field(default_factory=dict)
+    elsewhere: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def counted(self, look: Look, traits: Look) -> tuple[str, ...]:
+        """Return the fingerprints of a divergence that need not be minimised, or ()."""
+        self.seen[look] += 1
+        self.seen[traits] += 1
+        if self.seen[look] > 1 and look in self.looks:
+            return () if self.seen[look] in _AGAIN else self.looks[look]
+        found = self.traits.get(traits, ())
+        if len(found) < 2 or len(set(found)) > 1 or self.seen[traits] in _AGAIN:
+            return ()
+        return found[:1]
+
+    def take(self, record: DivergenceRecord, entry: str = "") -> bool:
+        """Take in the cause of a final record, and return whether it is a new one.
+
+        entry: of the baseline that knows it.
+        """
+        if record.as_if:
+            words = "+".join(sorted(special(record.minimised or record.case)))
+            key = record.backend, _PLAN + words if record.general else record.overload
+            self.as_if[key] = record.as_if, record.fingerprint
+        if (cause := fingerprint(record)).kind == "state":
+            self.left[record.backend, cause.ingredient] = record.fingerprint
+        new = record.fingerprint not in self.known
+        if new:
+            self.known[record.fingerprint] = entry
+        return new
+
+    def smallest(self, note: Note, case: Case) -> bool:
+        """Take in a note, and return whether its case is the smallest of the group."""
+        key, size = (note.backend, *note.group), len(case.json())
+        smaller = size < self.notes.get(key, size + 1)
+        if smaller:
+            self.notes[key] = size
+        return smaller
+
+    def update(self, other: Groups) -> None:
+        """Take in what another process has met."""
+        self.looks |= other.looks
+        self.traits |= other.traits
+        self.as_if |= other.as_if
+        self.left |= other.left
+        self.known |= other.known
+        self.signatures |= other.signatures
+        self.deadly |= other.deadly
+        self.elsewhere |= other.elsewhere
+        for key, size in other.notes.items():
+            self.notes[key] = min(size, self.notes.get(key, size))
+        for mine, theirs in ((self.seen, other.seen), (self.minimised, other.minimised)):
+            for look, count in theirs.items():
+                mine[look] = max(mine[look], count)
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A case shows this cause. entry: of the baseline that knows it, or ""."""
+
+    fingerprint: str
+    entry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The record of a divergence: as small as it is so far, or the last of it.
+
+    last: whether it is final, and the first of its cause.
+    """
+
+    record: DivergenceRecord
+    last: bool = False
+
+
+def examine(
+    judge: Judge,
+    verdict: Verdict,
+    groups: Groups,
+    baseline: tuple[Entry, ...] = (),
+    *,
+    family: str = "",
+    seconds: float = 20.0,
+    seen: Callable[[Case], None] = lambda case: None,
+) -> Iterator[Step | Met]:
+    """Yield the causes that a diverging case shows, and the records of those that are new.
+
+    seconds: for minimising each; 0 leaves all as it was found. seen: told each case before it runs.
+    """
+    work = _Examination(judge, verdict, groups, baseline, family, seconds, seen)
+    if verdict.known:
+        yield from work.listed()
+        return
+    yield Step(fingerprinted(verdict.finding(family)))
+    for part in work.parts():
+        yield from work.part(part)
+
+
+_PLAN = "plan: "
+
+# What the shadows say where they cannot follow.
+_NO_SHADOW = ("the shadows did not come", "the band of")
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    judge: Judge
+    verdict: Verdict
+    groups: Groups
+    baseline: tuple[Entry, ...]
+    family: str
+    seconds: float
+    seen: Callable[[Case], None]
+
+    @property
+    def quick(self) -> bool:
+        """Whether running a statement costs next to nothing: a compiler has a ladder."""
+        return self.seconds > 0 and not self.judge.backend.ladder()
+
+    def listed(self) -> Iterator[Step]:
+        """Keep one example of what a known list explains; it need not be the smallest."""
+        rough = self.verdict.finding(self.family)
+        signature = signature_of(rough)
+        if signature not in self.groups.signatures:
+            self.groups.signatures.add(signature)
+            yield from self.minimised(self.verdict, min(self.seconds, 2.0))
+
+    # -- which statements -------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[Verdict]:
+        """Yield a verdict for each statement that diverges alone, and of the whole for the rest."""
+        found = self.verdict.divergence
+        assert found is not None
+        case = self.verdict.case
+        body = list(statements(case.program.body))
+        if not self.quick or found.kind in (*UNSTEADY, "state") or len(body) < 2:
+            yield self.plainer(self.verdict)
+            return
+        covered: set[str] = set()
+        some = False
+        values = capture(case, self.judge.backend.reference())
+        for number, statement in enumerate(body):
+            small = alone(case, (number,), values)
+            if small is None or (part := self.judged(small)) is None:
+                continue
+            for name in statement.outputs:
+                covered |= tainted(case, name)
+            if not part.known:
+                some = True
+                yield self.plainer(part)
+        if not (some and Named(covered)(_label(found))):
+            yield self.plainer(self.verdict)
+
+    def judged(self, case: Case) -> Verdict | None:
+        """Return the verdict of a case that diverges, or None."""
+        backend = self.judge.backend
+        if backend.fit(case) != case or case.id in self.groups.deadly:
+            return None
+        self.seen(case)
+        related = self.verdict.divergence is not None and self.verdict.divergence.kind == "relation"
+        judge = replace(self.judge, relations="all" if related else "none")
+        try:
+            verdict = judge.judge(case)
+        except (RuntimeError, ValueError) as error:  # of a case that was not drawn
+            if not any(words in str(error) for words in _NO_SHADOW):
+                raise
+            return None
+        return verdict if verdict.divergence is not None else None
+
+    def plainer(self, verdict: Verdict) -> Verdict:
+        """Return the verdict under a plainer plan, if that shows the same.
+
+        What leaves a type's range may be wrong within it too: then that is what is looked into.
+        """
+        if not self.quick or verdict.divergence is None or verdict.divergence.kind in UNSTEADY:
+            return verdict
+        if verdict.divergence.kind == "range":
+            found = self.judged(small_values(verdict.case))
+            if found is not None and not found.known and kind_of(answer_of(found).kind) == "value":
+                verdict = found
+        case, target = verdict.case, Target.of(verdict)
+        contexts = case.plan.contexts
+        for plan in (
+            Plan(contexts=(), backward="none"),
+            Plan(contexts=contexts, backward="none"),
+            Plan(contexts=()),
+            Plan(contexts=contexts),
+        ):
+            if plan == case.plan:
+                break
+            found = self.judged(msgspec.structs.replace(case, plan=plan))
+            if found is not None and target.reply(answer_of(found)) == "same":
+                return found
+        return verdict
+
+    # -- its cause --------------------------------------------------------------------------------
+
+    def part(self, part: Verdict) -> Iterator[Step | Met]:
+        """Yield the cause of a divergence."""
+        groups, look, traits = self.groups, look_of(part, quick=self.quick), traits_of(part)
+        if known := groups.counted(look, traits):
+            yield from map(self.met, known)
+            return
+        if explained := self.explained(part):
+            groups.looks[look] = explained
+            yield from map(self.met, explained)
+            return
+        if (inner := self.inner(part, part.case)) is not None:
+            yield from self.within(look, inner)
+            return
+        record = fingerprinted(part.finding(self.family))
+        try:
+            for step in self.minimised(part, self.limit(part)):
+                record = step.record
+                if not step.last:
+                    yield step
+        except KeyboardInterrupt:
+            yield Step(record, last=True)
+            raise
+        # A smaller case may be told more of: it has fewer calls, and often no autocast.
+        if record.id != part.case.id and (inner := self.inner(part, record.minimised)) is not None:
+            yield from self.within(look, inner)
+            return
+        groups.looks[look] = (record.fingerprint,)
+        groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
+        entry = match(self.baseline, record)
+        known_as = entry.id if entry else ""
+        if groups.take(record, known_as):
+            yield Step(msgspec.structs.replace(record, known=known_as), last=True)
+        yield self.met(record.fingerprint)
+
+    def inner(self, part: Verdict, case: Case | None) -> Verdict | None:
+        """Return the verdict of the one kernel inside an op that a wrong result comes from.
+
+        case: of the part, or smaller.
+        """
+        found = part.divergence
+        if not self.quick or found is None or found.kind not in WRONG_VALUES or part.known:
+            return None
+        guilty = None if case is None else culprit(self.judge, case)
+        if case is None or guilty is None or guilty.case is None:
+            return None
+        return self.judged(guilty.case) if _ops(guilty.case) != _ops(case) else None
+
+    def within(self, look: Look, inner: Verdict) -> Iterator[Step | Met]:
+        """Yield the cause of a kernel inside an op, and count what looks so with it."""
+        causes: tuple[str, ...] = ()
+        for step in self.part(inner):
+            causes += (step.fingerprint,) if isinstance(step, Met) else ()
+            yield step
+        self.groups.looks[look] = causes
+
+    def limit(self, part: Verdict) -> float:
+        """Return the seconds for minimising: fewer if there were many of this kind at this op."""
+        rough = signature_of(part.finding(self.family))
+        self.groups.minimised[rough] += 1
+        return self.seconds if self.groups.minimised[rough] <= 4 else min(self.seconds, 5.0)
+
+    def met(self, cause: str) -> Met:
+        return Met(cause, self.groups.known.get(cause, ""))
+
+    def explained(self, part: Verdict) -> tuple[str, ...]:
+        """Return the fingerprints of other policies, one or all at once, that explain it."""
+        if not self.quick:
+            return ()
+        if cause := self.of_contexts(part):
+            return (cause,)
+        if not supposes(part):
+            return ()
+        groups, observed = self.groups, self.judge.backend.run([part.case])[0]
+        for overload in policies_of(part.kernels):
+            key = part.backend, overload
+            names, cause = groups.as_if.get(key, ((), ""))
+            fits = tuple(
+                name
+                for name in names
+                if agrees_with(self.judge.backend, part.case, observed, {overload: POLICIES[name]})
+            )
+            if fits:
+                groups.as_if[key] = fits, cause
+                return (cause,)
+        return self.together(part, observed)
+
+    def together(self, part: Verdict, observed: Observation) -> tuple[str, ...]:
+        """Return the fingerprints of the policies and contexts that explain it all at once.
+
+        All that were met are supposed, not only those of kernels that the reference reaches: where
+        an op has no policy, ops that it is made of are cast too. Those that are not needed are
+        then left out, one after another.
+        """
+        offered: dict[str, list[tuple[str, str]]] = {}
+        for (on, about), (names, cause) in self.groups.as_if.items():
+            if on != part.backend or (names[0] == "banned" and not refuses(observed)):
+                continue
+            if not about.startswith(_PLAN):
+                offered[about] = [(names[0], cause)]
+            elif _acting(about, part.case):
+                offered[about] = [(name, cause) for name in like(part.case, names[0])]
+        if len(offered) < 2:
+            return ()
+        tried = (dict(zip(offered, names, strict=True)) for names in product(*offered.values()))
+        chosen = next((c for c in tried if self.agrees(part, observed, c)), {})
+        for about in tuple(chosen):
+            fewer = {key: value for key, value in chosen.items() if key != about}
+            if self.agrees(part, observed, fewer):
+                chosen = fewer
+        return tuple(cause for _, cause in chosen.values())
+
+    def agrees(
+        self, part: Verdict, observed: Observation, chosen: dict[str, tuple[str, str]]
+    ) -> bool:
+        """Return whether the reference, with these policies and contexts, does what torch did."""
+        case, policies = part.case, dict[str, Policy | None]()
+        for about, (name, _) in chosen.items():
+            if about.startswith(_PLAN):
+                case = saying(case, name)
+            else:
+                policies[about] = POLICIES[name]
+        return agrees_with(self.judge.backend, case, observed, policies)
+
+    def of_contexts(self, part: Verdict) -> str:
+        """Return the fingerprint of contexts that do wrong, as far as such were met, or ""."""
+        groups, backend, found = self.groups, part.backend, part.divergence
+        if found is None or found.kind in (*UNSTEADY, "relation"):
+            return ""
+        if any(on == backend for on, _ in groups.left):
+            said = "+".join(f"leaves={name}" for name in unrestored(self.judge, part.case))
+            if cause := groups.left.get((backend, said)):
+                return cause
+        for (on, about), (names, cause) in groups.as_if.items():
+            if found.kind != "state" and on == backend and _acting(about, part.case):
+                observed = self.judge.backend.run([part.case])[0]
+                # What it acts as may depend on what surrounds it; of what it does so, not.
+                if alike((names[0], *acts_as(self.judge, part.case, observed)))[1:]:
+                    return cause
+        return ""
+
+    def minimised(self, part: Verdict, seconds: float) -> Iterator[Step]:
+        """Yield the record of a divergence, ever smaller; the last one names its cause."""
+        judge, found = self.judge, part.divergence
+        assert found is not None
+        rough = fingerprinted(_of(part.finding(self.family), self.verdict.case))
+        yield Step(rough)
+        stage, record, last = "", rough, part
+        if found.kind not in UNSTEADY:
+            stage = stage_of(judge, part, self.seen)
+            if seconds > 0:
+                for smaller, again in self.smaller(part, rough, stage, seconds):
+                    record, last = smaller, again
+                    yield Step(fingerprinted(record))
+        small = record.minimised or part.case
+        record = msgspec.structs.replace(
+            record,
+            minimised=small,
+            explicit=_explicit(judge, small),
+            stage=stage,
+            bare=found.kind not in UNSTEADY and self.without_autocast(last),
+        )
+        if not part.known and seconds > 0:
+            record = caused(judge, record, part, last, self.seen, self.groups.deadly)
+        yield Step(fingerprinted(record), last=True)
+
+    def smaller(
+        self, part: Verdict, rough: DivergenceRecord, stage: str, seconds: float
+    ) -> Iterator[tuple[DivergenceRecord, Verdict]]:
+        """Yield the record of a divergence with ever smaller cases; the last one is confirmed.
+
+        With it comes the last verdict that is confirmed.
+        """
+        judge = self.judge
+        target = replace(Target.of(part), stage=stage)
+        ask, reference = asker(judge, target), judge.backend.reference()
+        deadly = {case_id: Answer("crash") for case_id in self.groups.deadly}
+        memory = Memory(deadly, trying=self.seen)
+        for event in shrink(
+            *(part.case, target, ask, reference),
+            seconds=seconds,
+            pairs=paired(judge.backend, part.case),
+            memory=memory,
+            clock=working(),
+        ):
+            if isinstance(event, Smaller):
+                yield msgspec.structs.replace(rough, minimised=event.case), part
+            elif isinstance(event, Shrunk):
+                steps = len(event.chain) - 1
+                last = confirmed(judge, target, event.chain) if steps else part
+                if last is None:  # gone when it was run again: what was found stays as it was
+                    yield rough, part
+                    continue
+                op = event.op if last.case == event.case else ""
+                record = last.finding(self.family, last.case, op=op)
+                blamed = "" if part.known else part_of(judge, last, stage, self.seen)
+                yield (
+                    msgspec.structs.replace(
+                        _of(record, self.verdict.case), nearest=event.nearest, part=blamed
+                    ),
+                    last,
+                )
+
+    def without_autocast(self, verdict: Verdict) -> bool:
+        """Return whether a case diverges in the same way with its autocast contexts taken away."""
+        assert verdict.divergence is not None
+        plain = bare(verdict.case)
+        self.seen(plain)
+        relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
+        found = judge_of(self.judge.backend, (), relations).judge(plain).divergence
+        return found is not None and found.kind == verdict.divergence.kind
+
+
+def _ops(case: Case) -> list[str]:
+    return [statement.op for statement in statements(case.program.body)]
+
+
+def _acting(about: str, case: Case) -> bool:
+    """Return whether a cause is of contexts that are entered as those of a case are."""
+    plan = about.removeprefix(_PLAN)
+    return plan != about and bool(case.plan.contexts) and special(case) >= set(plan.split("+"))
+
+
+def _label(found: Divergence) -> str:
+    """Return the label at which a divergence shows; of an error, the value that was to be made."""
+    where = found.where
+    if found.kind == "raise" and " = " in where:
+        where = where.partition(" = ")[0].partition(",")[0].strip()
+    return where.rpartition(": ")[2]
+
+
+def _of(record: DivergenceRecord, case: Case) -> DivergenceRecord:
+    """Return the record of a part as that of the case where it was met."""
+    if record.case == case:
+        return record
+    return msgspec.structs.replace(record, case=case, minimised=record.minimised or record.case)
+
+
+def _explicit(judge: Judge, case: Case) -> str:
+    try:
+        text = explicit_form(case, judge.backend.reference())
+        theirs = judge.backend.explicit(case) if isinstance(judge.backend, Explains) else ""
+        return f"{text}\n{theirs}" if theirs else text
+    except Exception as error:  # the explicit form explains; it must not cost the finding
+        return f"# no explicit form: {type(error).__name__}: {error}"
+
+
+# -- looks ----------------------------------------------------------------------------------------
+
+
+def look_of(verdict: Verdict, *, quick: bool) -> Look:
+    """Return what a divergence looks like before it is minimised.
+
+    It tells more apart than the fingerprint does; what minimising is too dear for every look of, a
+    compiler, is told apart by op and kind alone.
+    """
+    record, case = verdict.finding(""), verdict.case
+    if not quick:
+        return signature_of(record)
+    answer = answer_of(verdict)
+    specs = {s.name: s for s in case.program.inputs}
+    calls = list(statements(case.program.body))
+    said: list[str] = [answer.errors, ingredient(case)]
+    if len(calls) == 1:
+        (call,) = calls
+        given = [specs[name] for name in uses(call) if name in specs]
+        said += [call.form, *(f"{s.role} {s.dtype} {s.layout} {len(s.shape)}" for s in given)]
+        said += [_argument(a) for a in call.args] + [k for k, a in call.kwargs if a is not None]
+    if record.kind == "state":
+        said.append(record.observed)
+    return (*signature_of(record), record.policy, record.dtypes, *said)
+
+
+def traits_of(verdict: Verdict) -> Look:
+    """Return what the fingerprint of a divergence would be made of if it were the smallest."""
+    record = fingerprint(verdict.finding(""))
+    dtypes = sorted(set(record.dtypes))
+    names = record.kind, record.backend, record.op, record.policy, record.ingredient
+    return ("traits", *names, *dtypes)
+
+
+def _argument(arg: object) -> str:
+    if isinstance(arg, Ref):
+        return "tensor"
+    if isinstance(arg, Items):
+        return f"list of {len(arg.items)}"
+    return type(arg).__name__ if not isinstance(arg, str) else show_arg(arg)
+
+
+def signature_of(record: DivergenceRecord) -> Look:
+    """Return what makes findings alike that are not minimised.
+
+    A known one is kept once for each backend and kind, a new one once for each op that it shows at;
+    errors that name no op, once for each text.
+    """
+    about = "" if record.known else record.op
+    if record.kind == "raise" and not about:
+        raised = f"{record.expected} -> {record.observed}"
+        about = re.sub(r"[\d.]+|\[.*?\]|'.*?'", "#", raised)[:160]
+    return (record.backend, record.kind, record.known, "" if record.known else about)

@@ -1,0 +1,60 @@
+"""Plainer plans: fewer steps, fewer contexts, nothing around the program that is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Autocast
+
+__all__ = ["contexts", "plans"]
+
+
+def plans(case: Case) -> Iterator[Case]:
+    """Yield the case under plainer plans, the plainest first."""
+    for plan in _plans(case.plan):
+        yield msgspec.structs.replace(case, plan=plan)
+
+
+def _plans(plan: Plan) -> Iterator[Plan]:
+    default = Plan()
+    yield Plan(contexts=plan.contexts, backward="none")
+    if plan.backward != "none":
+        yield Plan(contexts=plan.contexts)
+    for backward in ("none", "outside"):  # the plainer first
+        if plan.backward == backward:
+            break
+        yield msgspec.structs.replace(plan, backward=backward, backward_context=None)
+    for field in msgspec.structs.fields(Plan):
+        if field.name in ("contexts", "backward", "backward_context"):
+            continue
+        value = getattr(default, field.name)
+        if getattr(plan, field.name) != value:
+            yield msgspec.structs.replace(plan, **{field.name: value})
+    for name in ("steps", "calls"):
+        if getattr(plan, name) > 2:
+            yield msgspec.structs.replace(plan, **{name: 2})
+    if plan.transform == "vmap_grad":
+        yield msgspec.structs.replace(plan, transform="vmap")
+        yield msgspec.structs.replace(plan, transform="grad")
+    if plan.backward_context is not None:
+        for context in contexts(plan.backward_context):
+            yield msgspec.structs.replace(plan, backward_context=context)
+    for i in range(len(plan.contexts)):
+        yield msgspec.structs.replace(plan, contexts=plan.contexts[:i] + plan.contexts[i + 1 :])
+    for i, context in enumerate(plan.contexts):
+        for plainer in contexts(context):
+            others = (*plan.contexts[:i], plainer, *plan.contexts[i + 1 :])
+            yield msgspec.structs.replace(plan, contexts=others)
+
+
+def contexts(context: Autocast) -> Iterator[Autocast]:
+    """Yield an autocast context with less said in it; bfloat16 is the plainest dtype."""
+    if context.cache_enabled is not None:
+        yield msgspec.structs.replace(context, cache_enabled=None)
+    if context.device is not None:
+        yield msgspec.structs.replace(context, device=None)
+    if context.dtype != "bfloat16":
+        yield msgspec.structs.replace(context, dtype="bfloat16")

@@ -1,0 +1,187 @@
+"""The search: pass after pass over ever smaller cases, until none of them helps any more.
+
+A pass offers smaller cases one at a time; the first that still shows the divergence takes the
+case's place, and the pass begins again with it. Passes come in the order of worth, and round again
+until a whole round changes nothing. Nothing here is drawn by chance: a case takes the same way each
+time, so that a search that was cut short can go it again from the answers that it was given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import ProgramError
+from amp_fuzz.catalogue import check
+from amp_fuzz.findings.minimize import arguments, bodies, data, edit, plans, shapes
+from amp_fuzz.findings.minimize.capture import Values
+from amp_fuzz.findings.minimize.nearest import nearest
+
+__all__ = ["Ended", "Event", "Reply", "Smaller", "Tried", "search"]
+
+Reply: TypeAlias = Literal["same", "agrees", "other"]
+"""What is said of a candidate: it shows the same divergence, it agrees with the reference, or
+neither: it diverges in another way, raises, cannot be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate was tried: the so many-th, offered by that pass."""
+
+    case: Case
+    by: str
+    reply: Reply
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Smaller:
+    """A candidate that shows the divergence: the best so far, after so many and so long."""
+
+    case: Case
+    by: str
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The search is over: nothing smaller was found, or time was up.
+
+    nearest: of the candidates that agree with the reference, the one that differs least from the
+    case: what is changed there is often the explanation.
+    """
+
+    case: Case
+    nearest: Case | None
+    tried: int
+    seconds: float
+    reason: Literal["done", "time"]
+
+
+Event: TypeAlias = Tried | Smaller | Ended
+Pass: TypeAlias = Callable[[Case], Iterator[Case]]
+
+
+def search(
+    case: Case,
+    ask: Callable[[Case], Reply],
+    *,
+    values: Callable[[Case], Values],
+    seconds: float,
+    literal: bool = True,
+    before: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Event]:
+    """Look for smaller cases of which `ask` says ``same``, for so long; the best comes last.
+
+    values: what the reference hands to the statements of a case; see `capture`. literal: whether
+    inputs have values at all (fake tensors have none). before: candidates that were tried already.
+    """
+    state = _Search(case, ask, values, clock(), seconds, clock, before)
+    passes = _passes(state, literal)
+    changed = True
+    while changed and not state.late:
+        changed = False
+        for name, offer in passes:
+            for event in state.run(name, offer):
+                changed |= isinstance(event, Smaller)
+                yield event
+    reason: Literal["done", "time"] = "time" if state.late else "done"
+    near = nearest(state.best, state.agreeing.values(), literal=literal)
+    yield Ended(state.best, near, state.number, clock() - state.start, reason)
+
+
+def _passes(state: _Search, literal: bool) -> list[tuple[str, Pass]]:
+    def fewer(case: Case) -> Iterator[Case]:
+        return bodies.fewer(case, state.given(case)) if edit.count(case.program) > 1 else iter(())
+
+    def joined(case: Case) -> Iterator[Case]:
+        return bodies.joined(case, state.given(case)) if edit.count(case.program) > 1 else iter(())
+
+    named: list[tuple[str, Pass]] = [
+        ("plan", plans.plans),
+        ("regions", bodies.regions),
+        ("statements", fewer),
+        ("statements", joined),
+        ("plan", plans.plans),  # again: what needed it may be gone, and it decides what is run
+        ("outputs", bodies.outputs),
+        ("inputs", bodies.inputs),
+        ("inputs", data.roles),
+        ("values", shapes.frozen_case),
+        ("shapes", shapes.sizes),
+        ("shapes", shapes.ranks),
+        ("dtypes", data.dtypes),
+        ("layouts", data.layouts),
+        ("values", data.values),
+        ("values", data.seeds),
+        ("forms", arguments.forms),
+        ("arguments", arguments.arguments),
+        ("names", _renamed),
+    ]
+    of_values = (shapes.frozen_case, data.values)
+    return named if literal else [(n, p) for n, p in named if p not in of_values]
+
+
+def _renamed(case: Case) -> Iterator[Case]:
+    yield msgspec.structs.replace(case, program=edit.renamed(case.program))
+
+
+@dataclass(slots=True)
+class _Search:
+    best: Case
+    ask: Callable[[Case], Reply]
+    values: Callable[[Case], Values]
+    start: float
+    seconds: float
+    clock: Callable[[], float]
+    number: int = 0
+    tried: set[str] = field(default_factory=set)
+    agreeing: dict[str, Case] = field(default_factory=dict)
+    late: bool = False
+    _given: tuple[str, Values] = ("", MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        self.tried.add(self.best.id)
+
+    def given(self, case: Case) -> Values:
+        if self._given[0] != case.id:
+            self._given = case.id, self.values(case)
+        return self._given[1]
+
+    def run(self, name: str, offer: Pass) -> Iterator[Event]:
+        """Run a pass until it has nothing to offer, or time is up."""
+        smaller = True
+        while smaller and not self.late:
+            smaller = False
+            for candidate in offer(self.best):
+                if self.clock() - self.start > self.seconds:
+                    self.late = True
+                    return
+                if candidate.id in self.tried or not _valid(candidate):
+                    continue
+                self.tried.add(candidate.id)
+                reply = self.ask(candidate)
+                self.number += 1
+                yield Tried(candidate, name, reply, self.number)
+                if reply == "agrees":
+                    self.agreeing[candidate.id] = candidate
+                if reply == "same":
+                    self.best, smaller = candidate, True
+                    yield Smaller(candidate, name, self.number, self.clock() - self.start)
+                    break
+
+
+def _valid(case: Case) -> bool:
+    try:
+        check(case.program)
+        case.plan.check()
+    except ProgramError:
+        return False
+    return True

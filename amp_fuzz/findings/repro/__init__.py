@@ -1,0 +1,1 @@
+"""A finding as text for others: script, pytest test, issue."""

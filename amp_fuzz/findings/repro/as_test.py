@@ -1,0 +1,113 @@
+"""Write a finding as a test that imports only torch and pytest, for a suite of one's own.
+
+It is the repro's own source with ``assert`` in the place of the exit code. All but helpers stands
+inside the test function, and what it sets for all of torch is put back.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
+from amp_fuzz.findings.repro.parts import PAD, Found
+from amp_fuzz.findings.repro.script import TIMEOUT, imports, joined, pieces
+
+__all__ = ["pytest_form", "test_name"]
+
+
+def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
+    """Return a test module that fails while a divergence is there.
+
+    Arguments and errors are those of `repro`. Any error that the case does not expect fails it too.
+    """
+    name = test_name(case, finding)
+    if finding.kind in ("crash", "timeout"):
+        return _watched(case, backend, finding, name, prefix)
+    parts = pieces(case, backend, finding)
+    ahead, patches = _configured(parts.configuration)
+    helpers = [part for part in parts.body if part.startswith(_HELPERS)]
+    body = [part for part in parts.body if part not in helpers]
+    body[-1] = _asserting(body[-1])
+    device, *fake = parts.setup
+    entered = [part.removesuffix(_ENTER) for part in fake]
+    contexts = [*patches, *(["FakeTensorMode()"] if entered != fake else [])]
+    inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body]))
+    test = f"def {name}(as_before):\n{textwrap.indent(inside, PAD)}"
+    code = joined(
+        [*entered, prefix, *parts.helpers, *helpers, _fixture(contexts, parts.cleanup), test]
+    )
+    return f"{parts.head}\n{_imports(code, ahead)}{parts.modules}\n\n\n{code}\n"
+
+
+def test_name(case: Case, finding: Found) -> str:
+    """Return the name of the test: its ops, its kind, and the start of the case's id."""
+    ops = list(dict.fromkeys(s.op for s in statements(case.program.body)))
+    words = "_".join([*ops[:2], finding.kind, case.id[:8]])
+    return "test_" + re.sub(r"\W+", "_", words)
+
+
+# -- from a script to a test ----------------------------------------------------------------------
+
+_HELPERS = ("def contents(", "def line_of(")
+_ENTER = "FakeTensorMode().__enter__()\n"
+_EXIT = re.compile(r"sys\.exit\((?:bool)?(.*)\)$", re.MULTILINE)
+
+
+def _asserting(text: str) -> str:
+    """Return what compares, failing where a script ends with 1, or with 125."""
+    text = re.sub(r'print\("torch: *", torch\.__version__\)\n', "", text)
+    text = text.replace("sys.exit(observed != expected)", "assert observed == expected")
+    text = re.sub(r"wrong = .*\nsys\.exit\(.*\)", "assert right", text)
+    return _EXIT.sub(r"assert not \1", text)
+
+
+def _configured(text: str) -> tuple[list[str], list[str]]:
+    """Return the imports of a compiler's configuration, and its settings as patches."""
+    lines = text.splitlines()
+    ahead = [line for line in lines if line.startswith("import ")]
+    pattern = r"(.*)\.(\w+) = (.*)"
+    settings = (re.fullmatch(pattern, line) for line in lines)
+    return ahead, [f"{m[1]}.patch({m[2]}={m[3]})" for m in settings if m]
+
+
+def _fixture(contexts: Sequence[str], after: Sequence[str]) -> str:
+    inside = ["yield"]
+    for context in reversed(["torch.random.fork_rng(devices=[])", *contexts]):
+        inside = [f"with {context}:", *(PAD + line for line in inside)]
+    before = "threads = torch.get_num_threads()"
+    lines = [before, *after, *inside, "torch.set_num_threads(threads)", *after]
+    doc = '"""Leave torch as the test found it."""'
+    body = "".join(f"{PAD}{line}\n" for line in [doc, *lines])
+    return f"@pytest.fixture\ndef as_before():\n{body}"
+
+
+def _imports(code: str, ahead: list[str]) -> str:
+    standard, ours = imports(code)
+    first, *more = ours.splitlines()
+    return "\n".join([standard, "", "import pytest", first, *ahead, *more]).lstrip("\n")
+
+
+# -- what kills its process -----------------------------------------------------------------------
+
+_WATCHED = """\
+def {name}(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script), "child"], timeout={timeout})
+    assert done.returncode == 0
+"""
+
+
+def _watched(case: Case, backend: Backend, finding: Found, name: str, prefix: str) -> str:
+    """Return a test that runs the program in a process of its own."""
+    parts = pieces(case, backend, finding)
+    *body, _ = parts.body  # without what starts the child
+    code = joined([*parts.setup, parts.configuration, prefix, *parts.helpers, *body])
+    standard, ours = imports(code)
+    script = f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")
+    test = _WATCHED.format(name=name, timeout=TIMEOUT)
+    return f"{parts.head}\nimport subprocess\nimport sys\n\nSCRIPT = r'''\n{script}'''\n\n\n{test}"

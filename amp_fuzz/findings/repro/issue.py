@@ -1,0 +1,391 @@
+"""Write a finding as the text of a GitHub issue: the title, then what its form asks for.
+
+Nothing here runs the case: `amp_fuzz.findings.diagnosis` has.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from amp_fuzz.backends import Backend, facts_of
+from amp_fuzz.backends.base import documentation
+from amp_fuzz.backends.source import argument, program_source
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Autocast, regions, show_context, statements
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.diagnosis import Examined
+from amp_fuzz.oracle import RELATIONS
+from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.reference.tables import DEVICES, PolicyTable, Rule, load_table
+from amp_fuzz.upstream.known import Known
+
+__all__ = ["issue", "title"]
+
+_AMP = documentation("amp.html")
+_FILE = "https://github.com/pytorch/pytorch/blob/v{version}/{path}"
+
+_MEANING: Mapping[str, str] = {
+    "lower_precision_fp": "casts every floating-point argument, but float64, to the autocast dtype",
+    "fp32": "casts every floating-point argument, but float64, to float32",
+    "fp32_set_opt_dtype": "casts nothing, and computes in float32 unless the call names a dtype",
+    "fp32_append_dtype": "casts nothing, and calls the overload that computes in float32",
+    "promote": "casts the arguments to the widest floating-point dtype among them",
+    "cast_inputs": "casts every floating-point argument, but float64, to the one dtype registered",
+    "banned": "raises RuntimeError, and says what to use instead",
+}
+
+
+_REPRODUCE = (
+    "**To reproduce.** The script imports only {modules}, ends with exit code 1 where the bug is, "
+    "with 0 where it is not, and with 125 where it cannot tell (for `git bisect run`)."
+)
+
+
+def _reproduce(script: str) -> str:
+    """Say what a script imports, the standard library aside, and how it ends."""
+    found = {"torch"}
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    others = sorted(found - sys.stdlib_module_names - {"torch"})
+    return _REPRODUCE.format(modules=" and ".join(["torch", *others]))
+
+
+def issue(
+    case: Case,
+    backend: Backend,
+    found: Examined,
+    script: str,
+    *,
+    known: Iterable[Known] = (),
+    environment: str = "",
+) -> str:
+    """Return an issue's Markdown: its title as a heading, an empty line, and its body.
+
+    found: of this case on this backend, with a record. script: the repro. known: the entries that
+    `found.record.known` names. environment: a line each. Returns text that ends in a newline.
+    """
+    assert found.record is not None
+    record = found.record
+    parts = [
+        f"# {title(case, backend, record)}",
+        *_reported(record, known),
+        "### 🐛 Describe the bug",
+        _what(case, backend, record),
+        _fenced(program_source(case.program).strip(), "python"),
+        _table(record),
+        "**What the documentation says.** " + _documented(case, backend, found),
+        *_explicit(case, record),
+        "**Where.** " + _where(case, backend, record),
+        _reproduce(script),
+        _fenced(script.strip(), "python"),
+        "### Versions",
+        _versions(),
+        _fold("Environment (the essentials of torch.utils.collect_env)", environment),
+        _found_by(case, record),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+# -- the title ------------------------------------------------------------------------------------
+
+
+def title(case: Case, backend: Backend, record: DivergenceRecord) -> str:
+    """Return the title: where, which call, and what is wrong with it."""
+    nested = len(_autocasts(case)) > 1 and not facts_of(backend).compiles
+    call = f"{_call(case, record)} under nested autocast" if nested else _call(case, record)
+    return f"[{_area(backend, record)}] {call}: {_wrong(backend, record)}"
+
+
+def _area(backend: Backend, record: DivergenceRecord) -> str:
+    stage = next((rung for rung in backend.ladder() if rung.name == record.stage), backend)
+    return facts_of(stage).area or f"amp, {backend.device}"
+
+
+def _call(case: Case, record: DivergenceRecord) -> str:
+    """Return the guilty call as source if it is short, else the name of the function."""
+    for statement in statements(case.program.body):
+        if statement.op == record.op.partition("+")[0]:
+            op = CATALOGUE[statement.op]
+            args = [argument(a) for a in statement.args]
+            kwargs = [(name, argument(a)) for name, a in statement.kwargs]
+            text = op.render(statement.form, args, kwargs)
+            return text if len(text) <= 60 else text.partition("(")[0]
+    ops = list(dict.fromkeys(s.op for s in statements(case.program.body)))
+    return " and ".join(ops) if len(ops) <= 2 else "autocast"
+
+
+def _wrong(backend: Backend, record: DivergenceRecord) -> str:
+    kind = record.kind.removeprefix("grad-")
+    subject = "gradient" if record.kind.startswith("grad-") else "result"
+    other = "eager" if facts_of(backend).promise else "documented"
+    texts = {
+        "dtype": f"{subject} is {record.observed}, not {record.expected}",
+        "shape": f"shape of the {subject} is {record.observed}, not {record.expected}",
+        "missing": "no gradient" if record.observed == "None" else "a gradient of what has none",
+        "bitwise": f"{subject} has other values than {other}",
+        "value": f"{subject} has other values than {other}{_more(record)}",
+        "nonfinite": f"{subject} has NaN or infinities at other places than {other}",
+        "precision": f"{subject} is off from {other} as if a rounding to 16 bits were left out",
+        "range": f"{subject} differs from {other} where a value leaves its dtype's range",
+        "raise": _raised(record, other),
+        "state": "autocast's state is not what it was before",
+        "nondeterminism": "comes out otherwise from run to run",
+        "relation": f"two ways that mean the same differ ({record.where.partition(':')[0]})",
+        "crash": f"{record.observed}",
+        "timeout": f"hangs ({record.observed})",
+    }
+    return texts[kind]
+
+
+def _more(record: DivergenceRecord) -> str:
+    return ", by more than rounding explains" if _measured(record) else ""
+
+
+_PROMISED = (
+    "Of what a kernel keeps in float32 between its steps nothing is asked here. A cast that the "
+    "program writes asks for a rounding; with `emulate_precision_casts` Inductor says that each "
+    "16-bit result is rounded, as in eager."
+)
+_BAND = re.compile(r"(\S+) \+- (\S+) at (\[.*?\]), (\w+)(.*)")
+_OFF = re.compile(r"(.*): excess (\S+), bias (\S+)")
+
+
+def _measured(record: DivergenceRecord) -> tuple[str, str] | None:
+    """Return how many units a value is off, at most and on the whole; None of what is exact."""
+    band, off = _BAND.fullmatch(record.expected), _OFF.fullmatch(record.observed)
+    if band is None or off is None or band[2] == "0" or off[2] == "inf":
+        return None
+    return off[2], off[3]
+
+
+def _raised(record: DivergenceRecord, other: str) -> str:
+    want, got = (_error(text) for text in (record.expected, record.observed))
+    if got == "no error":
+        return f"raises nothing where {other} raises {want}"
+    return f"raises {got}" + ("" if want == "no error" else f", not {want}")
+
+
+def _error(text: str) -> str:
+    return text.partition(":")[0]
+
+
+# -- what happens ---------------------------------------------------------------------------------
+
+
+def _reported(record: DivergenceRecord, known: Iterable[Known]) -> list[str]:
+    """Return a note on top where somebody has reported it, or the page that explains it."""
+    named = [k for k in known if k.id in record.known.split("+")]
+    links = [k.link for k in named if k.link]
+    if not links:
+        return []
+    return [f"> Already reported: {' and '.join(links)}. Add to that instead of opening another."]
+
+
+def _what(case: Case, backend: Backend, record: DivergenceRecord) -> str:
+    under = " in ".join(f"`{show_context(c)}`" for c in reversed(case.plan.contexts))
+    facts = facts_of(backend)
+    parts = [part for part in (facts.made, f"run under {under}" if under else "") if part]
+    program = " and ".join(parts)
+    text = f"`{_call(case, record)}`: {_wrong(backend, record)}"
+    text += f". {facts.seen}" if facts.seen else ""
+    return f"{text}. The program{f', {program}' if program else ''}:"
+
+
+def _autocasts(case: Case) -> list[Autocast]:
+    contexts = [*case.plan.contexts, *regions(case.program.body)]
+    return [c for c in contexts if isinstance(c, Autocast)]
+
+
+def _table(record: DivergenceRecord) -> str:
+    expected, observed = record.expected, record.observed
+    band, off = _BAND.fullmatch(expected), _OFF.fullmatch(observed)
+    if band and off:
+        unit = f" (one unit of rounding: {band[2]})" if _measured(record) else ""
+        expected = f"{band[1]} at {band[3]}, {band[4]}{band[5]}{unit}"
+        far = f" ({off[2]} units away)" if _measured(record) else ""
+        observed = f"{off[1]}{far}"
+    rows = [("where", record.where)] if record.where else []
+    rows += [("expected", expected), ("observed", observed)]
+    cells = [(k, v.replace("|", "\\|").replace("`", "'")) for k, v in rows]
+    return "| | |\n|---|---|\n" + "\n".join(f"| {k} | `{v}` |" for k, v in cells)
+
+
+def _where(case: Case, backend: Backend, record: DivergenceRecord) -> str:
+    parts = []
+    if record.stage:
+        below = _below(backend, record.stage)
+        agrees = f"; {below} does not" if below else ""
+        parts.append(f"First stage that shows it: `{record.stage}`{agrees}.")
+    if record.part:
+        parts.append(f"Part of it, by torch's own bisector: `{record.part}`.")
+    if record.op:
+        parts.append(f"Guilty op: `{record.op}`.")
+    if not _autocasts(case):
+        parts.append("No autocast is involved.")
+    elif record.bare:
+        parts.append("It is there without autocast too.")
+    elif record.kind != "nondeterminism":
+        parts.append("It is not there without autocast.")
+    if more := _driven(case):
+        parts.append(f"How the program is driven: {more}.")
+    return " ".join(parts)
+
+
+def _driven(case: Case) -> str:
+    """Return what of a plan is not plain, but its contexts, in words of the plan."""
+    fields = msgspec.structs.fields(case.plan)
+    return ", ".join(
+        f"{f.name}={getattr(case.plan, f.name)}"
+        for f in fields
+        if f.name not in ("contexts", "backward_context")
+        and getattr(case.plan, f.name) != f.default
+        and (f.name, getattr(case.plan, f.name)) != ("backward", "none")
+    )
+
+
+def _below(backend: Backend, stage: str) -> str:
+    names = [rung.name for rung in backend.ladder()]
+    names += [] if backend.name in names else [backend.name]
+    at = names.index(stage) if stage in names else 0
+    return f"`{names[at - 1]}`" if at else ""
+
+
+# -- what the documentation says ------------------------------------------------------------------
+
+
+def _documented(case: Case, backend: Backend, found: Examined) -> str:
+    assert found.record is not None
+    record = found.record
+    texts = []
+    if promise := facts_of(backend).promise:
+        texts.append(_agreement(promise, found))
+    if _autocasts(case) and backend.device in DEVICES:
+        texts += _policies(record, load_table(backend.device), found.reached)
+    if record.kind == "relation":
+        relation = RELATIONS.get(record.where.partition(":")[0])
+        doc = relation.pair.__doc__ if relation else "One run, looked at twice."
+        texts.append(f"Two ways have to agree: {' '.join((doc or '').split())}")
+    if record.kind == "state":
+        texts.append(f"A context manager puts back what it found ([amp]({_AMP})).")
+    if record.kind in ("crash", "timeout"):
+        texts.append("A program that torch accepts ends in a result or an exception.")
+    return " ".join(texts) or f"See [amp]({_AMP})."
+
+
+def _agreement(promise: str, found: Examined) -> str:
+    assert found.record is not None
+    text = promise
+    if found.eager == "agrees":
+        text += " Eager gives what is expected here."
+    elif found.eager == "diverges":
+        text += " Eager itself does not do here what its documentation says."
+    record = found.record
+    if record.kind == "precision":
+        text += f" {_PROMISED}"
+    if (off := _measured(record)) is not None:
+        text += (
+            " Kernels may round otherwise; how much that explains was measured on this very "
+            f"program, by {CONFIRM} runs in float64 that are perturbed as its dtypes round. The "
+            f"result is {off[0]} of these units off at its worst element and {off[1]} on the "
+            f"whole; honest kernels stay below {THRESHOLD:g}."
+        )
+    elif record.kind.endswith("value"):
+        text += " Rounding does not explain it: these values are exact."
+    elif record.kind.endswith(("bitwise", "nonfinite")):
+        text += " Rounding does not explain it."
+    return text
+
+
+def _policies(
+    record: DivergenceRecord, table: PolicyTable, reached: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Return the policy rows of the guilty op, or of all that the case reached."""
+    own = CATALOGUE[record.op].overloads if record.op in CATALOGUE else ()
+    wanted = {o.removeprefix("aten::") for o in own}
+    names = [o for o, _ in reached if o in wanted] or [o for o, _ in reached]
+    rules = [table.rules[name] for name in names if name in table.rules]
+    texts = [_row(rule, table) for rule in rules[:4]]
+    if not texts and record.op in CATALOGUE:
+        lists = f"`{record.op}` is in none of autocast's lists for {table.device}"
+        texts = [f"{lists} ({_source(table.source)}): it runs in the dtypes that it is given."]
+    return texts
+
+
+def _row(rule: Rule, table: PolicyTable) -> str:
+    return (
+        f"`aten::{rule.overload}` has the policy `{rule.policy}` on {table.device} "
+        f"({_source(rule.source)}; {_lists(table)}): autocast {_MEANING[rule.policy]}."
+    )
+
+
+def _lists(table: PolicyTable) -> str:
+    link = next((p for p in table.source.split("; ") if p.startswith("https:")), "")
+    return f"[op reference]({link})" if link else f"[amp]({_AMP})"
+
+
+def _source(text: str) -> str:
+    """Return a policy's source with links: files of PyTorch at the installed version, issues."""
+    version = ".".join(_torch().split("+")[0].split(".")[:3])
+    parts = []
+    for part in text.split("; "):
+        if part.startswith("https:"):
+            continue
+        if match := re.fullmatch(r"pytorch#(\d+)", part):
+            url = f"https://github.com/pytorch/pytorch/issues/{match[1]}"
+            parts.append(f"[#{match[1]}]({url})")
+        else:
+            path, comma, more = part.partition(", ")
+            url = _FILE.format(version=version, path=path)
+            parts.append(f"[{path}]({url}){comma}{f'`{more}`' if more else ''}")
+    return "; ".join(parts)
+
+
+def _explicit(case: Case, record: DivergenceRecord) -> list[str]:
+    if not record.explicit or not _autocasts(case):
+        return []
+    return [
+        "**With its casts written out**, what autocast has to make of it:",
+        _fenced(record.explicit, "python"),
+    ]
+
+
+# -- versions -------------------------------------------------------------------------------------
+
+
+def _torch() -> str:
+    return importlib.metadata.version("torch")
+
+
+def _versions() -> str:
+    import platform
+
+    return f"torch {_torch()}, Python {platform.python_version()}, {platform.platform()}"
+
+
+def _found_by(case: Case, record: DivergenceRecord) -> str:
+    version = importlib.metadata.version("amp-fuzz")
+    known = f", known to it as `{record.known}`" if record.known else ""
+    return f"Found by amp-fuzz {version} (case {case.id} on `{record.backend}`{known})."
+
+
+def _fold(summary: str, text: str) -> str:
+    if not text:
+        return ""
+    return f"<details>\n<summary>{summary}</summary>\n\n{_fenced(text, 'text')}\n\n</details>"
+
+
+def _fenced(text: str, language: str) -> str:
+    """Return a code block; its fence is longer than any in the text."""
+    longest = max((len(m) for m in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,0 +1,215 @@
+"""The parts of a script that shows a case: inputs as literals, the program, its driver."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.backends.base import Repros
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.source import driver_source
+from amp_fuzz.cases import inputs
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import TensorSpec
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.records.schema import DivergenceRecord
+
+__all__ = ["PAD", "Found", "ReproError", "Script", "head", "literal", "wrapped"]
+
+Found: TypeAlias = Divergence | DivergenceRecord
+
+_WIDTH = 100
+PAD = "    "
+
+
+class ReproError(ValueError):
+    """A finding that its case does not show under the reference. The message says what to do."""
+
+
+def head(case: Case, backend: Backend, finding: Found) -> str:
+    """Return the comment on top of a script."""
+    version = importlib.metadata.version("amp-fuzz")
+    lines = [
+        f"found by amp-fuzz {version}, case {case.id} on {backend.name}",
+        f"{finding.kind}: {finding.where}" if finding.where else finding.kind,
+        f"expected: {finding.expected}",
+        f"observed: {finding.observed}",
+    ]
+    wrapped = (part for line in lines for part in textwrap.wrap(line, _WIDTH - 2))
+    return "\n".join(f"# {line}" for line in wrapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a script is made from, and the parts that several kinds share. repros: the backend's."""
+
+    case: Case
+    backend: Backend
+    finding: Found
+    repros: Repros
+
+    def expected(self) -> Observation:
+        """Return what the reference says."""
+        return self.backend.reference().run(self.case)
+
+    def value(self, label: str) -> torch.Tensor | None:
+        """Return what the reference says at a label."""
+        expected = self.expected()
+        if label not in expected.values:
+            raise ReproError(
+                f"case {self.case.id}: the reference observes nothing at {label!r}, so this is no "
+                "finding of the case: replay it to see what diverges now"
+            )
+        return expected.values[label]
+
+    # -- inputs ---------------------------------------------------------------------------------
+
+    def inputs(self) -> str:
+        """Return assignments of the inputs, with literals for their values."""
+        lines = [self._input(spec) for spec in self.case.program.inputs]
+        if self.backend.values:
+            lines.append(f"torch.default_generator.manual_seed({self.case.seed})")
+        return "\n".join(lines)
+
+    def fresh_inputs(self) -> str:
+        """Return a function that returns fresh inputs."""
+        names = ", ".join(spec.name for spec in self.case.program.inputs)
+        body = textwrap.indent(f"{self.inputs()}\nreturn [{names}]", PAD)
+        return f"def inputs():\n{body}"
+
+    def _input(self, spec: TensorSpec) -> str:
+        text = self._values(spec) if self.backend.values else self._empty(spec)
+        if spec.requires_grad:
+            text += ".requires_grad_()"
+        return wrapped(f"{spec.name} = {text}")
+
+    def _empty(self, spec: TensorSpec) -> str:
+        dtype = f"dtype=torch.{spec.dtype}, device=device"
+        if spec.layout in ("contiguous", "offset"):
+            return f"torch.empty({spec.shape}, {dtype})"
+        return f"torch.empty_strided({spec.shape}, {inputs.strides(spec)}, {dtype})"
+
+    def _values(self, spec: TensorSpec) -> str:
+        tensor = inputs.tensor(spec, self.case.seed)
+        text = literal(tensor)
+        if spec.layout in ("transposed", "strided"):
+            dtype = f"dtype=torch.{spec.dtype}"
+            text = f"torch.empty_strided({spec.shape}, {tensor.stride()}, {dtype}).copy_({text})"
+        elif spec.layout == "offset":
+            start = tensor.storage_offset()
+            flat = torch.cat([tensor.new_zeros(start), tensor.reshape(-1)])
+            text = f"{literal(flat)}[{start}:].view({spec.shape})"
+        return self.repros.placed(text, spec)
+
+    # -- program and driver ---------------------------------------------------------------------
+
+    def source(self, *labels: str) -> list[str]:
+        """Return the program and its driver; the driver returns what is observed at the labels.
+
+        It ends there: nothing after the last label can matter.
+        """
+        driver = self.repros.driver(driver_source(self.case), self.case)
+        return [self.program(), _observing(driver, labels)]
+
+    def program(self) -> str:
+        """Return the program, with its explicit form above it as a comment."""
+        program = self.repros.source(self.case).rstrip()
+        explicit = self.finding.explicit if isinstance(self.finding, DivergenceRecord) else ""
+        if explicit:
+            note = f"What autocast should do, its casts written out:\n{explicit}"
+            lines = (line.removeprefix("# ") for line in note.splitlines())
+            program = "".join(f"# {line}\n" for line in lines) + program
+        return program
+
+    def call(self, arguments: str | None = None) -> str:
+        """Return the call of the driver."""
+        if arguments is None:
+            arguments = ", ".join(spec.name for spec in self.case.program.inputs)
+        if self.case.plan.thread == "whole":
+            return f"in_thread(drive, {arguments})"
+        return f"drive({arguments})"
+
+
+def _observing(driver: str, labels: tuple[str, ...]) -> str:
+    """Return a driver that returns the values at these labels and observes nothing else."""
+    lines: list[str] = []
+    for line in driver.splitlines():
+        label, value = _observed(line)
+        pad = line[: len(line) - len(line.lstrip())]
+        if label is None:
+            lines.append(line)
+        elif (label,) == labels[-1:]:
+            lines.append(f"{pad}return {', '.join([*('first' for _ in labels[1:]), value])}")
+            break
+        elif label in labels:
+            # A copy of a value, which a later step may write; a gradient is replaced, or None.
+            copy = "" if label.endswith(".grad") else ".detach().clone()"
+            lines.append(f"{pad}first = {value}{copy}")
+    text = "\n".join(lines)
+    for name in ("scaler", "optimizer", "weights"):  # of no use before the label
+        if len(re.findall(rf"\b{name}\b", text)) == 1:
+            text = re.sub(rf"\n *{name} = .*", "", text)
+    return text
+
+
+def _observed(line: str) -> tuple[str | None, str]:
+    """Return the label and the value of a line of a driver that observes one."""
+    match = re.fullmatch(r' *observe\("([^"]*)", (.*)\)', line)
+    return (None, "") if match is None else (match[1], match[2])
+
+
+# -- literals -------------------------------------------------------------------------------------
+
+
+def literal(tensor: torch.Tensor) -> str:
+    """Return a contiguous tensor of these values as source, exact in every bit but a NaN's."""
+    shape, dtype = tuple(tensor.shape), f"dtype={tensor.dtype}"
+    texts = _numbers(tensor)
+    if not texts:
+        return f"torch.zeros({shape}, {dtype})"
+    if len(texts) > 1 and len(set(texts)) == 1:
+        return f"torch.full({shape}, {texts[0]}, {dtype})"
+    return f"torch.tensor({_nested(texts, shape)}, {dtype})"
+
+
+def _nested(texts: list[str], shape: tuple[int, ...]) -> str:
+    if not shape:
+        return texts[0]
+    step = len(texts) // shape[0]
+    rows = (texts[i : i + step] for i in range(0, len(texts), step))
+    return f"[{', '.join(_nested(row, shape[1:]) for row in rows)}]"
+
+
+def _numbers(tensor: torch.Tensor) -> list[str]:
+    flat = tensor.detach().cpu().reshape(-1)
+    if flat.is_complex():
+        pair = (_numbers(torch.view_as_real(flat.resolve_conj())[:, i]) for i in (0, 1))
+        return [f"complex({real}, {imaginary})" for real, imaginary in zip(*pair, strict=True)]
+    if not flat.is_floating_point():
+        return [repr(v) for v in flat.tolist()]
+    exact: list[float] = flat.tolist()
+    found = [repr(v) for v in exact]
+    if flat.dtype is torch.float64:
+        return found
+    # The fewest digits that torch rounds to the same value: three or four for bfloat16, where the
+    # exact decimal has up to dozens.
+    for digits in range(9, 0, -1):
+        shorter = [float(f"{v:.{digits}g}") for v in exact]
+        rounded = torch.tensor(shorter, dtype=flat.dtype).tolist()
+        for i, (candidate, back) in enumerate(zip(shorter, rounded, strict=True)):
+            if repr(back) == repr(exact[i]):
+                found[i] = repr(candidate)
+    return found
+
+
+def wrapped(line: str) -> str:
+    """Break a long line between the items of its lists."""
+    return textwrap.fill(
+        line, _WIDTH, subsequent_indent=PAD, break_long_words=False, break_on_hyphens=False
+    )

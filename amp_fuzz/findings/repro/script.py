@@ -1,0 +1,566 @@
+"""Write a finding as a script that imports only torch, for an upstream issue.
+
+Only amp-fuzz itself can run some backends: the script for one of these imports it.
+
+The script exits 1 when the divergence is there, 0 when it is not, and 125 when it cannot tell:
+torch is missing, an op is, or another error comes (``git bisect run`` skips a version on 125). It
+carries the case's own source, the helpers that this leans on, the inputs as literals, and what the
+reference expects as constants.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from amp_fuzz.backends import Backend, facts_of, prelude
+from amp_fuzz.backends.base import Repros
+from amp_fuzz.backends.reproducing import source_of
+from amp_fuzz.backends.source import driver_source, imports_of
+from amp_fuzz.backends.torch_state import torch_state
+from amp_fuzz.cases.case import Case
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.config import did_you_mean
+from amp_fuzz.findings.repro.parts import PAD, Found, ReproError, Script, head, literal, wrapped
+from amp_fuzz.oracle import RELATIONS
+from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.plugins import loaded
+from amp_fuzz.reference.shadow.mode import UNIT_ROUNDOFF, Promise, leans, unit
+from amp_fuzz.upstream import quirks
+
+__all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
+
+
+def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
+    """Return a script that shows a divergence of a case on a backend.
+
+    `finding` belongs to this very case: if it was minimised, to the minimised one. The reference
+    is run once, for what it expects. `prefix` is source to put before the program, such as a fault
+    that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
+    """
+    if not isinstance(backend, Repros):
+        _kind(finding)
+        return _judging(case, backend, finding)
+    parts = pieces(case, backend, finding)
+    setup = [*parts.setup, parts.configuration]
+    code = joined([*setup, prefix, *parts.helpers, *parts.body])
+    standard, ours = imports(code)
+    return f"{parts.head}\n{standard}\n\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
+
+
+def _judging(case: Case, backend: Backend, finding: Found) -> str:
+    """Return a script that judges a case by amp-fuzz, for a backend that only amp-fuzz can run."""
+    installs = facts_of(backend).installs
+    needs = f"pip install '{installs}'" if installs else f"amp-fuzz, and what adds {backend.name}"
+    modules = "".join(f"import {module}\n" for module in _modules(case))
+    return (
+        f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n\n{_HOOK}\n{modules}"
+        "from amp_fuzz.backends import backends\nfrom amp_fuzz.cases.case import loads\n"
+        "from amp_fuzz.backends.harness import quiet\nfrom amp_fuzz.upstream.explain import judge_of\n\n"
+        f"case = loads({case.json().decode()!r})\n"
+        f"print(case)\nwith quiet():\n{PAD}verdict = judge_of(backends()"
+        f'["{backend.name}"]).judge(case)\n'
+        "found = verdict.divergence\n"
+        "print(found or verdict.outcome)\n"
+        f'same = found is not None and found.kind == "{finding.kind}"\n'
+        "sys.exit(1 if same else 0 if found is None else 125)\n"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a repro is put together from: source, but for `head`, a comment.
+
+    setup: of torch and of fake devices. configuration: of a compiler, or "". helpers: functions
+    that the body uses. body: inputs, what is expected, program, driver, and what compares; it ends
+    in `sys.exit`. modules: imports of what defines the user's own ops, each after a newline.
+    cleanup: lines that take away what a run leaves behind.
+    """
+
+    head: str
+    setup: tuple[str, ...]
+    configuration: str
+    helpers: tuple[str, ...]
+    body: tuple[str, ...]
+    modules: str
+    cleanup: tuple[str, ...]
+
+
+def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
+    """Return the pieces of a repro, as `repro` takes them. Raises `ReproError`."""
+    if not isinstance(backend, Repros):
+        raise ReproError(f"only amp-fuzz can run {backend.name}: use --format=script")
+    script = Script(case, backend, finding, backend)
+    body = _KINDS[_kind(finding)](script)
+    if not backend.values:
+        body = [part.replace(_VALUES, "") for part in body]
+    whole = joined(body)
+    return Pieces(
+        head(case, backend, finding),
+        tuple(backend.setup(_names(whole))),
+        backend.configuration(case),
+        tuple(_helpers(whole)),
+        tuple(body),
+        "".join(f"\nimport {module}" for module in _modules(case)),
+        tuple(backend.cleanup()),
+    )
+
+
+def _kind(finding: Found) -> str:
+    """Return the kind of a finding. Raises `ReproError` if a file says one that there is not."""
+    if finding.kind in _KINDS:
+        return finding.kind
+    hint = did_you_mean(finding.kind, _KINDS) or f": use {', '.join(_KINDS)}"
+    raise ReproError(f"$.kind={finding.kind!r} is no kind of divergence{hint}")
+
+
+def _modules(case: Case) -> tuple[str, ...]:
+    """Return the modules that a case needs: those of its ops, and plugins that register none.
+
+    Such a plugin is there to change torch.
+    """
+    register = {op.build.__module__ for op in CATALOGUE.values()}
+    changing = [
+        name
+        for name in loaded()
+        if not any(module == name or module.startswith(f"{name}.") for module in register)
+    ]
+    return tuple(dict.fromkeys([*changing, *imports_of(case.program)]))
+
+
+def joined(parts: list[str]) -> str:
+    """Join parts of a script: two empty lines around functions and classes, one elsewhere."""
+    text = ""
+    for part in filter(None, (p.strip("\n") for p in parts)):
+        after_one = text.rpartition("\n")[2].startswith(PAD) and "def " in text
+        before_one = re.match(r"(#.*\n)*(def|class) ", part) is not None
+        text += ("\n\n\n" if after_one or before_one else "\n\n") + part
+    return text.strip("\n")
+
+
+# -- what stands before the program ---------------------------------------------------------------
+
+_STANDARD = ("ctypes", "logging", "os", "subprocess", "sys", "threading", "traceback", "warnings")
+_IMPORTS: Mapping[str, str] = {
+    **{name: f"import {name}" for name in _STANDARD},
+    "zip_longest": "from itertools import zip_longest",
+    "inf": "from math import inf",
+    "nan": "from math import nan",
+    "Path": "from pathlib import Path",
+    "Any": "from typing import Any",
+}
+_TORCH_IMPORTS: Mapping[str, str] = {
+    "autocast": "from torch import autocast",
+    "FakeTensorMode": "from torch._subclasses.fake_tensor import FakeTensorMode",
+    "custom_bwd": "from torch.amp import custom_bwd",
+    "custom_fwd": "from torch.amp import custom_fwd",
+    "custom_op": "from torch.library import custom_op",
+    "grad": "from torch.func import grad",
+    "vmap": "from torch.func import vmap",
+    "checkpoint": "from torch.utils.checkpoint import checkpoint",
+}
+
+
+def imports(code: str) -> tuple[str, str]:
+    """Return the imports of what code reads: the standard library's, and torch's."""
+    used = _names(code)
+    named = (ast.ClassDef, ast.FunctionDef)
+    defined = {node.name for node in ast.parse(code).body if isinstance(node, named)}
+    standard = [line for name, line in _IMPORTS.items() if name in used]
+    ours = [line for name, line in _TORCH_IMPORTS.items() if name in used - defined]
+    return "\n".join(standard), "\n".join(["import torch", *ours])
+
+
+def _names(code: str) -> set[str]:
+    """Return the names that code reads; comments and docstrings do not count."""
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def _helpers(body: str) -> list[str]:
+    """Return the source of the helpers that a body uses, and that these use."""
+    ours = {name: getattr(prelude, name) for name in prelude.__all__}
+    ours["torch_state"] = torch_state
+    found: dict[str, str] = {}
+    wanted = _names(body)
+    while missing := (wanted & ours.keys()) - found.keys():
+        for name in missing:
+            found[name] = source_of(ours[name])
+            wanted |= _names(found[name])
+    return [found[name] for name in ours if name in found]
+
+
+# -- one function a kind --------------------------------------------------------------------------
+
+
+def _type(script: Script) -> list[str]:
+    """Compare the dtype, the shape, or whether there is a gradient at all."""
+    label, kind = script.finding.where, script.finding.kind
+    want = script.value(label)
+    if kind.endswith("missing"):
+        expected = "None" if want is None else "a gradient"
+        sides = f'"{expected}", "None" if value is None else "a gradient"'
+    elif want is None:
+        raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
+    elif kind.endswith("dtype"):
+        sides = f"{want.dtype}, value.dtype"
+    else:
+        sides = f"{list(want.shape)}, list(value.shape)"
+    main = _CALL.format(target="value", call=script.call()) + f"expected, observed = {sides}\n"
+    return [script.inputs(), *script.source(label), main + _VERDICT]
+
+
+def _bits(script: Script) -> list[str]:
+    """Compare values with what the reference computed, as literals."""
+    label = script.finding.where
+    want = script.value(label)
+    if want is None:
+        raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
+    origin = f"# As torch {torch.__version__} computes it here; another CPU may round otherwise.\n"
+    constant = origin + wrapped(f"expected = {literal(want)}")
+    main = _CALL.format(target="observed", call=script.call())
+    if not script.backend.exact and script.finding.kind.endswith(("nonfinite", "range")):
+        # Its finite values may round otherwise.
+        constant = wrapped(f"expected = {literal(torch.where(want.isfinite(), 0, want))}")
+        main += "observed = torch.where(observed.isfinite(), 0, observed)\n"
+    return [_DIFFERS, script.inputs(), constant, *script.source(label), main + _COMPARED]
+
+
+def _rounding(script: Script) -> list[str]:
+    """Compare values with the band of what rounding explains: its centre and unit, as literals."""
+    label = script.finding.where
+    reference = script.backend.reference()
+    left_out = script.finding.observed.endswith("(excess precision)")
+    promised = script.finding.kind == "precision"
+    promise: Promise = reference.promise if promised else "none"
+    with quirks(reference.wider if left_out else ()):
+        _, bands = reference.shadowed(script.case, CONFIRM, CONFIRM, promise=promise)
+    if label not in bands:
+        raise ReproError(f"case {script.case.id}: the reference observes nothing at {label!r}")
+    band = bands[label]
+    if band.nominal.dtype not in UNIT_ROUNDOFF:
+        return _bits(script)  # integers and bool do not round
+    centre = torch.view_as_real(band.clean) if band.clean.is_complex() else band.clean
+    constants = (
+        f"# What float64 makes of it, and what rounding explains ({CONFIRM} perturbed runs).\n"
+        + wrapped(f"expected = {literal(centre)}")
+        + "\n"
+        + wrapped(f"unit = {literal(unit(band))}")
+    )
+    main = _CALL.format(target="observed", call=script.call())
+    plain, signed = leans(band)
+    main += _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
+    if promised:
+        constants = constants.replace("# What float64 makes of it", f"# {_ROUNDED[promise]}")
+    if left_out:
+        constants = constants.replace("# What", "# Without that rounding: what")
+        main = main.replace("sys.exit(bool(", "sys.exit(not bool(")
+    return [script.inputs(), constants, *script.source(label), main]
+
+
+_ROUNDED: Mapping[Promise, str] = {
+    "none": "What float64 makes of it",
+    "written": "What float64 makes of it where each cast of the program rounds",
+    "all": "What float64 makes of it where each 16-bit result is rounded",
+}
+
+
+def _range(script: Script) -> list[str]:
+    """Compare which values are finite, or where these agree how far the finite ones are off."""
+    return (_rounding if "excess" in script.finding.observed else _bits)(script)
+
+
+def _raise(script: Script) -> list[str]:
+    """Compare which error comes, and at which line where both sides raise the same one."""
+    expected, (kind, _) = script.finding.expected, _error(script.finding.observed)
+    if not kind or _error(expected)[0] != kind:
+        return [script.inputs(), *script.source(), _raising(script, expected)]
+    error = script.expected().raised
+    if error is None:
+        raise ReproError(f"case {script.case.id}: the reference raises nothing: replay it")
+    return [_LINE_OF, script.inputs(), *script.source(), _raising(script, expected, error.text)]
+
+
+def _raising(script: Script, expected: str, line: str | None = None) -> str:
+    """Return what tells the error of a finding from what is expected, and from all others."""
+    shown = expected if line is None else f"{expected} at {line}"
+    return (_RAISED if line is None else _RAISED_AT).format(
+        call=script.call(),
+        expected=json.dumps(shown),
+        line=json.dumps(line),
+        right=_is(expected),
+        wrong=_is(script.finding.observed),
+    )
+
+
+def _error(text: str) -> tuple[str, str]:
+    """Return the class of an error and words of its message that stay the same; "" if it is none.
+
+    Numbers, shapes and what stands in quotes change between versions and machines.
+    """
+    kind, colon, message = text.partition(": ")
+    if not colon or not kind.isidentifier():
+        return "", ""
+    parts = re.split(r"[\d.]+|\[.*?\]|'.*?'|\".*?\"", " ".join(message.split()))
+    longest = max((part.strip() for part in parts), key=len)
+    return kind, longest if len(longest) <= _WORDS else longest[:_WORDS].rpartition(" ")[0]
+
+
+_WORDS = 40
+
+
+def _is(text: str) -> str:
+    """Return a condition: whether what a script observed is that error, or none."""
+    kind, words = _error(text)
+    if not kind:
+        return 'observed == "no error"'
+    starts = f"observed.startswith({json.dumps(kind + ':')})"
+    return f"{starts} and {json.dumps(words)} in observed" if words else starts
+
+
+def _state(script: Script) -> list[str]:
+    """Compare autocast's state before and after."""
+    call, error = script.call(), script.expected().raised
+    if error is not None:
+        call = _TRIED.format(call=call, names=[error.kind])
+    return [script.inputs(), *script.source(), _STATE.format(call=call) + _VERDICT]
+
+
+def _relation(script: Script) -> list[str]:
+    """Compare two values of one run, or two variants of the case that must mean the same."""
+    name, _, where = script.finding.where.partition(": ")
+    if name not in RELATIONS:
+        first = where.replace("call1.", "call0.").replace("again.", "")
+        if not (_labels(script, first) and _labels(script, where)) or first == where:
+            raise ReproError(f"$.where={script.finding.where!r} names no relation of the case")
+        main = _CALL.format(target="expected, observed", call=script.call()) + _COMPARED
+        return [_DIFFERS, script.inputs(), *script.source(first, where), main]
+    pair = RELATIONS[name].pair(script.case)
+    if pair is None:
+        raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
+    if RELATIONS[name].together:
+        return [script.inputs(), *script.source(), _raising(script, "no error")]
+    meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())
+    parts = [f"# {name}: {meaning}"]
+    for side, variant in zip(("expected", "observed"), pair, strict=True):
+        program, driver = replace(script, case=variant).source(*_labels(script, where))
+        if side == "expected" or pair[0].program != pair[1].program:
+            parts.append(program)
+        parts += [driver, f"{side} = outcome(drive)"]
+    return [_DIFFERS, _outcome(script, where), script.fresh_inputs(), *parts, _COMPARED]
+
+
+def _nondeterminism(script: Script) -> list[str]:
+    """Compare a run with others."""
+    where = script.finding.where.rpartition(": ")[2]
+    main = _REPEATED.format(runs=RUNS)
+    source = script.source(*_labels(script, where))
+    return [_DIFFERS, _outcome(script, where), script.fresh_inputs(), *source, main]
+
+
+def _outcome(script: Script, where: str) -> str:
+    """Return a function that runs the case; the errors of the finding count as outcomes."""
+    call, found = script.call("*inputs()"), script.finding
+    kinds = () if _labels(script, where) else map(_error, (found.expected, found.observed))
+    if names := sorted({kind for kind, _ in kinds if kind}):
+        return _OUTCOME_OR_ERROR.format(call=call, names=names)
+    return _OUTCOME.format(call=call)
+
+
+def _labels(script: Script, where: str) -> tuple[str, ...]:
+    """Return the label if it is one; an error is named by its line instead."""
+    return (where,) if f'observe("{where}", ' in driver_source(script.case) else ()
+
+
+def _death(script: Script) -> list[str]:
+    """Run the case in a child process, and see whether it dies or hangs."""
+    child = _CHILD.format(call=script.call())
+    main = _HUNG
+    if script.finding.kind == "crash":
+        # Whoever is short of memory kills with SIGKILL (9): unless that was found, it says nothing.
+        codes = {0: 0, 125: 125} | ({} if "SIGKILL" in script.finding.observed else {-9: 125})
+        main = _DIED.replace("{codes}", "{" + str(codes) + "}")
+    return [script.inputs(), *script.source(), child, main.format(timeout=TIMEOUT)]
+
+
+_KINDS: Mapping[str, Callable[[Script], list[str]]] = {
+    **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
+    **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
+    **dict.fromkeys(("value", "grad-value", "precision"), _rounding),
+    "range": _range,
+    **dict.fromkeys(("crash", "timeout"), _death),
+    "raise": _raise,
+    "state": _state,
+    "relation": _relation,
+    "nondeterminism": _nondeterminism,
+}
+
+RUNS = 20
+TIMEOUT = 120
+
+# -- what scripts end in --------------------------------------------------------------------------
+
+# Stands before the first import that may fail. The exit code of an uncaught error would be 1.
+_HOOK = """\
+def cannot_tell(kind, error, trace):
+    \"""Exit with 125 at an error that is not the finding: `git bisect run` skips it.\"""
+    sys.__excepthook__(kind, error, trace)
+    sys.exit(125 if issubclass(kind, Exception) else 130)
+
+
+sys.excepthook = cannot_tell
+"""
+
+_VERDICT = """\
+print("torch:   ", torch.__version__)
+print("expected:", expected)
+print("observed:", observed)
+sys.exit(observed != expected)
+"""
+
+_COMPARED = """\
+print("torch:", torch.__version__)
+sys.exit(differs(expected, observed))
+"""
+
+_CALL = "{target} = {call}\n"
+
+_AWAY = """\
+observed = torch.view_as_real(observed) if observed.is_complex() else observed
+away = (observed.detach().double() - expected) / unit
+away = torch.where(expected.isfinite() & unit.isfinite() & (unit > 0), away, 0.0)
+away = away.nan_to_num(nan=float("inf"))
+print("torch:", torch.__version__)
+print("expected:", expected.flatten()[:8].tolist())
+print("observed:", observed.flatten()[:8].tolist())
+# A mean says more than one element where an error has a sign; perturbed runs have means too.
+counts = expected.unique(return_counts=True)[1]  # equal elements are rounded alike
+few = float((counts / away.numel()).square().sum().sqrt())
+bias = away.mean().abs() / ({plain} + few)
+bias = max(bias, (away * expected.sign()).mean().abs() / ({signed} + few))
+print("off by", float(away.abs().max()), "units at most, by", float(bias), "on the whole")
+sys.exit(bool(away.abs().max() > {threshold} or bias > {threshold}))
+"""
+
+_RAISED = """\
+observed = "no error"
+try:
+    {call}
+except Exception as error:
+    observed = " ".join(f"{{type(error).__name__}}: {{error}}".split())
+print("torch:   ", torch.__version__)
+print("expected:", {expected})
+print("observed:", observed[:300])
+right = {right}
+wrong = {wrong}
+sys.exit(0 if right else 1 if wrong else 125)
+"""
+
+_RAISED_AT = """\
+observed, line = "no error", ""
+try:
+    {call}
+except Exception as error:
+    observed = " ".join(f"{{type(error).__name__}}: {{error}}".split())
+    line = line_of(error)
+print("torch:   ", torch.__version__)
+print("expected:", {expected})
+print("observed:", observed[:300], "at", line)
+right = {right} and line == {line}
+wrong = {wrong} and not right
+sys.exit(0 if right else 1 if wrong else 125)
+"""
+
+_STATE = """\
+expected = torch_state(device)
+{call}
+observed = torch_state(device)
+"""
+
+_TRIED = """\
+try:
+    {call}
+except Exception as error:
+    if type(error).__name__ not in {names}:
+        raise
+    print("raised:  ", error)"""
+
+_REPEATED = """\
+results = [outcome(drive) for _ in range({runs})]
+print("torch:", torch.__version__)
+sys.exit(any(differs(results[0], result) for result in results[1:]))
+"""
+
+_CHILD = """\
+if sys.argv[1:] == ["child"]:
+    try:
+        {call}
+    except (RuntimeError, ValueError, IndexError) as error:  # an answer, too
+        print("raised:  ", error)
+    sys.exit(0)
+"""
+
+_DIED = """\
+child = subprocess.run([sys.executable, __file__, "child"], timeout={timeout})
+print("torch:   ", torch.__version__)
+print("expected: exit code 0")
+print("observed: exit code", child.returncode)  # negative: the signal that it died of
+sys.exit({codes}.get(child.returncode, 1))
+"""
+
+_HUNG = """\
+print("torch:   ", torch.__version__)
+print("expected: an answer")
+try:
+    child = subprocess.run([sys.executable, __file__, "child"], timeout={timeout})
+except subprocess.TimeoutExpired:
+    print("observed: no answer for {timeout} s")
+    sys.exit(1)
+sys.exit(0 if child.returncode == 0 else 125)  # 125: it died, or cannot be run
+"""
+
+_LINE_OF = """\
+def line_of(error):
+    \"""Return the line of the program or its driver that raised.\"""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f.line for f in frames if f.name.startswith(("program", "drive", "block"))][-1]
+"""
+
+_OUTCOME = """\
+def outcome(drive):
+    return {call}
+"""
+
+_OUTCOME_OR_ERROR = """\
+def outcome(drive):
+    \"""Return what is observed, or the name of an error that is looked for.\"""
+    try:
+        return {call}
+    except Exception as error:
+        if type(error).__name__ not in {names}:
+            raise
+        return type(error).__name__
+"""
+
+_VALUES = ", *value.flatten().tolist()"
+
+_DIFFERS = f"""\
+def contents(value):
+    if not isinstance(value, torch.Tensor):
+        return [value]
+    return [value.dtype, list(value.shape){_VALUES}]
+
+
+def differs(expected, observed):
+    \"""Print where two results differ in a bit, but that one NaN equals another.\"""
+    pairs = list(zip_longest(contents(expected), contents(observed)))
+    wrong = [(a, b) for a, b in pairs if repr(a) != repr(b)]
+    for a, b in wrong[:4]:
+        print(f"expected {{a}}, observed {{b}}")
+    print(len(wrong), "differences")
+    return bool(wrong)
+"""

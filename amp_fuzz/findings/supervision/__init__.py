@@ -1,0 +1,1 @@
+"""Processes that may die: forks, a supervised minimiser, its worker."""

@@ -1,0 +1,286 @@
+"""What a divergence is of, beyond the op that shows it: an op's policy, or no op's own.
+
+One wrong policy shows in a dozen ways: another dtype, an error for mixed dtypes, other bits of a
+gradient, in the op itself and in those that are made of it. But the reference can suppose that
+policy, and then it must agree with what torch did, on the whole case: that is one cause, whatever
+it shows as. What is wrong with no op in particular (the cast of a leaf, the state of a context)
+shows at each: then two others in the op's place show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import msgspec
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Items, Ref, Statement, TensorSpec, statements, transform, uses
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.culprit import culprit
+from amp_fuzz.findings.minimize.target import Target, answer_of
+from amp_fuzz.findings.wrong_context import acts_as, alike, unrestored
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.fingerprint import special
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.reference import KernelCall, Policy, load_table
+from amp_fuzz.upstream.supposed import agrees_with
+
+__all__ = [
+    "POLICIES",
+    "UNSTEADY",
+    "WRONG_VALUES",
+    "as_if",
+    "caused",
+    "general",
+    "kernel_of",
+    "of_contexts",
+    "only_kernel",
+    "policies_of",
+    "supposes",
+]
+
+POLICIES: Mapping[str, Policy | None] = {
+    "none": None,
+    "lower_precision_fp": Policy.LOWER_PRECISION_FP,
+    "fp32": Policy.FP32,
+    "promote": Policy.PROMOTE,
+    "banned": Policy.BANNED,
+}
+"""What an op's policy may be taken for, in the order in which they are tried."""
+
+# Of a program with more kernels than these, too many things could be supposed.
+_MOST_KERNELS = 6
+
+
+UNSTEADY = ("nondeterminism", "crash", "timeout")
+"""Kinds of which nothing can be tried a second time."""
+
+
+def caused(
+    judge: Judge,
+    record: DivergenceRecord,
+    first: Verdict,
+    last: Verdict,
+    seen: Callable[[Case], None] = lambda case: None,
+    deadly: Set[str] = frozenset(),
+) -> DivergenceRecord:
+    """Return the record of a minimised divergence with what can be said of its cause.
+
+    first: of the case before it was minimised, which a cause must explain too. last: of the one
+    after. deadly: the ids of cases that are not run. On a compiler nothing is tried: each case
+    would be compiled.
+    """
+    if judge.backend.ladder() or record.kind in UNSTEADY:
+        return record
+    target = replace(Target.of(last), op="", wording=())  # an error may name its op
+
+    def shows(case: Case) -> bool:
+        if case.id in deadly:
+            return False
+        seen(case)
+        found = replace(judge, relations="all").judge(case)
+        return found.divergence is not None and target.reply(answer_of(found)) == "same"
+
+    if found := of_contexts(judge, first, last):
+        return msgspec.structs.replace(record, **found)
+    if general(last.case, judge.backend.device, shows):
+        return msgspec.structs.replace(record, general=True)
+    if record.kind in WRONG_VALUES and (kernel := kernel_of(judge, last.case)):
+        record = msgspec.structs.replace(record, overload=kernel)
+    # What takes more than a plain context is not the policy of an op.
+    if not (supposes(first) and supposes(last)) or special(last.case):
+        return record
+    kernels = policies_of(last.kernels)
+    overload, names = as_if(judge, last.case, judge.backend.run([last.case])[0], kernels)
+    observed = judge.backend.run([first.case])[0]
+    names = tuple(
+        n
+        for n in names
+        if agrees_with(judge.backend, first.case, observed, {overload: POLICIES[n]})
+    )
+    if not names:
+        return record
+    return msgspec.structs.replace(
+        record, overload=overload, as_if=names, policy=kernels[overload].value
+    )
+
+
+def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
+    """Return what a record says of contexts that are wrong themselves; nothing if none are."""
+    left_behind = last.divergence is not None and last.divergence.kind == "state"
+    if not (supposes(last) or left_behind):
+        return {}
+    if (left := unrestored(judge, last.case)) and set(left) <= set(unrestored(judge, first.case)):
+        return {"left": left}
+    if left_behind:
+        return {}
+    names = acts_as(judge, last.case, judge.backend.run([last.case])[0])
+    if names:
+        of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0])
+        # Of the same: as which dtype depends on contexts around it, which may be gone.
+        names = alike([name for name in names if any(alike((name, n))[1:] for n in of_first)])
+    return {"as_if": names, "general": True} if names else {}
+
+
+WRONG_VALUES = ("bitwise", "value", "nonfinite", "grad-bitwise", "grad-value", "grad-nonfinite")
+"""Kinds of wrong values and gradients."""
+
+
+class _Heard(TorchDispatchMode):
+    """Notes what computes: not views, nor what only makes or copies a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        aliases = any(r.alias_info is not None for r in func._schema.returns)
+        if not aliases and any(str(a.type) == "Tensor" for a in func._schema.arguments[:1]):
+            self.names.setdefault(str(func).removeprefix("aten.").removesuffix(".default"))
+        return func(*args, **(kwargs or {}))
+
+
+_COPIES = ("_to_copy", "clone", "detach", "_unsafe_view", "_local_scalar_dense")
+
+
+def only_kernel(judge: Judge, case: Case) -> str:
+    """Return the one kernel below autograd that a case without a backward pass runs, or "".
+
+    Ops of several names are one kernel: what is wrong with that is one cause.
+    """
+    if case.plan.backward != "none" or case.plan.thread != "none":
+        return ""
+    with _Heard() as heard:
+        judge.backend.reference().run(case)
+    names = [name for name in heard.names if name not in _COPIES]
+    return names[0] if len(names) == 1 else ""
+
+
+def kernel_of(judge: Judge, case: Case) -> str:
+    """Return the kernel to blame for a wrong value: the only one, or the guilty one, or ""."""
+    if name := only_kernel(judge, case):
+        return name
+    guilty = culprit(judge, case)
+    return guilty.name if guilty is not None else ""
+
+
+def supposes(verdict: Verdict) -> bool:
+    """Return whether another policy may explain a divergence: not what is left behind."""
+    found = verdict.divergence
+    return found is not None and found.kind not in (*UNSTEADY, "state", "relation")
+
+
+def policies_of(kernels: Sequence[KernelCall]) -> dict[str, Policy]:
+    """Return the autocast kernels that a case reached, in order, with their policies."""
+    return {call.overload: call.policy for call in kernels}
+
+
+def as_if(
+    judge: Judge, case: Case, observed: Observation, kernels: Mapping[str, Policy]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the kernel that behaves as if it had another policy, and which, or ``("", ())``.
+
+    With any of these policies in the place of its own, the reference agrees on the whole case.
+    """
+    for overload, own in islice(kernels.items(), _MOST_KERNELS):
+        found = tuple(
+            name
+            for name, policy in POLICIES.items()
+            if policy != own and agrees_with(judge.backend, case, observed, {overload: policy})
+        )
+        if found:
+            return overload, found
+    return "", ()
+
+
+# -- other ops in the place of one ----------------------------------------------------------------
+
+
+def general(case: Case, device: str, shows: Callable[[Case], bool]) -> bool:
+    """Return whether two other ops, of the same policy, show the same in the place of the only one.
+
+    They are given inputs of the same dtypes and roles, under the same plan and regions. shows:
+    whether a case shows the same divergence.
+    """
+    body = list(statements(case.program.body))
+    if len(body) != 1:
+        return False
+    others = [made for made in _others(case, body[0], device) if made[1].op != body[0].op][:2]
+    return len(others) == 2 and all(shows(_with(case, *made)) for made in others)
+
+
+_SQUARE, _SAME, _LISTED, _ONE = "square", "same", "listed", "one"
+# Ops that can stand for others, and what they take: matrices, two alike, a list, or one of any
+# shape. Which of them have the policy that is asked for, the device's table says.
+_STANDING = {
+    "mm": _SQUARE,
+    "linear": _SQUARE,
+    "bmm": _SQUARE,
+    "cat": _LISTED,
+    "stack": _LISTED,
+    "exp": _ONE,
+    "expm1": _ONE,
+    "l1_loss": _SAME,
+    "smooth_l1_loss": _SAME,
+    "huber_loss": _SAME,
+    "abs": _ONE,
+    "neg": _ONE,
+    "relu": _ONE,
+}
+
+
+def _others(
+    case: Case, statement: Statement, device: str
+) -> Iterator[tuple[tuple[TensorSpec, ...], Statement]]:
+    specs = {spec.name: spec for spec in case.program.inputs}
+    given = [specs[name] for name in dict.fromkeys(uses(statement)) if name in specs]
+    if not given:
+        return
+    wanted = _policy(statement.op, device)
+    for op, takes in _STANDING.items():
+        if _policy(op, device) != wanted:
+            continue
+        first, second = (_named(spec, i) for i, spec in enumerate((given * 2)[:2]))
+        if takes == _ONE:
+            yield (first,), _call(op, Ref(first.name))
+            continue
+        if takes == _SQUARE:
+            shape = (1, 2, 2) if op == "bmm" else (2, 2)
+            first, second = (_plain(spec, shape) for spec in (first, second))
+        elif first.shape != second.shape:
+            second = _plain(second, first.shape)
+        names = Ref(first.name), Ref(second.name)
+        args = (Items(names), 0) if takes == _LISTED else names
+        yield (first, second), _call(op, *args)
+
+
+def _policy(op: str, device: str) -> Policy | None:
+    rules = load_table(device).rules
+    names = (o.removeprefix("aten::") for o in CATALOGUE[op].overloads)
+    return next((rules[name].policy for name in names if name in rules), None)
+
+
+def _named(spec: TensorSpec, number: int) -> TensorSpec:
+    letter = {"input": "x", "weight": "w", "buffer": "b"}[spec.role]
+    return msgspec.structs.replace(spec, name=f"{letter}{number}")
+
+
+def _plain(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    return msgspec.structs.replace(spec, shape=shape, values="")
+
+
+def _call(op: str, *args: object) -> Statement:
+    return Statement(op, "function", args, (), ("v0",))  # type: ignore[arg-type]
+
+
+def _with(case: Case, inputs: tuple[TensorSpec, ...], statement: Statement) -> Case:
+    body = transform(case.program.body, statement=lambda _: (statement,))
+    return case.with_program(inputs=inputs, body=body, outputs=statement.outputs)

@@ -1,0 +1,10 @@
+"""Check code that exists already: any callable, on any backend, against the reference.
+
+The public name is `amp_fuzz.check`, a function; this package is how it works.
+"""
+
+from amp_fuzz.interfaces.check.api import BACKENDS, check
+from amp_fuzz.interfaces.check.result import CheckFailed, CheckResult, Diverged, Ran
+from amp_fuzz.interfaces.check.subject import CheckError
+
+__all__ = ["BACKENDS", "CheckError", "CheckFailed", "CheckResult", "Diverged", "Ran", "check"]

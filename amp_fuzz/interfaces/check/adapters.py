@@ -1,0 +1,314 @@
+"""How each backend calls what is checked: the callable in place of a case's program.
+
+`Checked` is a backend that runs one callable, whatever the case: of the case it reads the plan. So
+the same judge decides as in a run, known findings and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from amp_fuzz import reference
+from amp_fuzz.backends import Availability, Backend
+from amp_fuzz.backends.base import Calls
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.imitated import active_quirks
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.cases.case import Case, Plan, inferring
+from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.interfaces.check.call import Names, call, outputs_of
+from amp_fuzz.interfaces.check.intermediates import Inside
+from amp_fuzz.interfaces.check.subject import Subject
+from amp_fuzz.interfaces.check.trace import followed
+from amp_fuzz.interfaces.check.trees import mapped
+from amp_fuzz.oracle.compare import same
+from amp_fuzz.reference.shadow.mode import Band, Promise, Reach, Shadow
+from amp_fuzz.reference.shadow.written import calling
+
+__all__ = ["Checked", "case_of", "refusal"]
+
+
+def refusal(backend: Any, subject: Subject) -> str:
+    """Return why a backend cannot call a callable, or ""."""
+    if not isinstance(backend, Calls):
+        return "it runs cases, not callables: make it an amp_fuzz.backends TorchBackend"
+    if reason := backend.refuses(subject.modules):
+        return reason
+    if not _alike(type(backend)):
+        return "it runs cases in a way of its own, in which callables are not called"
+    return ""
+
+
+def _alike(kind: type) -> bool:
+    """Return whether no class changes how cases run and leaves how callables are called."""
+    makes = [vars(c).keys() for c in kind.__mro__]
+    called = next(i for i, names in enumerate(makes) if "called" in names)
+    return not any(names & {"run", "observe"} for names in makes[:called])
+
+
+@dataclass(slots=True)
+class Checked:
+    """A backend that calls a subject.
+
+    names: what its values are called. seen: what it and its reference did last. bands: what
+    shadows came to. casts: whether it writes one to 16 bits that the backend may not leave out.
+    """
+
+    subject: Subject
+    inner: Any
+    names: Names = field(default_factory=Names)
+    seen: dict[str, Observation] = field(default_factory=dict)
+    bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
+    casts: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the backend."""
+        return str(self.inner.name)
+
+    @property
+    def device(self) -> str:
+        """Its device type."""
+        return str(self.inner.device)
+
+    @property
+    def trains(self) -> bool:
+        """Whether backward passes run."""
+        return bool(self.inner.trains)
+
+    @property
+    def values(self) -> bool:
+        """Whether results have values."""
+        return bool(self.inner.values)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it runs the reference's kernels."""
+        return bool(self.inner.exact)
+
+    @property
+    def repeats(self) -> bool:
+        """That of the way it runs."""
+        return bool(self.inner.repeats)
+
+    def availability(self) -> Availability:
+        """Say whether it can be used here."""
+        found: Availability = self.inner.availability()
+        return found
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return that a callable's ops are not asked about."""
+        return True
+
+    def fit(self, case: Case) -> Case:
+        """Return the case; without a backward pass where there is none."""
+        infers = self.inner.infers(self.subject.function)
+        return inferring(case) if infers or not self.trains else case
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Call the subject as the plan of each case says."""
+        return [self._observe(case) for case in cases]
+
+    def ladder(self) -> Sequence[Backend]:
+        """Return what does less than this one."""
+        return [Checked(self.subject, rung, self.names) for rung in self.inner.ladder()]
+
+    def reference(self) -> CheckedReference:
+        """Return the reference, which calls the same subject."""
+        return CheckedReference(self.inner.reference().runtime, self)
+
+    def _observe(self, case: Case) -> Observation:
+        found: Observation = self.inner.called(
+            self.subject.function, case.plan, partial(self._called, case.plan)
+        )
+        self.saw("observed", found)
+        return found
+
+    def _called(self, plan: Plan, runtime: Runtime, invoke: Any) -> Observation:
+        return self.called(runtime, plan, invoke)
+
+    def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
+        """Call the subject under one implementation; without values, observe what is inside too."""
+        run = partial(
+            call,
+            self.subject,
+            runtime,
+            plan,
+            self.names,
+            numbers=self.exact and self.values,
+            redirect=runtime.autocast is not torch.autocast,
+        )
+        if self.values:
+            return run(invoke=invoke)
+        with followed(self.subject, lambda *call: None) as stack:
+            inside = Inside(stack)
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                with inside:
+                    return self.subject.function(*args, **kwargs)
+
+            seen = run(invoke=watched)
+        own = {self.names.label("i", name): t for name, t in inside.results.items()}
+        seen.values = {**own, **seen.values}
+        return seen
+
+    def saw(self, side: str, found: Observation) -> None:
+        """Keep what a side did, and let each side lack what the other does not say either.
+
+        Results inside are compared up to the first that only one side has: from there on the code
+        takes another way, and the same name may stand for another call.
+        """
+        self.seen[side] = found
+        for seen in self.seen.values():
+            self.names.complete(seen)
+        inside = [[k for k in seen.values if k[0] == "i"] for seen in self.seen.values()]
+        rows = takewhile(lambda row: len({*row}) == 1, zip(*inside, strict=False))
+        shared = {row[0] for row in rows}
+        for seen in self.seen.values():
+            seen.values = {k: v for k, v in seen.values.items() if k[0] != "i" or k in shared}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedReference(ReferenceRuntime):
+    """The reference, calling a subject."""
+
+    checked: Checked
+
+    def run(self, case: Case) -> Observation:
+        """Call the subject under the reference."""
+        checked, inner = self.checked, self.checked.inner
+        with reference.log_kernels() as kernels, self._calling() as casts:
+            seen = checked.called(self._runtime(), self._plan(case), self._traced())
+        seen.kernels = kernels
+        checked.casts |= bool(casts)
+        checked.saw("expected", seen)
+        assert inner is not None
+        return seen
+
+    def casts(self, case: Case) -> bool:
+        """Return whether the subject has written a cast whose rounding may not be left out."""
+        return self.checked.casts
+
+    def shadowed(
+        self,
+        case: Case,
+        samples: int,
+        seed: int,
+        reach: Reach = "nominal",
+        *,
+        promise: Promise = "none",
+    ) -> tuple[Observation, dict[str, Band]]:
+        """Call the subject with shadows; return a band for each value on which the sides differ."""
+        wanted = _differing(self.checked.seen)
+        key = (case.plan, samples, seed, reach, promise, active_quirks(), frozenset(wanted))
+        if key not in self.checked.bands:
+            mode = Shadow(samples, seed, reach, promise=promise)
+            self.checked.bands[key] = self._followed(case, mode, wanted)
+        return self.checked.bands[key]
+
+    def _followed(
+        self, case: Case, mode: Shadow, wanted: set[str]
+    ) -> tuple[Observation, dict[str, Band]]:
+        bands: dict[str, Band] = {}
+
+        def note(label: str, tensor: torch.Tensor) -> None:
+            if label in wanted:
+                bands[label] = mode.band(tensor)
+
+        base = self._runtime()
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with mode, base.scope():
+                yield
+
+        runtime = replace(base, scope=scope, noted=note)
+        with self._calling():
+            return self.checked.called(runtime, self._plan(case), self._traced()), bands
+
+    def _calling(self) -> AbstractContextManager[list[torch.dtype]]:
+        """Return a context in which the casts that a backend may not leave out are known."""
+        promise = self.checked.inner.reference().promise
+        return nullcontext([]) if promise == "none" else calling()
+
+    def _runtime(self) -> Runtime:
+        return self.runtime
+
+    def _plan(self, case: Case) -> Plan:
+        meant: Case = self.checked.inner.reference().meant(case)
+        return meant.plan
+
+    def _traced(self) -> Callable[..., Any] | None:
+        """Return a call that imitates, for quirks, what the backend does to a program."""
+        traced = self.checked.inner.traced()
+        return None if traced is None else imitated(self.checked.subject.function, traced)
+
+
+def imitated(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs as the backend traces a function of tensors."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        box: list[Any] = []
+
+        def program() -> tuple[torch.Tensor, ...]:
+            box.append(function(*args, **kwargs))
+            return tuple(t for _, t in outputs_of(box[0], numbers=False))
+
+        outputs = list(traced(program)())
+        plain = [t for _, t in outputs_of(box[0], numbers=False)]
+        changed = any(a is not b for a, b in zip(outputs, plain, strict=True))
+        if not changed:
+            return box[0]
+        made = iter(outputs)
+        return mapped(lambda t: next(made) if isinstance(t, torch.Tensor) else t, box[0])
+
+    return run
+
+
+def _differing(seen: Mapping[str, Observation]) -> set[str]:
+    """Return the labels of the values on which the two sides differ in a bit."""
+    expected, observed = seen["expected"].values, seen["observed"].values
+    found = set()
+    for label, want in expected.items():
+        got = observed.get(label)
+        if want is None or got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
+            continue
+        if not same(want, got):
+            found.add(label)
+    return found
+
+
+# -- the case that stands for a call --------------------------------------------------------------
+
+
+def case_of(plan: Plan, expected: Observation, seed: int, called: Collection[str] = ()) -> Case:
+    """Return a case that stands for a call in the eyes of the judge, which asks it two things.
+
+    What is computed from what: all outputs from all inputs, in one statement of no op of the
+    catalogue. And which ops there are, for the entries of the known list that name some: those
+    whose autocast kernels were reached, and those of the names of what was called.
+    """
+    numbers = {label.partition(".")[0][1:] for label in expected.values if label[0] == "w"}
+    weights = [TensorSpec(f"w{n}", (), "float32", role="weight") for n in sorted(numbers)]
+    made = tuple(label for label in expected.values if label[0] in "vb")
+    reached = {k.overload for k in expected.kernels}
+    names = {name.rstrip("_") for name in called}
+    ops = (
+        name
+        for name, op in CATALOGUE.items()
+        if reached.intersection(o.removeprefix("aten::") for o in op.overloads)
+        or not names.isdisjoint((name.partition(".")[0], name.replace(".", "_")))
+    )
+    body = (
+        Statement("?", "function", tuple(Ref(spec.name) for spec in weights), (), made),
+        *(Statement(name, "function", ()) for name in ops),
+    )
+    return Case(Program(tuple(weights), body, made), plan, seed)

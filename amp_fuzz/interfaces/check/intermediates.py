@@ -1,0 +1,49 @@
+"""What a callable computes on its way: the result of each function of torch that it calls.
+
+Without values only dtypes and shapes can be compared, and most that differ inside is the same again
+in what comes out: a loss is float32 whatever its layers were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amp_fuzz.interfaces.check.trace import in_backward
+from amp_fuzz.interfaces.check.trees import leaves_of
+
+__all__ = ["Inside"]
+
+
+class Inside(TorchFunctionMode):
+    """Keeps the tensors that functions of torch return while it is on, by name, in order.
+
+    A name is the path of the submodule that calls, the function, and which call of it that is:
+    ``layers.0.mlp: silu``, ``relu #2``. stack: paths of the submodules that are being called,
+    outermost first.
+    """
+
+    def __init__(self, stack: Sequence[str]) -> None:
+        super().__init__()
+        self.results: dict[str, torch.Tensor] = {}
+        self._stack = stack
+        self._calls: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if in_backward() or getattr(func, "__name__", "") in ("__get__", "__set__"):
+            return made
+        leaves = [(path, t) for path, t in leaves_of(made) if isinstance(t, torch.Tensor)]
+        if leaves:
+            where = self._stack[-1] if self._stack else ""
+            name = ": ".join(filter(None, (where, getattr(func, "__name__", "?"))))
+            self._calls[name] += 1
+            number = f" #{self._calls[name]}" if self._calls[name] > 1 else ""
+            self.results |= {f"{name}{number}{path}": t.detach() for path, t in leaves}
+        return made

@@ -1,0 +1,77 @@
+"""Judge one call of a subject on one backend, as a case would be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Program
+from amp_fuzz.interfaces.check.adapters import Checked, case_of
+from amp_fuzz.interfaces.check.trace import names_called
+from amp_fuzz.oracle import Divergence, Rounding, compare
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import Known
+
+__all__ = ["Judged", "judged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict with what both sides did. before: what the reference did at a call before it."""
+
+    verdict: Verdict
+    case: Case
+    before: Observation
+    expected: Observation
+    observed: Observation
+
+    @property
+    def diverged(self) -> bool:
+        """Whether there is a divergence that nothing explains."""
+        return self.verdict.outcome == "diverged"
+
+
+def judged(
+    checked: Checked, plan: Plan, known: Sequence[Known] = (), *, confirm: bool = True
+) -> Judged:
+    """Judge a call: known findings explain what they explain, the rest is confirmed if asked."""
+    with quiet():
+        plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
+        # What the case must say of the call is known when it has been made.
+        before = checked.reference().run(plain)
+        called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
+        case = case_of(plain.plan, before, checked.subject.seed, called)
+        verdict = judge_of(checked, known, "none", confirm).judge(case)
+    assert verdict.seen is not None
+    return Judged(verdict, case, before, verdict.seen, checked.seen["observed"])
+
+
+def others(checked: Checked, found: Judged) -> list[Divergence]:
+    """Return every divergence of a call, the first one too, in the order of observation."""
+    skipped: set[str] = set()
+    rounding = None
+    if not checked.exact:
+        run = partial(checked.reference().shadowed, found.case)
+        promised = partial(run, promise="written") if checked.casts else None
+        rounding = Rounding(run, promised=promised)
+    checked.seen.update(expected=found.expected, observed=found.observed)
+    divergences: list[Divergence] = []
+    with quiet():
+        while True:
+            one = compare(
+                found.expected,
+                found.observed,
+                values=checked.values,
+                rounding=rounding,
+                skip=skipped.__contains__,
+            )
+            if one is None:
+                return divergences
+            divergences.append(one)
+            if one.kind in ("raise", "state"):
+                return divergences
+            skipped.add(one.where)

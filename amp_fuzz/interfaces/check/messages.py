@@ -1,0 +1,172 @@
+"""What a check says of a call that did not diverge: how much was compared, or why nothing was."""
+
+from __future__ import annotations
+
+import torch
+
+from amp_fuzz.backends.harness import Raised
+from amp_fuzz.interfaces.check.adapters import Checked
+from amp_fuzz.interfaces.check.call import AFTER
+from amp_fuzz.interfaces.check.judging import Judged
+from amp_fuzz.interfaces.check.subject import Subject
+from amp_fuzz.oracle.compare import same
+from amp_fuzz.upstream.known import Known
+
+__all__ = [
+    "BESIDE",
+    "BETWEEN",
+    "DEBUG",
+    "DIED",
+    "DIES",
+    "LEAVE",
+    "ONCE",
+    "REPEAT",
+    "RETURN",
+    "SOUGHT",
+    "TOO",
+    "WAITS",
+    "agreement",
+    "first_line",
+    "left",
+    "listed",
+    "nothing",
+    "raised",
+    "raises",
+    "void",
+    "without_values",
+    "written",
+]
+
+
+def left(found: Judged) -> str:
+    """Return what a callable leaves changed, in torch's words where there are any."""
+    parts = f"{found.observed.leaked or ''}; {found.expected.leaked}".split("; ")
+    ours = ("", "dispatch keys", "autocast of the reference", "nesting")
+    plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
+    return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
+
+
+LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
+DIED = "isolate=False calls it in this process, for a debugger."
+BESIDE = "when it was called for notes, without autocast or with the policies of other devices"
+SOUGHT = "while what else diverges, and where it comes from, was sought"
+BETWEEN = "and neither the backend nor the reference alone does that"
+ONCE = "once before, the process of the same call ended, which is the machine's doing or chance"
+WAITS = (
+    "Say isolate=False, which calls it in this process: a fork has none of the threads that this "
+    "process has started, and waits in vain for one that it needs."
+)
+DEBUG = "Say isolate=False, which calls it in this process, for a debugger."
+TOO = "under the reference too"
+DIES = "Mend the callable or its inputs first: it ends its process under the reference, too."
+REPEAT = "Make the callable do the same at every call (no counters, seeded generators)."
+RETURN = "Return the tensors to compare, and give inputs for which they are finite."
+
+
+_TURN_OFF = (
+    "Turn autocast off around the line that raises and give it float32, or check on a device "
+    "and a dtype that can run it."
+)
+
+
+def raises(*, bare: bool, contexts: bool) -> tuple[str, str]:
+    """Return where a callable raises beside the backend, and what to do.
+
+    bare: whether it raises without autocast, too. contexts: whether there is one around it.
+    """
+    if bare:
+        about = "under the reference and without autocast too"
+        return (
+            about if contexts else TOO,
+            "Mend the callable or its inputs first: it raises without autocast too.",
+        )
+    return "under the reference too, and not without autocast", _TURN_OFF
+
+
+def listed(entry: Known) -> str:
+    """Return what a known finding is, with the link to its discussion."""
+    return f"{entry.id}: {entry.what}" + (f" ({entry.link})" if entry.link else "")
+
+
+def without_values(subject: Subject, error: Raised) -> str:
+    """Return why a callable that raises this cannot be called on a fake device."""
+    said = raised(error)
+    if "convert all Tensors to FakeTensors" in said or "same device" in said:
+        names = ", ".join(list(subject.tensors)[:3])
+        held = f" ({names})" if names else ""
+        return (
+            "it mixes devices: parameters, buffers and inputs are moved to the fake one, and what "
+            f"else it holds or makes{held} is not"
+        )
+    return f"it raises on tensors without values: {said}"
+
+
+def raised(error: Raised) -> str:
+    """Return an error, short, with the user's line that raised it."""
+    at = f" ({error.text})" if error.text else ""
+    return f"{error.kind}: {first_line(error.message)}{at}"
+
+
+def first_line(message: str) -> str:
+    """Return the first line of an error, short."""
+    return message.strip().partition("\n")[0][:200]
+
+
+def written(checked: Checked, found: Judged) -> int:
+    """Return how many of the tensors that it holds, or was given, a call writes."""
+    subject = checked.subject
+    before = {**subject.inputs(), **subject.state()}
+    count = 0
+    for label, after in found.expected.values.items():
+        if label[0] == "b" and after is not None:
+            tensor = before.get(checked.names(label).removesuffix(AFTER))
+            count += tensor is not None and _changed(tensor.detach(), after)
+    return count
+
+
+def _changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        return True
+    return after.device == before.device and not same(before.to_dense(), after)
+
+
+def void(value: torch.Tensor | None) -> bool:
+    """Return whether a tensor has no element that could tell one computation from another."""
+    if value is None or not value.numel():
+        return True
+    return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().any())
+
+
+def nothing(found: Judged, void: int) -> str:
+    """Return why nothing was compared. void: how many values say nothing."""
+    if found.verdict.unjudged:
+        return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
+    if void:
+        return (
+            "all that it returned, and its gradients, is empty, NaN or infinite: give other inputs"
+        )
+    return "it returned no tensor: return what is to be compared, in tuples, dicts or dataclasses"
+
+
+def agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
+    """Return what agreed, and how it was compared."""
+    words = [_plural(values, "value")]
+    words += [_plural(gradients, "gradient")] if gradients else []
+    words += [_plural(written, "tensor") + " written"] if written else []
+    inside = sum(label[0] == "i" for label in found.observed.values)  # those of both sides
+    words += [_plural(inside, "result") + " inside"] if inside else []
+    how = "bit for bit" if checked.exact else "within their rounding"
+    if not checked.values:
+        how = "dtypes and shapes"
+    text = f"{', '.join(words)}, {how}"
+    if found.observed.graphs is not None:
+        text += f", {_plural(found.observed.graphs, 'graph')}"
+    if found.observed.breaks:
+        text += f"; the rest ran as eager: {found.observed.breaks[0]}"
+    if found.verdict.unjudged:
+        text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
+    return text
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

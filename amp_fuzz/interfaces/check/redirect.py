@@ -1,0 +1,64 @@
+"""Make ``torch.autocast`` mean another implementation for a block.
+
+Code that is checked may open contexts of its own. Under the reference, and on a device that is not
+here, these must be contexts of that implementation; whoever imported the class keeps it, so its
+methods are exchanged.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch._jit_internal import is_scripting
+from torch.amp.autocast_mode import autocast
+
+from amp_fuzz.backends.patching import patched
+from amp_fuzz.reference.tables import DEVICES
+
+__all__ = ["contexts_of"]
+
+
+@contextmanager
+def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[None]:
+    """Let every context of `torch.autocast` be one of an implementation, in every thread.
+
+    asked: take what the code asked for, even where torch would disable it since the device is
+    missing; otherwise what torch made of it. Contexts of devices without a table stay torch's.
+    """
+    init: Any = autocast.__init__
+    enter: Any = autocast.__enter__
+    leave: Any = autocast.__exit__
+    inner: dict[int, list[Any]] = {}
+    own = implementation if isinstance(implementation, type) else ()  # it may be one of torch's
+
+    def __init__(self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
+                 cache_enabled: bool | None = None) -> None:  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if asked else "default")
+            init(self, device_type, dtype, enabled, cache_enabled)
+        self._asked = (dtype, enabled, cache_enabled)
+
+    def __enter__(self: Any) -> Any:
+        if isinstance(self, own) or self.device not in DEVICES or is_scripting():
+            return enter(self)
+        options = (self.fast_dtype, self._enabled, self._cache_enabled)
+        if asked:
+            options = getattr(self, "_asked", options)
+        context = implementation(self.device, *options)
+        context.__enter__()
+        inner.setdefault(id(self), []).append(context)
+        return self
+
+    def __exit__(self: Any, *error: Any) -> Any:
+        if not inner.get(id(self)):
+            return leave(self, *error)
+        return inner[id(self)].pop().__exit__(*error)
+
+    changed: dict[str, Any] = {"__init__": __init__, "__enter__": __enter__, "__exit__": __exit__}
+    with ExitStack() as stack:
+        for name, method in changed.items():
+            stack.enter_context(patched(autocast, name, method))
+        yield

@@ -1,0 +1,287 @@
+"""What a check found: values that tests assert on, and the text that people read."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from amp_fuzz.cases.case import Case
+from amp_fuzz.interfaces.check.messages import REPEAT
+from amp_fuzz.oracle import Kind
+from amp_fuzz.records.schema import Note
+
+__all__ = ["CheckFailed", "CheckResult", "Diverged", "OwnCast", "Ran", "Status"]
+
+Outcome: TypeAlias = Literal["agrees", "diverges", "unjudged"]
+Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "leaked", "nothing", "skipped"]
+
+_WIDTH = 88
+
+
+class CheckFailed(AssertionError):
+    """A check that did not pass. Its text is the result's; `result` is the result itself."""
+
+    def __init__(self, result: CheckResult) -> None:
+        super().__init__(f"\n{result}")
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """One divergence: what differs, where it comes from, and what to do next.
+
+    kind: as in `amp-fuzz run`. where: the output, parameter or input (``output['loss']``,
+    ``encoder.layers.3.attn.qkv.weight.grad``), or the line that raised. expected, observed: both
+    sides, short. also: the names of what differs beside it. known: the ids of the known findings
+    that explain it, joined by ``+``, or ""; told: for each of them its id, what it is, and the link
+    to its discussion, if there is one.
+    module: path of the guilty submodule, "" where it is the whole; module_type: its class. op: the
+    guilty op of the catalogue or function of torch, "" if none diverges alone; dtypes: of its
+    tensors. policy: what autocast does with it. stage: of a compiler, the first rung that diverges.
+    case: a self-contained case with the real values, where one could be cut; path: its file, and
+    commands: what to type. notes: what a reader should know beside.
+    """
+
+    backend: str
+    autocast: str
+    kind: Kind
+    where: str
+    expected: str
+    observed: str
+    also: tuple[str, ...] = ()
+    known: str = ""
+    told: tuple[str, ...] = ()
+    module: str = ""
+    module_type: str = ""
+    op: str = ""
+    policy: str = ""
+    dtypes: str = ""
+    stage: str = ""
+    case: Case | None = None
+    path: Path | None = None
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        at = f" at {self.where}" if self.where else ""
+        rows = [("expected", self.expected), ("observed", self.observed)]
+        if self.also:
+            more = f" and {len(self.also) - 4} more" if len(self.also) > 4 else ""
+            rows.append(("also", ", ".join(self.also[:4]) + more))
+        if self.known:
+            rows += [("known as", line) for line in self.told or (self.known,)]
+        if self.module or self.module_type:
+            kind = f" ({self.module_type})" if self.module_type else ""
+            rows.append(("module", f"{self.module or 'the whole'}{kind}"))
+        if self.op:
+            policy = f", policy {self.policy}" if self.policy else ""
+            rows.append(("op", f"{self.op} of {self.dtypes}{policy}"))
+        rows += [("stage", self.stage)] if self.stage else []
+        rows += [("case", str(self.path))] if self.path else []
+        rows += [("note", note) for note in self.notes]
+        rows += [("next", command) for command in self.commands]
+        lines = [f"{self.backend}, {self.autocast}: {self.kind}{at}"]
+        for name, text in rows:
+            lines += _row(name, text, whole=name in ("next", "case"))
+        return "\n".join(lines)
+
+
+def _row(name: str, text: str, *, whole: bool) -> list[str]:
+    if whole:  # to be copied
+        return [f"  {name:<9} {text}"]
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"  {name:<9} ", subsequent_indent=" " * 12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What one backend came to under one autocast.
+
+    status: ``agreed``; ``known``: all that differs is explained; ``diverged``; ``raised``: the
+    callable raises, on both sides alike; ``leaked``: it leaves torch's
+    state changed, on both sides; ``nothing``: there was nothing to compare; ``skipped``:
+    the backend cannot call it. values, gradients: how many were compared. detail: one line more.
+    notes: facts beside the status, which do not change it.
+    advice: where there is no divergence to show and nothing agreed, one sentence of what to do.
+    """
+
+    backend: str
+    autocast: str
+    status: Status
+    detail: str = ""
+    values: int = 0
+    gradients: int = 0
+    divergence: Diverged | None = None
+    notes: tuple[Note, ...] = ()
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend}, {self.autocast}: {_WORDS[self.status]}" + (
+            f": {self.detail}" if self.detail else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCast:
+    """Something that the callable does by itself against autocast's policy. No part of the verdict.
+
+    kind: ``cast``: to a 16-bit dtype that is not autocast's; ``lowered``: of a result that autocast
+    keeps in float32; ``region``: a context of another 16-bit dtype within one; ``function``: a
+    `torch.autograd.Function` whose forward meets autocast without `torch.amp.custom_fwd`, or
+    without `custom_bwd`.
+    line: ``model.py:12``, where the user's code does it. module: path of the submodule, "" for the
+    whole. op: the function that casts, the context, or the Function's name. given, made: dtypes
+    before and after; of a Function, "". text: one sentence of this. advice: what to do.
+    devices: the device types under whose autocast it happens.
+    """
+
+    kind: Literal["cast", "lowered", "region", "function"]
+    line: str
+    module: str
+    op: str
+    given: str
+    made: str
+    text: str
+    advice: str
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        at = " in ".join(filter(None, (self.line, self.module)))
+        lines = _row("note", f"{at}: {self.text} ({', '.join(self.devices)})", whole=False)
+        return "\n".join([*lines, *_row("", self.advice, whole=False)])
+
+
+_WORDS = {
+    "agreed": "agrees",
+    "known": "known",
+    "diverged": "DIVERGES",
+    "raised": "raises",
+    "leaked": "leaves state changed",
+    "nothing": "compared nothing",
+    "skipped": "skipped",
+}
+_HEADS = {"agrees": "agrees", "diverges": "DIVERGES", "unjudged": "CANNOT BE JUDGED"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What `amp_fuzz.check` found.
+
+    True if `ok`. Its text says what ran, what agreed, and of each divergence where it comes from.
+    own_casts: what the callable does by itself against autocast's policy; off the verdict.
+    remarks: what a reader should know of how it was called.
+    """
+
+    name: str
+    runs: tuple[Ran, ...]
+    seed: int = 0
+    own_casts: tuple[OwnCast, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Outcome:
+        """``agrees``, ``diverges`` or ``unjudged``.
+
+        ``diverges``: some backend does what the reference does not, and no known finding explains
+        it. ``unjudged``: nothing does, but some run of the callable raised, left state changed or
+        compared nothing, or no backend could call it. ``agrees``: all that was called agreed, or
+        is known.
+        """
+        called = [run.status for run in self.runs if run.status != "skipped"]
+        if "diverged" in called:
+            return "diverges"
+        return "agrees" if called and {*called} <= {"agreed", "known"} else "unjudged"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is ``agrees``."""
+        return self.verdict == "agrees"
+
+    @property
+    def advice(self) -> str:
+        """One sentence of what to do now."""
+        if self.ok:
+            return "Nothing to do."
+        if self.divergences:
+            kinds = {found.kind for found in self.divergences}
+            if kinds == {"nondeterminism"}:
+                return REPEAT
+            if any(found.commands for found in self.divergences):
+                return _REPORT
+            return _COMPARE
+        return next((run.advice for run in self.runs if run.advice), _CHOOSE)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def divergences(self) -> tuple[Diverged, ...]:
+        """The divergences that no known finding explains."""
+        return tuple(
+            run.divergence for run in self.runs if run.status == "diverged" and run.divergence
+        )
+
+    @property
+    def known(self) -> tuple[Diverged, ...]:
+        """The divergences that known findings explain."""
+        return tuple(
+            run.divergence for run in self.runs if run.status == "known" and run.divergence
+        )
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Facts beside agreement and divergence; `ok` does not depend on them."""
+        return tuple(note for run in self.runs for note in run.notes)
+
+    @property
+    def skipped(self) -> tuple[Ran, ...]:
+        """The backends that cannot call it, with the reason in `detail`."""
+        return tuple(run for run in self.runs if run.status == "skipped")
+
+    def raise_if_failed(self) -> None:
+        """Raise `CheckFailed`, an AssertionError with the whole text, unless `ok`."""
+        if not self.ok:
+            raise CheckFailed(self)
+
+    def __repr__(self) -> str:
+        counts = {status: sum(r.status == status for r in self.runs) for status in _WORDS}
+        said = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
+        return f"<amp_fuzz.check of {self.name}: {self.verdict}: {said or 'nothing ran'}>"
+
+    def __str__(self) -> str:
+        head = f"amp_fuzz.check of {self.name}, seed {self.seed}: {_HEADS[self.verdict]}"
+        names = [f"{run.backend}, {run.autocast}" for run in self.runs]
+        width = max(map(len, names), default=0)
+        lines = [head]
+        for name, run in zip(names, self.runs, strict=True):
+            detail = f": {run.detail}" if run.detail else ""
+            lines.append(f"  {name:<{width}}  {_WORDS[run.status]}{detail}")
+        lines += [] if self.ok else _row("to do", self.advice, whole=False)
+        for remark in self.remarks:
+            lines += _row("note", remark, whole=False)
+        for run in self.runs:
+            if run.divergence is not None:
+                lines += ["", str(run.divergence)]
+        for run in self.runs:
+            for note in run.notes:
+                lines += ["", f"{run.backend}, {run.autocast}: note, {note.kind}"]
+                for name, text in (
+                    ("where", note.where),
+                    ("what", note.message),
+                    ("next", note.advice),
+                ):
+                    lines += _row(name, text, whole=False)
+        if self.own_casts:
+            lines += ["", "The callable's own casts, which are no part of the verdict:"]
+            lines += map(str, self.own_casts)
+        return "\n".join(lines)
+
+
+_REPORT = "Run the commands after `next`: they shrink the case and write a script for a bug report."
+_COMPARE = (
+    "Call what is named below by hand with and without that backend, and report the difference."
+)
+_CHOOSE = (
+    "Choose a backend that can call it, such as eager-cpu: each line above says why one cannot."
+)

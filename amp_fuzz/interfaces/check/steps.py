@@ -1,0 +1,374 @@
+"""One backend under one autocast: what a check's callable comes to there, told step by step.
+
+Each step is a generator that yields what it knows so far; the last word counts. In a fork, what was
+said before it died is kept.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard
+
+import msgspec
+
+from amp_fuzz.backends import Backend, facts_of
+from amp_fuzz.backends.devices import judging_options
+from amp_fuzz.backends.harness import Raised, quiet
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Autocast, Program
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.explicit_form import explicit_form
+from amp_fuzz.findings.guilty import fingerprint
+from amp_fuzz.interfaces.check import messages
+from amp_fuzz.interfaces.check.adapters import Checked, refusal
+from amp_fuzz.interfaces.check.fork import Died
+from amp_fuzz.interfaces.check.judging import Judged, judged, others
+from amp_fuzz.interfaces.check.locate import Place, locate, locate_crash
+from amp_fuzz.interfaces.check.notes import notes_of
+from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
+from amp_fuzz.interfaces.check.subject import Subject
+from amp_fuzz.records.store import Store
+from amp_fuzz.reference import load_table
+from amp_fuzz.upstream.known import Known
+
+__all__ = ["Asked", "Call", "survived", "unsupported"]
+
+Call: TypeAlias = Callable[..., Iterator[Any]]
+"""Runs a generator with arguments: in a fork, which raises `Died`, or here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One backend under one autocast, with the arguments of the check."""
+
+    subject: Subject
+    backend: Backend
+    contexts: tuple[Autocast, ...]
+    known: Sequence[Known]
+    backward: bool
+    seconds: float
+    store: str | Path | None
+
+    @property
+    def shown(self) -> str:
+        """The autocast, for people."""
+        if not self.contexts:
+            return "no context"
+        (context,) = self.contexts
+        words = [context.dtype or "default dtype"]
+        words += [] if context.enabled else ["enabled=False"]
+        words += [] if context.cache_enabled is None else [f"cache_enabled={context.cache_enabled}"]
+        return " ".join(words)
+
+    @property
+    def plan(self) -> Plan:
+        """The contexts and the backward pass."""
+        backward = "outside" if self.backward else "none"
+        return msgspec.structs.replace(Plan(), contexts=self.contexts, backward=backward)
+
+    def case(self, checked: Checked) -> Case:
+        """Return the case that stands for the call."""
+        return checked.fit(Case(Program((), (), ()), self.plan, self.subject.seed))
+
+    def ran(self, status: Status, detail: str = "", **more: Any) -> Ran:
+        """Return what it came to."""
+        return Ran(
+            backend=self.backend.name, autocast=self.shown, status=status, detail=detail, **more
+        )
+
+
+def survived(call: Call, asked: Asked) -> Ran:
+    """Return what a backend came to, be it that a process died of it."""
+    ran, died = _last(call(_run, asked))
+    if ran is not None:
+        return ran if died is None else _cut_short(ran, died)
+    assert died is not None  # it says something, or dies before
+    if died.waits:
+        return asked.ran("nothing", str(died), advice=messages.WAITS)
+    return _examined(call, asked, died)
+
+
+def _last(said: Iterable[Any]) -> tuple[Any, Died | None]:
+    """Return the last that was said, or None, and what ended it early."""
+    words: list[Any] = [None]
+    try:
+        words.extend(said)
+    except Died as died:
+        return words[-1], died
+    return words[-1], None
+
+
+def _cut_short(ran: Ran, died: Died) -> Ran:
+    """Return what was known when a process died of what came beside the verdict."""
+    if ran.divergence is None:
+        return replace(ran, detail=f"{ran.detail}; {messages.BESIDE}: {died}")
+    notes = (*ran.divergence.notes, f"{messages.SOUGHT}: {died}")
+    return replace(ran, divergence=replace(ran.divergence, notes=notes))
+
+
+def _examined(call: Call, asked: Asked, first: Died) -> Ran:
+    """Return what a death comes of: the backend, the callable itself, or neither."""
+    _, died = _last(call(_on_backend, asked))
+    if died is None:
+        ran, again = _last(call(_run, asked))
+        if ran is None:
+            return asked.ran("nothing", f"{again}, {messages.BETWEEN}", advice=messages.DEBUG)
+        ran = replace(ran, detail=f"{ran.detail}; {messages.ONCE}: {first}")
+        return ran if again is None else _cut_short(ran, again)
+    expected, under = _last(call(_on_reference, asked))
+    for one in filter(None, (died, under)):
+        if one.waits:
+            return asked.ran("nothing", str(one), advice=messages.WAITS)
+    at = f" at {died.line}" if died.line else ""
+    if under is not None:
+        return asked.ran("raised", f"{died}{at}, {messages.TOO}", advice=messages.DIES)
+    found = Diverged(
+        backend=asked.backend.name,
+        autocast=asked.shown,
+        kind="crash",
+        where=died.line,
+        expected=expected,
+        observed=str(died),
+        notes=(messages.DIED,),
+    )
+    placed, ended = _last(call(_crash_placed, asked, found))
+    ran = asked.ran("diverged", "crash", divergence=placed or found)
+    return ran if ended is None else _cut_short(ran, ended)
+
+
+def _on_backend(asked: Asked) -> Iterator[None]:
+    """Call it on the backend alone."""
+    checked = Checked(asked.subject, asked.backend)
+    with quiet():
+        checked.run([asked.case(checked)])
+    yield None
+
+
+def _on_reference(asked: Asked) -> Iterator[str]:
+    """Call it under the reference alone, and say how that ends."""
+    checked = Checked(asked.subject, asked.backend)
+    with quiet():
+        raised = checked.reference().run(asked.case(checked)).raised
+    yield "an answer" if raised is None else f"{raised.kind}: {messages.first_line(raised.message)}"
+
+
+def _crash_placed(asked: Asked, found: Diverged) -> Iterator[Diverged]:
+    checked = Checked(asked.subject, asked.backend)
+    place = locate_crash(checked, asked.case(checked).plan, asked.seconds)
+    yield _placed(found, place, checked, asked.store)
+
+
+def _run(asked: Asked) -> Iterator[Ran]:
+    """Call it on the backend and under the reference, and compare."""
+    reason = refusal(asked.backend, asked.subject) or unsupported(asked.backend, asked.contexts)
+    if reason:
+        yield asked.ran("skipped", reason)
+        return
+    checked = Checked(asked.subject, asked.backend)
+    found = judged(checked, asked.plan, asked.known)
+    if found.verdict.divergence is not None:
+        yield from _divergence(asked, checked, found)
+        return
+    if said := _unsteady(found):
+        yield asked.ran("nothing", said, advice=messages.REPEAT)
+        return
+    ran = asked.ran("nothing")
+    for ran in _alike(asked, checked, found):
+        yield replace(ran, notes=found.verdict.notes)
+    yield replace(ran, notes=notes_of(checked, found))
+
+
+def _unsteady(found: Judged) -> str:
+    """Return what a callable raised at one of two calls under the reference, or ""."""
+    first, then = found.before.raised, found.expected.raised
+    if first is not None and then is None:
+        return f"it raised once and not again: {messages.raised(first)}"
+    if first is None and then is not None:
+        return f"it raised, and not at the call before: {messages.raised(then)}"
+    return ""
+
+
+def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
+    """Say of a call in which nothing diverges what it shows."""
+    raised, verdict = found.expected.raised, found.verdict
+    if raised is not None and found.observed.raised is not None:
+        yield from _raising(asked, checked, found)
+        return
+    if found.expected.leaked is not None:
+        yield asked.ran("leaked", messages.left(found), advice=messages.LEAVE)
+        return
+    if verdict.uncompiled:
+        why = f": {found.observed.breaks[0]}" if found.observed.breaks else ""
+        yield asked.ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
+        return
+    counts = _counts(found)
+    values, gradients = counts["values"], counts["gradients"]
+    written = messages.written(checked, found)
+    told = [v for label, v in found.expected.values.items() if v is not None and label[0] in "vw"]
+    void = sum(map(messages.void, told)) if asked.backend.values else 0
+    if values + gradients + written - verdict.unjudged - void <= 0:
+        yield asked.ran("nothing", messages.nothing(found, void), advice=messages.RETURN, **counts)
+        return
+    text = messages.agreement(checked, found, values, gradients, written)
+    text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
+    yield asked.ran("agreed", text, **counts)
+
+
+def _counts(found: Judged) -> dict[str, int]:
+    """Return how many were compared. A gradient that neither side has was not."""
+    labels = [label for label, value in found.expected.values.items() if value is not None]
+    return {
+        "values": sum(label[0] == "v" for label in labels),
+        "gradients": sum(label.endswith(".grad") for label in labels),
+    }
+
+
+def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
+    """Say of a call that raises on both sides whether autocast has a part in that."""
+    raised = found.expected.raised
+    assert raised is not None
+    said = messages.raised(raised)
+    yield asked.ran("raised", f"{said}, {messages.TOO}", advice=messages.DEBUG)
+    plan = msgspec.structs.replace(asked.plan, contexts=(), backward="none")
+    with quiet():
+        seen = checked.reference().run(Case(Program((), (), ()), plan))
+    bare = seen.raised is not None
+    if bare and not asked.backend.values:
+        yield asked.ran("skipped", messages.without_values(asked.subject, raised))
+        return
+    where, advice = messages.raises(bare=bare, contexts=bool(asked.contexts))
+    yield asked.ran("raised", f"{said}, {where}", advice=advice)
+
+
+def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
+    """Say what diverges, then what beside it, then where it comes from."""
+    divergence, verdict, counts = _diverged(asked, checked, found), found.verdict, _counts(found)
+    if verdict.known:
+        ids = verdict.known.split("+")
+        told = tuple(messages.listed(entry) for entry in asked.known if entry.id in ids)
+        divergence = replace(divergence, told=told)
+        yield asked.ran("known", verdict.known, divergence=divergence, **counts)
+        return
+    partial = facts_of(asked.backend).partial
+    if partial and (said := _raised_alone(asked, found)):
+        yield asked.ran("skipped", f"{partial} raises without autocast, too: {said}")
+        return
+    if said := _valueless(asked, found):
+        yield asked.ran("skipped", said)
+        return
+
+    def ran() -> Ran:
+        return asked.ran("diverged", divergence.kind, divergence=divergence, **counts)
+
+    yield ran()
+    first = found.verdict.divergence
+    every = (d.where for d in others(checked, found) if first and d.where != first.where)
+    divergence = replace(divergence, also=tuple(map(checked.names, every)))
+    yield ran()
+    if divergence.kind not in ("state", "nondeterminism"):
+        place = locate(checked, found.case.plan, asked.known, divergence.kind, asked.seconds)
+        divergence = _placed(divergence, place, checked, asked.store)
+        yield ran()
+
+
+def _diverged(asked: Asked, checked: Checked, found: Judged) -> Diverged:
+    divergence = found.verdict.divergence
+    assert divergence is not None
+    return Diverged(
+        backend=checked.name,
+        autocast=asked.shown,
+        kind=divergence.kind,
+        where=checked.names(divergence.where),
+        expected=divergence.expected,
+        observed=divergence.observed,
+        known=found.verdict.known,
+    )
+
+
+def _raised_alone(asked: Asked, found: Judged) -> str:
+    """Return the error that the backend alone raises with and without autocast, or ""."""
+    raised = found.observed.raised
+    if found.expected.raised is not None or raised is None:
+        return ""
+    bare = _without_autocast(asked, found).observed.raised
+    return "" if bare is None else messages.first_line(raised.message)
+
+
+def _valueless(asked: Asked, found: Judged) -> str:
+    """Return why a callable cannot be called without values, where each side says it otherwise.
+
+    Both raise on one line, without autocast too: what looks at values may raise anything.
+    """
+    raised, expected = found.observed.raised, found.expected.raised
+    if asked.backend.values or not _at_one_place(raised, expected):
+        return ""
+    bare = _without_autocast(asked, found)
+    if not _at_one_place(bare.observed.raised, bare.expected.raised):
+        return ""
+    return messages.without_values(asked.subject, raised)
+
+
+def _at_one_place(one: Raised | None, other: Raised | None) -> TypeGuard[Raised]:
+    return one is not None and other is not None and one.text == other.text
+
+
+def _without_autocast(asked: Asked, found: Judged) -> Judged:
+    plan = msgspec.structs.replace(found.case.plan, contexts=())
+    return judged(Checked(asked.subject, asked.backend), plan, asked.known, confirm=False)
+
+
+def unsupported(backend: Backend, contexts: tuple[Autocast, ...]) -> str:
+    """Return why autocast as asked for is not to be had for a backend's device, or ""."""
+    supported = load_table(backend.device).supported_dtypes
+    for context in contexts:
+        if context.enabled and context.dtype is not None and context.dtype not in supported:
+            return f"autocast for {backend.device} does not take {context.dtype}"
+    return ""
+
+
+def _placed(
+    divergence: Diverged, place: Place, checked: Checked, store: str | Path | None
+) -> Diverged:
+    """Return a divergence with where it comes from, its case kept."""
+    notes = [*divergence.notes, *place.notes]
+    case, path, policy = None, None, ""
+    commands: tuple[str, ...] = ()
+    op = place.op
+    if place.verdict is not None:
+        record = place.verdict.finding("check", op=op)
+        explicit = _explicit(checked, place.verdict.case)
+        record = msgspec.structs.replace(record, stage=place.stage, explicit=explicit)
+        record = msgspec.structs.replace(record, fingerprint=fingerprint(record).hash)
+        case, policy = place.verdict.case, record.policy
+        if store is not None:
+            kept = Store(store)
+            path = kept.save(record)
+            store_option = [] if kept.root == Path(".amp-fuzz") else [f"--store={kept.root}"]
+            more = shlex.join([record.id, *judging_options(), *store_option])
+            commands = (f"amp-fuzz minimize {more}", f"amp-fuzz repro {more} > repro.py")
+    elif op and op not in CATALOGUE:
+        notes.append(f"{op} is not in the catalogue (amp_fuzz.register_op adds ops of yours)")
+    return replace(
+        divergence,
+        module=place.module,
+        module_type=place.kind,
+        op=op,
+        policy="" if policy == "none" else policy,
+        dtypes=place.dtypes,
+        stage=place.stage,
+        case=case,
+        path=path,
+        commands=commands,
+        notes=tuple(notes),
+    )
+
+
+def _explicit(checked: Checked, case: Any) -> str:
+    try:
+        with quiet():
+            return explicit_form(case, checked.inner.reference())
+    except Exception as error:  # it explains; it must not cost the finding
+        return f"# no explicit form: {type(error).__name__}: {error}"

@@ -1,0 +1,203 @@
+"""What is checked: a callable, its inputs, and all state that a call of it may change.
+
+A call gets fresh copies of its inputs and starts from the same state each time: parameters,
+buffers, gradients, attributes of modules, train or eval mode, random generators. Afterwards all of
+it is as it was before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from amp_fuzz.interfaces.check.discovered_state import Held, hold, made_by_compiler
+from amp_fuzz.interfaces.check.saved_state import Kept
+from amp_fuzz.interfaces.check.trees import leaves_of, mapped
+
+__all__ = ["CheckError", "Subject"]
+
+
+class CheckError(ValueError):
+    """What cannot be checked as it was given. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A callable with its inputs.
+
+    modules: those that it holds, by the prefix of their parameters' names. tensors: those that it
+    holds outside of parameters and buffers. The names are what a report calls them. objects,
+    computed, generators, caches: what it holds beside; see `Held`.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    computed: Sequence[torch.Tensor] = ()
+    objects: Sequence[Any] = ()
+    generators: Sequence[Any] = ()
+    caches: Sequence[Any] = ()
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> Subject:
+        """Return what to check. Raises `CheckError` for what is compiled already, or lazy."""
+        _check(function)
+        held = Held()
+        hold(function, held)
+        kwargs = dict(kwargs or {})
+        for path, leaf in leaves_of((tuple(args), kwargs)):
+            if not isinstance(leaf, torch.Tensor):  # those are copied
+                hold(leaf, held, f"input{path}")
+        if held.compiled:
+            raise CheckError(
+                f"{held.compiled[0]} is compiled already: build the callable without torch.compile "
+                "and TorchScript within; backends=['compile[...]'] compiles all of it"
+            )
+        modules = held.modules
+        # Some modules keep a list of their parameters beside.
+        members = {id(t) for module in modules.values() for _, t in _members(module)}
+        tensors = {name: t for name, t in held.tensors.items() if id(t) not in members}
+        for name, module in modules.items():
+            lazy = [n for n, t in _members(module) if torch.nn.parameter.is_lazy(t)]
+            if lazy:
+                raise CheckError(
+                    f"{name or type(module).__name__}.{lazy[0]} has no shape yet: call the lazy "
+                    "module once before it is checked"
+                )
+        return cls(
+            function,
+            tuple(args),
+            kwargs,
+            seed,
+            modules,
+            tensors,
+            tuple(held.computed.values()),
+            tuple(held.objects),
+            tuple(held.generators),
+            tuple(held.caches),
+        )
+
+    @property
+    def name(self) -> str:
+        """Its name, as a report calls it."""
+        if isinstance(self.function, torch.nn.Module):
+            return type(self.function).__name__
+        inner = self.function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        return str(getattr(inner, "__qualname__", type(inner).__name__))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return every parameter, buffer and tensor that it holds, each once, by name."""
+        found: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self.modules.items():
+            for name, tensor in _members(module):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"{prefix}.{name}" if prefix else name] = tensor
+        for name, tensor in self.tensors.items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[name] = tensor
+        return found
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the tensors among its inputs by name: ``input[0]``, ``input['mask']``."""
+        return _inputs(self.args, self.kwargs)
+
+    def fresh(
+        self, copy: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return its inputs with each tensor copied, one that comes twice once."""
+        copies: dict[int, torch.Tensor] = {}
+
+        def again(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) not in copies:
+                copies[id(leaf)] = copy(leaf).requires_grad_(leaf.requires_grad)
+            return copies[id(leaf)]
+
+        args, kwargs = mapped(again, (self.args, dict(self.kwargs)))
+        return args, kwargs
+
+    @contextmanager
+    def moved(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Put copies of its modules' parameters and buffers in their place for a block."""
+        copies: dict[int, torch.Tensor] = {}
+
+        def again(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in copies:
+                made = copy(tensor)
+                if isinstance(tensor, torch.nn.Parameter):
+                    made = torch.nn.Parameter(made, tensor.requires_grad)
+                copies[id(tensor)] = made
+            return copies[id(tensor)]
+
+        held: list[dict[str, Any]] = [
+            table
+            for module in self._submodules()
+            for table in (module._parameters, module._buffers)
+        ]
+        before = [dict(table) for table in held]
+        try:
+            for table in held:
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        table[name] = again(tensor)
+            yield
+        finally:
+            for table, saved in zip(held, before, strict=True):
+                table.clear()
+                table.update(saved)
+
+    def kept(self) -> Kept:
+        """Return a copy of all state, to be put back."""
+        return Kept(
+            self.state().values(), self._submodules(), self.objects, self.generators, self.caches
+        )
+
+    def _submodules(self) -> list[torch.nn.Module]:
+        return list(dict.fromkeys(m for module in self.modules.values() for m in module.modules()))
+
+
+def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for tree in (tuple(args), dict(kwargs)):
+        for path, leaf in leaves_of(tree):
+            if isinstance(leaf, torch.Tensor) and not any(leaf is t for t in found.values()):
+                found[f"input{path}"] = leaf
+    return found
+
+
+def _members(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _check(function: object) -> None:
+    maker = made_by_compiler(function)
+    if maker == "TorchScript":
+        raise CheckError("the callable is TorchScript already: give the Python that it came from")
+    if maker:
+        raise CheckError(
+            "the callable is compiled already: give it as it was before torch.compile, which "
+            "backends=['compile[...]'] calls"
+        )
+    if not callable(function):
+        raise CheckError(f"{function!r} is not callable: give a function or a torch.nn.Module")

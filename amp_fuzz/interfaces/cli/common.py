@@ -1,0 +1,238 @@
+"""What the commands share: exit codes, options made from `amp_fuzz.config`, consoles, tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.metadata
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from amp_fuzz.backends.devices import judging_options, with_device
+from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, resolve
+from amp_fuzz.reports.printable import clean_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic in later versions only
+
+__all__ = [
+    "Exit",
+    "Internal",
+    "Stopped",
+    "command_line",
+    "console",
+    "duration",
+    "options",
+    "plural",
+    "resolve_options",
+    "say",
+    "shown_value",
+    "speed",
+    "table",
+    "version",
+    "waiting",
+]
+
+
+class Exit(enum.IntEnum):
+    """The exit codes. An interrupt is 128 and the signal's number: 130 (Ctrl-C), 143 (SIGTERM)."""
+
+    OK = 0
+    DIVERGED = 1
+    USAGE = 2
+    INTERNAL = 3
+    MISSING = 4
+    NOTHING = 5
+    UNENDED = 6
+
+
+class Stopped(Exception):
+    """A command cannot go on. `message` is one line for stderr, `code` the exit code."""
+
+    def __init__(self, message: str, code: int = Exit.USAGE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class Internal(Exception):
+    """Something of ours went wrong in another process; the message is its traceback."""
+
+
+def version(package: str = "amp-fuzz") -> str:
+    """Return the version of an installed package, or ``not installed``."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+class _Value(_ParamType):
+    """A click type that parses as the option says."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        self.name = option.kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.option.parse(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_REPEATABLE = ("list", "paths")
+
+
+def options(*names: str) -> Callable[[_Command], _Command]:
+    """Give a command these options of `amp_fuzz.config`, in this order.
+
+    They come as keyword arguments, None where they are not given; see `resolve_options`.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        for name in reversed(names):
+            command = _click_option(OPTIONS[name])(command)
+        return command
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[_Command], _Command]:
+    text = f"{option.help}{_default(option)}"
+    if option.kind == "flag":
+        return click.option(f"--{option.name}/--no-{option.name}", default=None, help=text)
+    return click.option(
+        f"--{option.name}",
+        type=_Value(option),
+        metavar=option.metavar,
+        multiple=option.kind in _REPEATABLE,
+        help=text,
+    )
+
+
+def _default(option: Option) -> str:
+    if option.default is None or option.default == () or option.kind == "flag":
+        return ""
+    return f"  [default: {shown_value(option.default)}]"
+
+
+def shown_value(value: object) -> str:
+    """Return an option's value as it is written on a command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def resolve_options(given: Mapping[str, Any]) -> Resolved:
+    """Return the options in force, from those that a command was given. Raises `ConfigError`."""
+    explicit: dict[str, object] = {}
+    for name, option in OPTIONS.items():
+        value = given.get(option.field)
+        if option.kind in _REPEATABLE and value is not None:
+            value = tuple(item for part in value for item in part) or None
+        explicit[name] = value
+    resolved = resolve(explicit)
+    if "plugins" in given:
+        from amp_fuzz.plugins import load_plugins
+
+        source = resolved.sources["plugins"]
+        load_plugins(resolved.options.plugins, source)
+        resolved = dataclasses.replace(resolved, options=with_device(resolved))
+    folder = resolved.options.report
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"report: {folder} is a file: give a folder")
+    return resolved
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def console() -> Console:
+    """Return the console of stdout. Where that is no terminal, lines are long, not cut."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, emoji=False, width=wide)
+
+
+def say(text: str = "") -> None:
+    """Print lines to stdout, whatever their length: commands and paths in them are copied."""
+    console().print(clean_lines(text), soft_wrap=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show in a terminal what the block is waited for."""
+    if not sys.stdout.isatty():  # without importing rich
+        yield
+        return
+    with console().status(f"{what} ..."):
+        yield
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. The last column folds; the others are never cut, since people copy them."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns[:-1]:
+        grid.add_column(column, no_wrap=True, overflow="ignore")
+    grid.add_column(columns[-1], overflow="fold")
+    for row in rows:
+        grid.add_row(*map(clean_lines, row))
+    with console().capture() as capture:
+        console().print(grid)
+    # rich fills each line up with spaces.
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people read it: ``0.4 s``, ``38 s``, ``4 min 05 s``, ``2 h 03 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def speed(value: float) -> str:
+    """Return a rate with two or three digits that mean something, as reports do."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 case``, ``2 cases``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def command_line(*words: str, store: Path | None = None) -> str:
+    """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual.
+
+    So are a device of the user's and plugins, to commands that judge cases again.
+    """
+    more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
+    judges = "explain", "minimize", "replay", "repro"
+    if words[0] in judges or words[:2] in (("baseline", "check"), ("baseline", "prune")):
+        more = [*judging_options(), *more]
+    return shlex.join(["amp-fuzz", *words, *more])

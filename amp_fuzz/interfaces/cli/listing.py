@@ -1,0 +1,164 @@
+"""``amp-fuzz list`` and ``amp-fuzz report``: what is there, and what a run came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from amp_fuzz.cases.program import statements
+from amp_fuzz.config import Options, did_you_mean
+from amp_fuzz.interfaces.cli.common import (
+    Exit,
+    Stopped,
+    command_line,
+    console,
+    options,
+    plural,
+    resolve_options,
+    say,
+    table,
+    waiting,
+)
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.store import Store, StoreError
+
+__all__ = ["listing", "report"]
+
+_WHAT = ("findings", "runs", "ops", "backends", "known")
+
+
+@click.command("list", short_help="List runs, findings, ops, backends, known findings.")
+@click.argument("what", default="", metavar=f"[{'|'.join(_WHAT)}]")
+@options("ops", "known", "store", "plugins", "device", "policies")
+def listing(what: str, **given: Any) -> int:
+    """List what the store holds: runs and findings; or ops, backends, known findings."""
+    if what not in ("", *_WHAT):
+        hint = did_you_mean(what, _WHAT) or f": use {', '.join(_WHAT)}"
+        raise click.UsageError(f"nothing to list is called {what!r}{hint}")
+    chosen = resolve_options(given).options
+    if what == "ops":
+        _ops(chosen)
+    elif what == "backends":
+        _backends()
+    elif what == "known":
+        _known(chosen)
+    else:
+        store = Store(chosen.store)
+        _check_store(store)
+        if what in ("", "runs"):
+            _runs(store)
+        if what == "":
+            say()
+        if what in ("", "findings"):
+            _findings(store)
+    return Exit.OK
+
+
+def _check_store(store: Store) -> None:
+    if store.root.exists() and not store.root.is_dir():
+        raise StoreError(f"{store.root}: not a folder: give another with --store")
+
+
+def _runs(store: Store) -> None:
+    ids = store.runs()
+    if not ids:
+        say(f"no runs in {store.root} yet; start one: {command_line('run', store=store.root)}")
+        return
+    rows, damaged = [], []
+    for run in ids:
+        try:
+            head = store.run(run)
+        except StoreError as error:
+            damaged.append(str(error))
+            continue
+        names = ", ".join(b.name for b in head.backends)
+        rows.append((run, head.profile, str(head.seed), head.versions.get("torch", "?"), names))
+    table(("run", "profile", "seed", "torch", "backends"), rows)
+    for line in damaged:
+        say(line)
+    again = command_line("report", ids[-1], store=store.root)
+    say(f"a run's report: {again}")
+
+
+def _findings(store: Store) -> None:
+    ids = store.findings()
+    if not ids:
+        say(f"no findings in {store.root}")
+        return
+    rows, damaged = [], []
+    for identity in ids:
+        try:
+            found = store.finding(identity)
+        except StoreError as error:
+            damaged.append(str(error))
+            continue
+        rows.append(_finding(identity, found))
+    # New ones first: they are what there is to look at.
+    rows.sort(key=lambda row: (row[-1] != "new", *row[1:]))
+    table(("finding", "backend", "kind", "op", "statements", "group", "known as"), rows)
+    for line in damaged:
+        say(line)
+    if rows:
+        look = command_line("replay", rows[0][0], store=store.root)
+        say(f"look at one: {look}")
+
+
+def _finding(identity: str, found: DivergenceRecord) -> tuple[str, ...]:
+    size = sum(1 for _ in statements((found.minimised or found.case).program.body))
+    group = found.fingerprint or "-"
+    return (identity, found.backend, found.kind, found.op, str(size), group, found.known or "new")
+
+
+def _ops(chosen: Options) -> None:
+    from amp_fuzz.catalogue import select
+
+    rows = [(op.name, op.family, ", ".join(op.forms)) for op in select(chosen.ops)]
+    table(("op", "family", "forms"), rows)
+    say(f"{plural(len(rows), 'op')}; draw from some only: {command_line('run', '--ops=conv*')}")
+
+
+def _backends() -> None:
+    with waiting("importing torch"):
+        from amp_fuzz.backends import backends
+
+        rows = []
+        for name, backend in backends().items():
+            state = backend.availability()
+            rows.append((name, backend.device, state.status, state.detail))
+    table(("backend", "device", "status", "detail"), rows)
+
+
+def _known(chosen: Options) -> None:
+    from amp_fuzz.runs.setup import known_of
+
+    rows = [(k.id, ", ".join(k.backends), f"{k.what} {k.link}".strip()) for k in known_of(chosen)]
+    table(("known", "backends", "what"), rows)
+
+
+@click.command(short_help="Show a run again: its summary and its report.")
+@click.argument("run", default="", metavar="[RUN]")
+@options("report", "known", "store")
+def report(run: str, **given: Any) -> int:
+    """Print the summary of a run, by default the last one, and write its report.
+
+    Exit code 0 whatever the run found; 6 if it was killed before its end.
+    """
+    chosen = resolve_options(given).options
+    store = Store(chosen.store)
+    _check_store(store)
+    ids = [i for i in store.runs() if i.startswith(run)]
+    if not ids:
+        what = f"no run's id starts with {run!r}" if run else "no runs yet"
+        raise Stopped(f"{store.root}: {what}: see {command_line('list', 'runs', store=store.root)}")
+    if run and len(ids) > 1:
+        raise Stopped(f"{store.root}: several runs start with {run!r}: {', '.join(ids[:8])}")
+
+    from amp_fuzz import reports
+    from amp_fuzz.runs.setup import known_of
+
+    seen = reports.read(store, ids[-1], known=known_of(chosen))
+    say(seen.terminal(width=console().width))
+    paths = seen.write(chosen.report)
+    say(f"report: {', '.join(map(str, paths))}")
+    return Exit.UNENDED if seen.data.state == "killed" else Exit.OK

@@ -1,0 +1,249 @@
+"""``amp-fuzz minimize``: make a case smaller while it shows the same divergence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+import msgspec
+
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
+from amp_fuzz.interfaces.cli.common import (
+    Exit,
+    Internal,
+    Stopped,
+    command_line,
+    console,
+    duration,
+    options,
+    plural,
+    resolve_options,
+    say,
+    version,
+)
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.store import Store, find_case
+
+if TYPE_CHECKING:
+    from amp_fuzz.findings.supervision.worker import Best, Done, Job
+
+__all__ = ["minimize"]
+
+_DEFAULT_BACKEND = "eager-cpu"
+
+
+_PARTS = "kind,op,stage"
+
+
+def _parts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+    """Return what must stay as it is: words separated by commas."""
+    allowed = ("kind", "op", "stage", "where")
+    words = tuple(dict.fromkeys(value.split(",")))
+    for word in words:
+        if word not in allowed:
+            raise click.BadParameter(f"{word!r} is none of {', '.join(allowed)}")
+    return words
+
+
+@click.command(short_help="Make a case smaller while it shows the same divergence.")
+@click.argument("case", metavar="ID|FILE")
+@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    help="Stop after so long; a later call goes on from there.  [default: 120]",
+)
+@click.option(
+    "--match",
+    "parts",
+    callback=_parts,
+    default=_PARTS,
+    metavar="PARTS",
+    help="What must stay: kind, op, stage, where.  [default: kind,op,stage]",
+)
+@click.option(
+    "--check",
+    metavar="CMD",
+    default="",
+    help="Ask this command, given the path of a case file: exit code 0 is bad, 1 good, 125 skip.",
+)
+@click.option("--again", is_flag=True, help="Forget what an earlier call has tried.")
+@options("store", "known", "timeout", "memory", "plugins", "device", "policies")
+def minimize(
+    case: str,
+    backend: str | None,
+    seconds: float,
+    parts: tuple[Any, ...],
+    check: str,
+    again: bool,
+    **given: Any,
+) -> int:
+    """Make a case smaller while it shows the same divergence.
+
+    Each candidate runs in a process that is watched: one that crashes or hangs costs no more than
+    itself. What was tried is kept in the store, so that a call that was cut short can be given
+    again and goes on. The result is kept as a finding.
+    """
+    chosen = resolve_options(given).options
+    store = Store(chosen.store)
+    job = _job(case, store, backend, parts, check, given)
+    journal = _journal(store, job, again=again)
+    best: DivergenceRecord | None = None
+    done: Done | None = None
+    from amp_fuzz.findings.supervision.supervisor import minimise
+    from amp_fuzz.findings.supervision.worker import Best, Stuck
+
+    try:
+        with _progress() as show:
+            for event in minimise(job, seconds=seconds, journal=journal):
+                if isinstance(event, Stuck):
+                    if event.traceback:
+                        raise Internal(event.traceback)
+                    code = Exit.MISSING if event.missing else Exit.USAGE
+                    raise Stopped(f"{case}: {event.why}", code)
+                best = event.record
+                if isinstance(event, Best):
+                    show(event)
+                else:
+                    done = event
+    except KeyboardInterrupt:
+        if best is not None:
+            store.save(best)
+            say(f"kept the best so far as {best.id}; go on: {_again(case, job, store)}")
+        raise
+    assert done is not None
+    store.save(done.record)
+    say(_story(case, job, done, store))
+    return Exit.OK
+
+
+def _job(
+    what: str,
+    store: Store,
+    backend: str | None,
+    parts: tuple[Any, ...],
+    check: str,
+    given: dict[str, Any],
+) -> Job:
+    from amp_fuzz.findings.supervision.worker import Job
+    from amp_fuzz.interfaces.cli.replay import check_ops
+    from amp_fuzz.runs.setup import known_of
+
+    case, finding = find_case(store, what)
+    check_ops(what, case)
+    found_by = finding.backend if finding else _DEFAULT_BACKEND
+    chosen = resolve_options(given).options
+    known, limits = known_of(chosen), (chosen.timeout, chosen.memory)
+    same = finding if backend in (None, found_by) else None
+    return Job(case, backend or found_by, known, cast("Any", parts), check, *limits, same)
+
+
+def _journal(store: Store, job: Job, *, again: bool) -> Any:
+    from amp_fuzz.findings.minimize.target import Answer
+    from amp_fuzz.findings.supervision.supervisor import Journal
+
+    about = msgspec.json.encode(
+        {
+            "case": job.case.id,
+            "backend": job.backend,
+            "match": job.parts,
+            "check": job.check,
+            "amp-fuzz": version(),
+            "torch": version("torch"),
+            "known": [entry.id for entry in job.known],
+            "answers": [field.name for field in msgspec.structs.fields(Answer)],
+        }
+    )
+    store.create()
+    name = hashlib.blake2b(about, digest_size=4).hexdigest()
+    path = store.root / "minimize" / f"{job.case.id}-{name}.jsonl"
+    if again:
+        path.unlink(missing_ok=True)
+    return Journal(path, about.decode())
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Show the best so far: on one line of a terminal, a line for each elsewhere."""
+    out = console()
+    if not out.is_terminal:
+        yield lambda best: say(_line(best))
+        return
+    with out.status("minimising ...") as status:
+        yield lambda best: status.update(f"minimising: {_line(best)}")
+
+
+def _line(best: Best) -> str:
+    case = best.record.minimised or best.record.case
+    return f"{best.tried} tried: {size(case)} ({best.by})"
+
+
+def size(case: Case) -> str:
+    """Return how large a case is: ``2 statements, 12 elements``."""
+    total = 0
+    for spec in case.program.inputs:
+        count = 1
+        for d in spec.shape:
+            count *= d
+        total += count
+    calls = sum(1 for _ in statements(case.program.body))
+    return f"{plural(calls, 'statement')}, {plural(total, 'element')}"
+
+
+def _story(what: str, job: Job, done: Done, store: Store) -> str:
+    record = done.record
+    small = record.minimised or record.case
+    at = f" at {record.where}" if record.where else ""
+    lines = [
+        f"{record.id} on {record.backend}: {record.kind}{at}",
+        f"  {size(job.case)} -> {size(small)}",
+        f"  {plural(done.tried, 'candidate')} in {duration(done.seconds)}",
+        *(f"  {line}" for line in str(small).splitlines()[1:]),
+    ]
+    if not job.check:
+        lines += [f"  expected  {record.expected}", f"  observed  {record.observed}"]
+    lines.append(f"  fingerprint {record.fingerprint}: {_cause(record)}")
+    if record.nearest is not None:
+        lines += ["this one agrees:", *_differing(small, record.nearest)]
+    if not done.confirmed:
+        lines.append("NOT confirmed: a fresh process does not show it; it may come and go")
+    if done.reason == "time":
+        lines.append(f"time was up; go on: {_again(what, job, store)}")
+    if not job.check:
+        lines.append(f"as a script for an issue: {command_line('repro', record.id, **_at(store))}")
+    return "\n".join(lines)
+
+
+def _cause(record: DivergenceRecord) -> str:
+    from amp_fuzz.records.fingerprint import fingerprint
+
+    return str(fingerprint(record))
+
+
+def _at(store: Store) -> dict[str, Path]:
+    return {"store": store.root}
+
+
+def _again(what: str, job: Job, store: Store) -> str:
+    words = ["minimize", what, f"--backend={job.backend}"]
+    words += [f"--check={job.check}"] if job.check else []
+    words += [f"--match={','.join(job.parts)}"] if ",".join(job.parts) != _PARTS else []
+    return command_line(*words, store=store.root)
+
+
+def _differing(small: Case, nearest: Case) -> list[str]:
+    """Return the lines of a case that agrees which the smallest case has not, and the reverse."""
+    import difflib
+
+    old, new = (str(c).splitlines()[1:] for c in (small, nearest))
+    lines = difflib.unified_diff(old, new, n=0, lineterm="")
+    return [f"  {line}" for line in lines if not line.startswith(("---", "+++", "@@"))]

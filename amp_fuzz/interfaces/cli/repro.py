@@ -1,0 +1,151 @@
+"""``amp-fuzz repro``: a finding for others, as a script, a test, or an issue."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+import msgspec
+
+from amp_fuzz.config import Options
+from amp_fuzz.interfaces.cli.common import (
+    Exit,
+    Stopped,
+    command_line,
+    options,
+    resolve_options,
+    say,
+    waiting,
+)
+from amp_fuzz.interfaces.cli.replay import Job, answers, job_of, known_entries, raise_unless_judged
+from amp_fuzz.records.outputs import write_whole
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.reports.printable import clean_lines
+
+if TYPE_CHECKING:
+    from amp_fuzz.backends import Backend
+    from amp_fuzz.findings.diagnosis import Examined
+    from amp_fuzz.findings.repro.parts import Found
+    from amp_fuzz.oracle import Kind
+
+__all__ = ["repro"]
+
+Form = Literal["script", "pytest", "issue"]
+
+
+@click.command(short_help="Print a finding as a script, a test, or an issue.")
+@click.argument("case", metavar="ID|PATH")
+@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["script", "pytest", "issue"]),
+    default="script",
+    help="A script, a test for a suite, or the Markdown of an issue.  [default: script]",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
+@options("store", "known", "timeout", "memory", "plugins", "device", "policies")
+def repro(case: str, backend: str | None, form: Form, output: str | None, **given: Any) -> int:
+    """Print a finding in a form that needs no amp-fuzz.
+
+    script: imports only torch, and exits with 1 if it reproduces, with 0 if it does not, with 125
+    if it cannot tell, as git bisect run wants it.
+    pytest: a test that fails while the bug is there. issue: Markdown for GitHub, its title in the
+    first line; the case is judged again first, for what an issue has to say.
+    """
+    chosen = resolve_options(given).options
+    job = job_of(case, Store(chosen.store), backend)
+    with waiting(f"writing the {'test' if form == 'pytest' else form}"):
+        text = _issue(job, chosen) if form == "issue" else _code(job, chosen, form)
+    text = clean_lines(text)
+    if output is None:
+        sys.stdout.write(text)
+        return Exit.OK
+    write_whole(Path(output), text.encode())
+    if Path(output).is_file():
+        say(f"wrote {output}; {_next(form, output)}")
+    return Exit.OK
+
+
+def _next(form: Form, output: str) -> str:
+    if form == "issue":
+        return "its first line is the title: https://github.com/pytorch/pytorch/issues/new/choose"
+    return f"run it: {'pytest' if form == 'pytest' else 'python'} {output}"
+
+
+def _code(job: Job, chosen: Options, form: Form) -> str:
+    """Return a script or a test; what diverges is found out first where no finding says it."""
+    from amp_fuzz.oracle import Divergence
+
+    backend = _backend(job)
+    finding: Divergence | DivergenceRecord | None = job.finding
+    if job.finding is None or job.finding.backend != job.backend:
+        answer = next(answers([job], (), chosen.timeout, chosen.memory))
+        raise_unless_judged(job, answer)
+        if answer.outcome != "diverged":
+            raise Stopped(
+                f"{job.what}: agrees with the reference on {job.backend}: no {form} to write"
+            )
+        finding = Divergence(
+            cast("Kind", answer.kind), answer.where, answer.expected, answer.observed
+        )
+    assert finding is not None
+    return _written(job, backend, finding, form)
+
+
+def _backend(job: Job) -> Backend:
+    import torch
+
+    from amp_fuzz.backends import BackendError, choose
+
+    torch.set_num_threads(1)  # as where it was judged: the constants are computed here
+    try:
+        (backend,) = choose([job.backend])
+    except BackendError as error:
+        raise Stopped(f"{job.what}: {error}") from error
+    return backend
+
+
+def _written(job: Job, backend: Backend, finding: Found, form: Form) -> str:
+    from amp_fuzz.findings.repro import script as core
+    from amp_fuzz.findings.repro.as_test import pytest_form
+
+    try:
+        write = pytest_form if form == "pytest" else core.repro
+        return write(job.case, backend, finding)
+    except core.ReproError as error:
+        raise Stopped(f"{job.what}: {error}") from error
+
+
+def _issue(job: Job, chosen: Options) -> str:
+    from amp_fuzz.findings.diagnosis import examined
+    from amp_fuzz.findings.repro.environment import environment
+    from amp_fuzz.findings.repro.issue import issue
+
+    backend, known = _backend(job), known_entries(chosen)
+    found = examined(job.case, job.backend, known, timeout=chosen.timeout, memory=chosen.memory)
+    if found.why:
+        raise Stopped(f"{job.what}: {found.why}", Exit.MISSING if found.missing else Exit.USAGE)
+    found = _as_found(job, found)
+    assert found.record is not None
+    # The explicit form has a place of its own in an issue.
+    script = _written(job, backend, msgspec.structs.replace(found.record, explicit=""), "script")
+    return issue(job.case, backend, found, script, known=known, environment=environment())
+
+
+def _as_found(job: Job, found: Examined) -> Examined:
+    """Return what was found out; what comes and goes is taken from the finding."""
+    from dataclasses import replace
+
+    if found.record is not None:
+        return found
+    if job.finding and (job.finding.kind, job.finding.backend) == ("nondeterminism", job.backend):
+        return replace(found, record=job.finding)
+    again = command_line("replay", job.what, store=job.store)
+    raise Stopped(
+        f"{job.what}: agrees with the reference on {job.backend} here and now: nothing to report; "
+        f"see: {again}"
+    )

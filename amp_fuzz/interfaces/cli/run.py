@@ -1,0 +1,462 @@
+"""``amp-fuzz run``: fuzz, show progress, sum up, say how it went by the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import shlex
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import msgspec
+
+from amp_fuzz.config import OPTIONS, Options, Resolved
+from amp_fuzz.findings.supervision.processes import few_primitives
+from amp_fuzz.interfaces.cli.common import (
+    Exit,
+    Internal,
+    Stopped,
+    command_line,
+    console,
+    options,
+    plural,
+    resolve_options,
+    say,
+    shown_value,
+    waiting,
+)
+from amp_fuzz.interfaces.cli.progress import Board, shown
+from amp_fuzz.interfaces.cli.signals import Interrupted, Interrupts
+from amp_fuzz.records.schema import (
+    CaseRecord,
+    DivergenceRecord,
+    EndRecord,
+    RunRecord,
+    incident_line,
+)
+from amp_fuzz.records.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from amp_fuzz.runs.corpus import Kept
+    from amp_fuzz.runs.engine import Event
+    from amp_fuzz.runs.setup import Session
+
+__all__ = ["run"]
+
+# What a run depends on, but its profile: that stands for values of the others.
+_AGAIN = (
+    "seed",
+    "backends",
+    "ops",
+    "cases",
+    "aimed",
+    "relations",
+    "max-statements",
+    "seconds",
+    "floor",
+    "known",
+    "plugins",
+    "device",
+    "policies",
+    "baseline",
+    "corpus",
+    "isolate",
+    "notes",
+    "fail-on",
+)
+# What it depends on in time alone; --resume may say otherwise.
+_LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
+
+
+@click.command(short_help="Fuzz: random programs, a summary, a report.")
+@options(
+    "backends",
+    "ops",
+    "cases",
+    "aimed",
+    "seed",
+    "profile",
+    "workers",
+    "seconds",
+    "floor",
+    "relations",
+    "max-statements",
+    "known",
+    "plugins",
+    "device",
+    "policies",
+    "baseline",
+    "corpus",
+    "fail-fast",
+    "notes",
+    "fail-on",
+    "require",
+    "timeout",
+    "memory",
+    "isolate",
+    "minimize",
+    "store",
+    "report",
+)
+@click.option("--resume", metavar="RUN", help="Go on with a run that did not end, by its id.")
+def run(resume: str | None, **given: Any) -> int:
+    """Draw random programs, run them under the reference and under each backend, and compare.
+
+    Prints a summary, writes a report, and keeps every record and finding in the store.
+    """
+    before = None
+    if resume is not None:
+        before, given = _resumed(resume, given)
+    resolved = resolve_options(given)
+    chosen = resolved.options
+    if chosen.seed is None:
+        chosen = dataclasses.replace(chosen, seed=secrets.randbelow(2**32))
+    store = Store(chosen.store)
+    store.create()
+    few_primitives()
+    with Interrupts() as interrupts:
+        try:
+            with interrupts.stoppable(), waiting("importing torch"):
+                from amp_fuzz.runs.setup import prepare
+
+                session = prepare(chosen, command=_again(resolved, chosen.seed))
+                session, kept = _keeping(session, store, chosen)
+                if before is not None:
+                    session = _going_on(session, before, store)
+        except Interrupted:
+            click.echo("amp-fuzz: interrupted", err=True)
+            return interrupts.code or 0
+        with store.running(session.record):
+            if before is not None:
+                _write_end(store, session, EndRecord("", "", 0, 0.0, "resumed"))
+            _head(session, chosen, resolved.files)
+            _first(kept, chosen)
+
+            tally = _Tally(Board(limit=chosen.seconds), store)
+            _listen(session, store, tally, interrupts)
+            _end(store, session, tally, interrupts)
+        code = _conclude(store, session, tally, chosen, interrupts)
+        _say_fixed(store, session, kept)
+    return interrupts.code or code
+
+
+# -- going on with a run that did not end ---------------------------------------------------------
+
+
+def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, Any]]:
+    """Return the head of a run, and the options that it was given, with those given now.
+
+    Raises `StoreError` for a run that is missing, `Stopped` for one that cannot go on.
+    """
+    store = Store(resolve_options({"store": given["store"]}).options.store)
+    hits = [name for name in store.runs() if name.startswith(run_id)]
+    if len(hits) != 1:
+        what = "several runs start with" if hits else "no run's id starts with"
+        again = command_line("list", "runs", store=store.root)
+        raise Stopped(f"{store.root}: {what} {run_id!r}: see {again}")
+    record = store.run(hits[0])
+    words = shlex.split(record.command)
+    if words[:2] != ["amp-fuzz", "run"]:
+        raise Stopped(f"{record.id} is no run of this command: run it again: {record.command}")
+    if store.is_running(record.id):
+        raise Stopped(f"{record.id} is still running")
+    now = {name: value for name, value in given.items() if value not in (None, ())}
+    fixed = [f"--{name}" for name in _AGAIN if OPTIONS[name].field in now]
+    if fixed:
+        raise Stopped(f"--resume goes on with the options of the run: leave out {', '.join(fixed)}")
+    then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
+    then.pop("resume")
+    return record, then | now
+
+
+def _going_on(session: Session, before: RunRecord, store: Store) -> Session:
+    """Return a session that does what is missing of a run. Raises `Stopped` if torch changed."""
+    now = session.record
+    changed = [
+        f"{name} was {before.versions.get(name)} and is {version}"
+        for name, version in now.versions.items()
+        if before.versions.get(name) != version
+    ]
+    if changed:
+        raise Stopped(f"{before.id} cannot go on: {'; '.join(changed)}")
+    done: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
+    for record in store.records(before.id):
+        if isinstance(record, CaseRecord):
+            reached = frozenset(kernel.overload for kernel in record.kernels)
+            done.setdefault((record.backend, record.family), {})[record.id] = reached
+        elif isinstance(record, DivergenceRecord) and record.kind in ("crash", "timeout"):
+            done.setdefault((record.backend, record.family), {})[record.case.id] = frozenset()
+    settings = dataclasses.replace(session.settings, done=done)
+    return dataclasses.replace(session, record=before, settings=settings)
+
+
+_FINDINGS, _CORPUS = "findings", "corpus"  # families of cases that are judged first
+
+
+def _keeping(
+    session: Session, store: Store, chosen: Options
+) -> tuple[Session, dict[str, list[Kept]]]:
+    """Return the session with the store's findings and the corpus to be judged first, and these."""
+    from amp_fuzz.runs.corpus import folder_cases, kept_findings
+
+    findings, trouble = kept_findings(store, session.chosen)
+    for text in trouble:
+        say(f"not judged again: {text}")
+    kept = {_FINDINGS: findings, _CORPUS: list(folder_cases(chosen.corpus, session.chosen))}
+    cases = tuple((k.backend, family, k.case) for family, own in kept.items() for k in own)
+    settings = dataclasses.replace(session.settings, kept=cases)
+    return dataclasses.replace(session, settings=settings), kept
+
+
+def _first(kept: dict[str, list[Kept]], chosen: Options) -> None:
+    parts = [f"{plural(len(kept[_FINDINGS]), 'finding')} of the store"] if kept[_FINDINGS] else []
+    if chosen.corpus:
+        folders = ", ".join(_short(folder) for folder in chosen.corpus)
+        parts.append(f"{plural(len(kept[_CORPUS]), 'case')} of {folders}")
+    if parts:
+        say(f"judged first: {', '.join(parts)}")
+
+
+def _say_fixed(store: Store, session: Session, kept: dict[str, list[Kept]]) -> None:
+    """Name the findings of the store that agree now."""
+    from amp_fuzz.runs.corpus import fixed_lines
+
+    for text in fixed_lines(store, session.record.id, kept[_FINDINGS]):
+        say(f"fixed: {text}")
+
+
+def _again(resolved: Resolved, seed: int | None) -> str:
+    """Return the command that draws the same cases again.
+
+    It says what was said, defaults too: a profile or a file may say otherwise.
+    """
+    chosen = dataclasses.replace(resolved.options, seed=seed)
+    words = []
+    for name in (*_AGAIN, *_LIMITS):
+        option = OPTIONS[name]
+        value = getattr(chosen, option.field)
+        if value == option.default and resolved.sources[name] == "default":
+            continue
+        if name == "baseline" and not value.exists():
+            continue
+        if option.kind == "paths":
+            words += [f"--{name}={path}" for path in value]
+        elif option.kind == "flag":
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words.append(f"--{name}={shown_value(value)}")
+    return command_line("run", *words)
+
+
+def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
+    """Say what is run, before it runs."""
+    from amp_fuzz.runs.engine import limits
+
+    record, settings = session.record, session.settings
+    ops = plural(len(settings.ops), "op") if settings.ops else "all ops"
+    say(
+        f"amp-fuzz {record.versions['amp-fuzz']}, torch {record.versions['torch']}, "
+        f"seed {record.seed}, profile {record.profile}"
+    )
+    names = ", ".join(b.name for b in record.backends)
+    cases, workers = plural(settings.cases, "case"), plural(settings.workers, "worker")
+    say(", ".join([f"{names}: {cases} each", *limits(settings), ops, workers]))
+    for path in files:
+        say(f"options from {_short(path)}")
+    if record.baseline:
+        say(f"baseline {_short(Path(record.baseline))}: {_entries(session)}")
+    say(f"records in {_short(chosen.store / 'runs' / record.id)}")
+
+
+def _entries(session: Session) -> str:
+    held, late = len(session.record.entries), len(session.settings.overdue)
+    return plural(held, "known finding") + (f", {late} of them EXPIRED" if late else "")
+
+
+def _short(path: Path) -> str:
+    """Return a path relative to the current folder if it is below that."""
+    try:
+        return os.fspath(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return os.fspath(path)
+
+
+# -- the run --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a run came to."""
+
+    board: Board
+    store: Store
+    started: float = field(default_factory=time.monotonic)
+    cases: int = 0
+    planned: int = 0
+    cut: bool = False
+    diverged: bool = False
+    happened: int = 0
+    failure: str = ""
+    internal: bool = False
+    announced: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def note(self, event: Event) -> None:
+        from amp_fuzz.runs.engine import (
+            Crashed,
+            Failed,
+            Finding,
+            Happened,
+            Planned,
+            Progress,
+            TimeUp,
+        )
+
+        if isinstance(event, Planned):
+            self.planned += event.cases
+            self.board.row(event.backend).total += event.cases
+        elif isinstance(event, TimeUp):
+            self.cut = True
+        elif isinstance(event, Progress):
+            new, known = event.outcome == "diverged", event.outcome == "known"
+            self.diverged |= new
+            self.board.add(event.backend, 1, known=known, new=new)
+        elif isinstance(event, Crashed):
+            new = not event.record.known
+            self.diverged |= new
+            self.board.add(event.record.backend, 1, known=not new, new=new)
+            if new and event.first:
+                self.announce(event.record, event.detail)
+        elif isinstance(event, Finding):
+            if event.new:  # the `Progress` that follows counts it, unless an interrupt comes first
+                self.diverged = True
+                self.announce(event.record, "")
+        elif isinstance(event, Happened):
+            self.happened += 1
+            if self.happened <= _ANNOUNCED:
+                say(f"incident: {incident_line(event.record)}")
+        elif isinstance(event, Failed):
+            self.failure, self.internal = event.detail, not event.usage
+
+    def announce(self, record: DivergenceRecord, detail: str) -> None:
+        """Print a new divergence as it comes, each once, and not more than a person reads."""
+        key = (record.backend, record.id, record.kind)
+        if key in self.announced:
+            return
+        self.announced.add(key)
+        if len(self.announced) <= _ANNOUNCED:
+            _announce(record, detail, self.store)
+        elif len(self.announced) == _ANNOUNCED + 1:
+            say("new: more, which the summary counts and the report shows")
+
+
+_ANNOUNCED = 20
+
+
+def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
+    from amp_fuzz.records.fingerprint import title
+
+    what = detail or f"{record.expected} became {record.observed}"
+    say(
+        f"new: {title(record)} on {record.backend}: {what.splitlines()[0][:160]}\n"
+        f"     {command_line('replay', record.id, store=store.root)}"
+    )
+
+
+def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupts) -> None:
+    """Run, and show progress, until the end or the first interrupt; workers are ended then."""
+    from amp_fuzz.runs import workers
+    from amp_fuzz.runs.engine import Progress
+
+    with closing(workers.run(session.settings, store, session.record.id)) as events:
+        try:
+            with interrupts.stoppable(), shown(tally.board) as tick:
+                for event in events:
+                    tally.note(event)
+                    if isinstance(event, Progress):
+                        tick()
+        except Interrupted:
+            say("stopping: the workers are ended, what they recorded is kept")
+        except StoreError as error:
+            tally.failure = str(error)
+
+
+def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) -> None:
+    """Record that the run came to its end, and how."""
+    seconds = time.monotonic() - tally.started
+    reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
+    if interrupts.received:
+        reason = "interrupted"
+    elif tally.failure:
+        reason = "crashed"
+    elif tally.cut or (session.settings.fail_fast and tally.diverged):
+        reason = "stopped"
+    # Counted again: when a run is stopped, workers have recorded more than they had told of.
+    tally.cases = _recorded(store.run_path(session.record.id))
+    end = EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned)
+    try:
+        _write_end(store, session, end)
+    except StoreError as error:
+        tally.failure = tally.failure or str(error)
+
+
+def _write_end(store: Store, session: Session, end: EndRecord) -> None:
+    writer = store.writer(session.record.id, "run")
+    writer.write(end)
+    writer.close()
+
+
+def _recorded(folder: Path) -> int:
+    """Return how many cases have a record, or a divergence of theirs has, as a report counts them.
+
+    A worker that is ended, or dies, has told of a divergence and not recorded the case.
+    """
+    count = 0
+    told: set[tuple[str, str]] = set()
+    recorded: set[tuple[str, str]] = set()
+    for path in folder.glob("records-*.jsonl"):
+        with path.open("rb") as lines:
+            for line in lines:
+                if line.startswith(b'{"type":"case"'):
+                    count += 1
+                    if b'"outcome":"agreed"' not in line and line.endswith(b"\n"):
+                        case = msgspec.json.decode(line, type=CaseRecord)
+                        recorded.add((case.backend, case.id))
+                elif line.startswith(b'{"type":"divergence"') and line.endswith(b"\n"):
+                    found = msgspec.json.decode(line, type=DivergenceRecord)
+                    told.add((found.backend, found.case.id))
+    return count + len(told - recorded)
+
+
+# -- after it -------------------------------------------------------------------------------------
+
+
+def _conclude(
+    store: Store, session: Session, tally: _Tally, chosen: Options, interrupts: Interrupts
+) -> int:
+    """Print the summary, write the report, and return the exit code."""
+    from amp_fuzz import reports
+
+    say()
+    seen = reports.read(store, session.record.id, known=session.settings.known)
+    say(seen.terminal(width=console().width))
+    try:
+        paths = seen.write(chosen.report)
+        say(f"report: {', '.join(_short(path) for path in paths)}")
+    except StoreError as error:
+        tally.failure = tally.failure or str(error)
+    say(f"again:  {session.record.command}")
+    if tally.internal:
+        raise Internal(tally.failure)
+    if tally.failure:
+        raise Stopped(tally.failure)
+    if seen.view.verdict.kind == "new":
+        return Exit.DIVERGED
+    if not tally.cases and not interrupts.received:
+        names = ", ".join(session.settings.backends) or "no backend, since none is ready here"
+        raise Stopped(f"nothing ran: no case for {names}: widen --ops or --seconds", Exit.NOTHING)
+    return Exit.OK

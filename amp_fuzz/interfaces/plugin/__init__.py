@@ -1,0 +1,1 @@
+"""``pytest --amp-fuzz``: options, items, the session."""

@@ -1,0 +1,92 @@
+"""What the items of one pytest process share: the run, its worker process, and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from amp_fuzz.records.schema import DivergenceRecord, EndRecord, RunRecord
+from amp_fuzz.records.store import Store
+from amp_fuzz.runs.engine import (
+    Crashed,
+    Event,
+    Finding,
+    Planned,
+    Progress,
+    Settings,
+    Task,
+    TimeUp,
+    timed,
+)
+from amp_fuzz.runs.workers import Supervisor
+
+__all__ = ["Run"]
+
+
+@dataclass(slots=True)
+class Run:
+    """What the items of one process share.
+
+    label: ``main``, or xdist's name of the worker. shown: by fingerprint, the finding that was
+    shown. processes: how many share the items. cases: how many this process judged, of
+    those planned; cut: whether the time was up before. findings: what it kept.
+    """
+
+    settings: Settings
+    store: Store
+    record: RunRecord
+    label: str = "main"
+    store_option: str = ""
+    processes: int = 1
+    cases: int = 0
+    planned: int = 0
+    cut: bool = False
+    findings: list[DivergenceRecord] = field(default_factory=list)
+    shown: dict[str, DivergenceRecord] = field(default_factory=dict)
+    _supervisor: Supervisor | None = None
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def work(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Do the tasks of an item and yield events. Raises `StoreError`."""
+        supervisor = self._begin()
+        for event in supervisor.work(list(tasks)):
+            if isinstance(event, (Progress, Crashed)):
+                self.cases += 1
+            if isinstance(event, Planned):
+                self.planned += event.cases
+            elif isinstance(event, TimeUp):
+                self.cut = True
+            elif isinstance(event, Finding) or (isinstance(event, Crashed) and event.first):
+                self.findings.append(event.record)
+            yield event
+
+    def begin(self) -> None:
+        """Start the clock, the first time: the project's own tests take none of our time."""
+        if self.settings.deadline == math.inf:
+            self.settings = timed(self.settings)
+
+    @property
+    def apart(self) -> str:
+        """Why a worker process started anew, without the changes made to torch here, or ""."""
+        return self._supervisor.apart if self._supervisor is not None else ""
+
+    def write(self, record: EndRecord) -> None:
+        """Write a record. Raises `StoreError`."""
+        self._begin().writer.write(record)
+
+    def _begin(self) -> Supervisor:
+        """Return the supervisor; the first time, make the run's folder. Raises `StoreError`."""
+        if self._supervisor is None:
+            self.begin()
+            # Every process writes the same head: whoever comes first makes the run.
+            self._open.enter_context(self.store.running(self.record, self.label))
+            supervisor = Supervisor(self.settings, self.store, self.record.id, label=self.label)
+            self._supervisor = supervisor
+            self._open.callback(supervisor.close)
+        return self._supervisor
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._open.close()

@@ -1,0 +1,366 @@
+"""A pytest session that fuzzes: what it starts from, what its workers share, and what it says.
+
+Without xdist one process does everything. With it, the controller draws the seed and names the run,
+each worker runs items and writes records of its own, and the controller alone prints and writes the
+report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+import shlex
+import time
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from amp_fuzz import config as configuration
+from amp_fuzz.backends import BackendError, backends, matching
+from amp_fuzz.backends.devices import with_device
+from amp_fuzz.cases.program import ProgramError
+from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
+from amp_fuzz.interfaces.plugin.corpus import corpus, replayed
+from amp_fuzz.interfaces.plugin.items import ROOT, AnyJob, Root, jobs, store_option
+from amp_fuzz.interfaces.plugin.run import Run
+from amp_fuzz.plugins import load_plugins
+from amp_fuzz.pytest_plugin import OPTIONS, dest
+from amp_fuzz.records.baseline import BaselineError
+from amp_fuzz.records.schema import EndRecord
+from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.reports import Report, read
+from amp_fuzz.runs.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
+from amp_fuzz.runs.engine import limits
+from amp_fuzz.runs.setup import MissingBackend, prepare
+from amp_fuzz.runs.workers import unshared
+from amp_fuzz.upstream.known import KnownError
+
+__all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
+
+_KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
+_PREFIX = "--amp-fuzz-"
+_UNREACHED = "changes to torch do not reach the cases' processes"
+_REFUSED = (
+    BackendError,
+    BaselineError,
+    ConfigError,
+    CorpusError,
+    KnownError,
+    MissingBackend,
+    ProgramError,
+    StoreError,
+)
+
+
+def activate(config: pytest.Config) -> None:
+    """Get a session ready. Raises `pytest.UsageError`, one line, for options that do not fit."""
+    try:
+        session = _session(config)
+    except _REFUSED as error:
+        # The options that messages name are the command's; here they have a prefix.
+        text = re.sub(r"(?<![\w-])--(?!amp-fuzz)(?=[a-z])", _PREFIX, str(error))
+        raise pytest.UsageError(f"amp-fuzz: {text}") from error
+    config.pluginmanager.register(session, "amp-fuzz-session")
+
+
+def _session(config: pytest.Config) -> FuzzSession:
+    resolved = resolve(given_options(config), start=start_folder(config), prefix=_PREFIX)
+    options = resolved.options
+    load_plugins(options.plugins, resolved.sources["plugins"], start_folder(config))
+    options = with_device(resolved, start_folder(config))
+    folder = config.invocation_params.dir / options.store
+    sent: dict[str, Any] | None = None
+    if hasattr(config, "workerinput"):
+        sent = json.loads(config.workerinput[_KEY])
+        folder = Path(sent["store"])
+        options = dataclasses.replace(options, seed=sent["seed"])
+    elif options.seed is None:
+        options = dataclasses.replace(options, seed=secrets.randbelow(2**32))
+    if options.report.exists() and not options.report.is_dir():
+        raise ConfigError(f"{_PREFIX}report: {options.report} is a file: give a folder")
+    again = list(replayed(Store(folder), config.option.amp_fuzz_replay))
+    if again:
+        named_backends = dict.fromkeys(job.kept.backend for job in again)
+        options = dataclasses.replace(options, backends=tuple(named_backends))
+    prepared = prepare(options, command=_again(config, options))
+    record = prepared.record
+    if sent is not None:
+        record = msgspec.structs.replace(record, id=sent["run"], started=sent["started"])
+    settings = prepared.settings
+    if config.getoption("maxfail") == 1:
+        settings = dataclasses.replace(settings, fail_fast=True)
+    if options.isolate == "auto" and config.option.usepdb:
+        settings = dataclasses.replace(settings, isolate=False)
+    settings = dataclasses.replace(settings, workers=1)
+    named = resolved.sources["store"].startswith(_PREFIX)
+    run = Run(
+        settings,
+        Store(folder),
+        record,
+        label="main" if sent is None else sent["worker"],
+        store_option=store_option(str(options.store) if named else ""),
+        processes=getattr(config, "workerinput", {}).get("workercount", 1),
+    )
+    states = {name: backend.availability() for name, backend in backends().items()}
+    wanted = {b.name for b in matching(options.backends)}
+    missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
+    kept: list[AnyJob] = [*again]
+    findings: list[Kept] = []
+    trouble: list[str] = []
+    if not again:
+        # Every worker must collect the same, whatever others have found by then.
+        ids = None if sent is None else sent["findings"]
+        findings, trouble = kept_findings(Store(folder), prepared.chosen, ids)
+        cases = tuple((k.backend, FINDINGS, k.case) for k in findings)
+        settings = run.settings = dataclasses.replace(settings, kept=cases)
+        folders = [*options.corpus, *config.getini("amp_fuzz_corpus")]
+        kept += corpus(folders, prepared.chosen)
+        kept += jobs(settings, prepared.chosen, missing)
+    found = _selected(config, kept)
+    if sent is None and not config.option.collectonly:
+        run.store.create()  # better now than after the first item
+    return FuzzSession(
+        run, found, options, in_worker=sent is not None, kept=findings, unused=trouble
+    )
+
+
+def given_options(config: pytest.Config) -> dict[str, object]:
+    """Return the options of the command line as values."""
+    given: dict[str, object] = {}
+    for name in OPTIONS:
+        text = getattr(config.option, dest(name))
+        if text is None:
+            continue
+        option = configuration.OPTIONS[name]
+        try:
+            if option.kind == "paths":
+                given[name] = tuple(path for part in text for path in option.parse(part))
+            else:
+                given[name] = option.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{_PREFIX}{name}: {error}") from error
+    return given
+
+
+def _again(config: pytest.Config, options: Options) -> str:
+    """Return the command that runs the same again."""
+    args = [str(arg) for arg in config.invocation_params.args]
+    seed = f"{_PREFIX}seed={options.seed}"
+    return shlex.join(["pytest", *args, *([] if getattr(config.option, dest("seed")) else [seed])])
+
+
+def start_folder(config: pytest.Config) -> Path:
+    """Return the folder to look for configuration from: the current one, if it is the project's."""
+    here, root = config.invocation_params.dir, config.rootpath
+    return here if here.is_relative_to(root) else root
+
+
+def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
+    """Return the jobs that the command line names by their ids, or all if it names none.
+
+    pytest prints these ids, so they must be good for a command line; but it would look for a folder
+    ``amp-fuzz``, so they are taken out of its arguments. Raises `ConfigError` for one that is none.
+    """
+    ids, others = [], []
+    for arg in config.args:
+        path, _, rest = arg.partition("::")
+        ours = Path(path).name == ROOT and not (config.invocation_params.dir / path).exists()
+        if ours:
+            ids.append("::".join([ROOT, rest] if rest else [ROOT]))
+        else:
+            others.append(arg)
+    known = [job.nodeid for job in found]
+    for wanted in ids:
+        if not any(f"{nodeid}::".startswith(f"{wanted}::") for nodeid in known):
+            hint = did_you_mean(wanted, known) or ": pytest --amp-fuzz --collect-only -q lists them"
+            raise ConfigError(f"no item is called {wanted!r}{hint}")
+    if not ids:
+        return found
+    config.args[:] = others
+    return [j for j in found if any(f"{j.nodeid}::".startswith(f"{w}::") for w in ids)]
+
+
+# -- the session ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class FuzzSession:
+    """The hooks of a session.
+
+    workers: what each worker of xdist had to say at its end. kept: the store's findings, which are
+    judged first; unused: why others are not. trouble: why the report or a record could not be
+    written.
+    """
+
+    run: Run
+    jobs: list[AnyJob]
+    options: Options
+    in_worker: bool
+    kept: list[Kept] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: tuple[Path, ...] = ()
+    seen: Report | None = None
+    trouble: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+
+    def pytest_report_header(self) -> list[str]:
+        run, settings = self.run, self.run.settings
+        names = [f"{b.name} ({b.detail})" for b in run.record.backends]
+        words = [f"seed {settings.seed}", f"profile {settings.profile}"]
+        words += [f"{settings.cases:,} cases a backend", *limits(settings)]
+        words += [f"store {self.options.store}"]
+        about = [f"amp-fuzz: {', '.join(words)}", f"amp-fuzz: {', '.join(names)}"]
+        if self.kept:
+            count = f"{len(self.kept)} finding{'s' * (len(self.kept) != 1)}"
+            about.append(f"amp-fuzz: judged first: {count} of the store")
+        about += [f"amp-fuzz: not judged again: {text}" for text in self.unused]
+        return about + self._isolation_lines()
+
+    def _isolation_lines(self) -> list[str]:
+        if not self.run.settings.isolate:
+            return ["amp-fuzz: cases run in this process, and one that crashes ends it"]
+        why = unshared(self.run.settings)
+        if not why:
+            return []
+        plugins = f"a module that {_PREFIX}plugins names makes them in both"
+        return [f"amp-fuzz: {_UNREACHED}: {why}; {plugins}"]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add our root to what the session collects, beside the project's files."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed and self.jobs:
+            about = {"name": ROOT, "nodeid": ROOT, "run": self.run, "jobs": self.jobs}
+            report.result.append(Root.from_parent(collector, **about))
+        return report
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell an xdist worker which run it is part of."""
+        node.workerinput[_KEY] = json.dumps(
+            {
+                "run": self.run.record.id,
+                "seed": self.run.settings.seed,
+                "started": self.run.record.started,
+                "store": str(self.run.store.root.absolute()),
+                "findings": [kept.name for kept in self.kept],
+                "worker": node.workerinput["workerid"],
+            }
+        )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        """Take what an xdist worker has to say."""
+        output = getattr(node, "workeroutput", {}).get(_KEY)
+        if output is not None:
+            self.workers[node.gateway.id] = json.loads(output)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send what this worker did to the controller; in the controller, write the report."""
+        self.run.close()
+        if self.in_worker:
+            did, found = self.run, [record.id for record in self.run.findings]
+            output = {"cases": did.cases, "planned": did.planned, "cut": did.cut, "findings": found}
+            output |= {"apart": did.apart}
+            session.config.workeroutput[_KEY] = json.dumps(output)  # type: ignore[attr-defined]
+            return
+        if self._ran():
+            with self._kept_going():
+                run, known = self.run.record.id, self.run.settings.known
+                self._end(session)
+                self.seen = read(self.run.store, run, known=known)
+                if self.seen.view.verdict.kind == "new" and not session.exitstatus:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                self.reports = self.seen.write(self.options.report)
+
+    def _end(self, session: pytest.Session) -> None:
+        """Record that the run came to its end, and how."""
+        workers = self.workers.values()
+        reason: Literal["done", "stopped", "interrupted"] = "done"
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            reason = "interrupted"
+        elif (
+            self.run.cut
+            or any(said["cut"] for said in workers)
+            or session.shouldstop
+            or session.shouldfail
+        ):
+            reason = "stopped"
+        cases = self.run.cases + sum(said["cases"] for said in workers)
+        planned = self.run.planned + sum(said["planned"] for said in workers)
+        took = round(time.time() - self.began, 3)
+        writer = self.run.store.writer(self.run.record.id, "run")
+        writer.write(EndRecord("", "", cases, took, reason, planned))
+        writer.close()
+
+    @contextmanager
+    def _kept_going(self) -> Iterator[None]:
+        """Note what goes wrong in a summary or report, so that pytest's own still come.
+
+        The records are in the store by then. What they show must not be lost to a full disk, nor to
+        a mistake of ours.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except StoreError as error:
+            self.trouble.append(str(error))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self.trouble.append(f"internal error, please report it: {what}")
+
+    def _ran(self) -> bool:
+        return (self.run.store.run_path(self.run.record.id) / "run.json").exists()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if terminalreporter.config.option.collectonly:
+            return
+        terminalreporter.section("amp-fuzz")
+        for line in self.summary():
+            terminalreporter.write_line(line)
+
+    def summary(self) -> list[str]:
+        """Return what there is to say at the end, as lines."""
+        lines: list[str] = []
+        if self._ran():
+            with self._kept_going():
+                run, known = self.run.record.id, self.run.settings.known
+                seen = self.seen or read(self.run.store, run, known=known)
+                lines += seen.terminal().splitlines()
+                lines += [f"fixed: {text}" for text in fixed_lines(self.run.store, run, self.kept)]
+        else:
+            lines.append("amp-fuzz: no case ran")
+        apart = {self.run.apart, *(said["apart"] for said in self.workers.values())} - {""}
+        lines += [f"amp-fuzz: {_UNREACHED}: {why}" for why in sorted(apart)]
+        return [*lines, *self._worker_lines(), *self._last_lines()]
+
+    def _worker_lines(self) -> list[str]:
+        """Say what each worker did; and where a worker's records are not in this store, that."""
+        if not self.workers:
+            return []
+        parts = [f"{name} {said['cases']} cases" for name, said in sorted(self.workers.items())]
+        lines = [f"workers: {', '.join(parts)}"]
+        for name, said in sorted(self.workers.items()):
+            lock = self.run.store.run_path(self.run.record.id) / f"running-{name}.lock"
+            if said["cases"] and not lock.exists():
+                found = ", ".join(said["findings"]) or "none"
+                lines.append(f"the records of {name} are in a store elsewhere (findings: {found})")
+        return lines
+
+    def _last_lines(self) -> list[str]:
+        lines = [f"report: {', '.join(map(str, self.reports))}"] if self.reports else []
+        lines += [f"amp-fuzz: {trouble}" for trouble in self.trouble]
+        return [*lines, f"again: {self.run.record.command}"]

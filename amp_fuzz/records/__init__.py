@@ -1,0 +1,1 @@
+"""What is written down of runs and findings, and where: readable without torch."""

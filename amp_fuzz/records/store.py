@@ -1,0 +1,276 @@
+"""The store: append-only records of runs, and findings, under one folder (``.amp-fuzz/``).
+
+A record is written and flushed a line at a time, so that a killed worker loses at most the case
+that it was running. Nothing here imports torch, and nothing that is read is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from amp_fuzz.cases.case import Case, CaseError, load, loads
+from amp_fuzz.records.outputs import StoreError, write_whole
+from amp_fuzz.records.schema import RECORDS_FORMAT, DivergenceRecord, NoteRecord, Record, RunRecord
+
+__all__ = ["Store", "StoreError", "Writer"]
+
+_decoder = msgspec.json.Decoder(Record)
+_encoder = msgspec.json.Encoder()
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class Writer:
+    """Appends records to one file, a line at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            _drop_cut_line(path)
+            self._file: BinaryIO = path.open("ab", buffering=0)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
+
+    def write(self, record: Record) -> None:
+        """Append one record. Raises `StoreError` if the disk takes no more."""
+        line = _encoder.encode(record) + b"\n"
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(28, os.strerror(28))
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: cannot write ({error.strerror}): free some space; what stands there "
+                "already is whole up to its last line"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Drop a last line without an end, of a disk that was full: the next would be added to it."""
+    if not path.is_file():  # a device has no last line
+        return
+    with path.open("r+b") as file:
+        text = file.read()
+        if not text.endswith(b"\n"):
+            file.truncate(text.rfind(b"\n") + 1)
+
+
+class Store:
+    """A folder of runs and findings."""
+
+    def __init__(self, root: Path | str = ".amp-fuzz") -> None:
+        self.root = Path(root)
+
+    def create(self) -> None:
+        """Make the folder, with a .gitignore of its own. Raises `StoreError` if that fails."""
+        try:
+            (self.root / "runs").mkdir(parents=True, exist_ok=True)
+            (self.root / "findings").mkdir(exist_ok=True)
+            ignore = self.root / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("# written by amp-fuzz\n*\n")
+        except OSError as error:
+            raise StoreError(
+                f"{self.root}: cannot make the store ({error.strerror}): give another with --store"
+            ) from error
+
+    def run_path(self, run: str) -> Path:
+        """Return the folder of a run. Raises `StoreError` for what is no id, such as a path."""
+        if not _RUN_ID.fullmatch(run):
+            raise StoreError(f"{self.root}: {run!r} is not the id of a run")
+        return self.root / "runs" / run
+
+    def begin(self, run: RunRecord) -> Path:
+        """Make a run's folder and write its head."""
+        self.create()
+        path = self.run_path(run.id)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot make the folder ({error.strerror})") from error
+        write_whole(path / "run.json", msgspec.json.format(_encoder.encode(run), indent=2))
+        return path
+
+    @contextmanager
+    def running(self, run: RunRecord, label: str = "main") -> Iterator[None]:
+        """Make a run's folder with its head, and mark it as running while the block does.
+
+        label: of this process, where several take part.
+        """
+        lock = FileLock(self.begin(run) / f"running-{label}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except (OSError, Timeout) as error:
+            raise StoreError(f"{lock.lock_file}: {error}: is it running already?") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def is_running(self, run: str) -> bool:
+        """Return whether a process runs a run now."""
+        for path in self.run_path(run).glob("running-*.lock"):
+            try:
+                with FileLock(path).acquire(timeout=0):
+                    pass
+            except Timeout:
+                return True
+        return False
+
+    def writer(self, run: str, worker: str) -> Writer:
+        """Return a writer for one worker of a run."""
+        return Writer(self.run_path(run) / f"records-{worker}.jsonl")
+
+    def runs(self) -> list[str]:
+        """Return the ids of the runs, oldest first."""
+        return sorted(p.parent.name for p in (self.root / "runs").glob("*/run.json"))
+
+    def run(self, run: str) -> RunRecord:
+        """Read a run's head. Raises `StoreError` for a run that is missing or unreadable."""
+        path = self.run_path(run) / "run.json"
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: {error.strerror}: use one of {', '.join(self.runs())}"
+            ) from error
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{path}: {error}: the head of the run is damaged") from error
+        if record.format > RECORDS_FORMAT:
+            raise StoreError(f"{path}: written by a newer amp-fuzz: upgrade amp-fuzz")
+        return record
+
+    def records(self, run: str) -> Iterator[Record]:
+        """Yield the records of a run, file by file; a last line that was cut short is left out.
+
+        Raises `StoreError`, with file and line, for any other line that cannot be read.
+        """
+        for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+            yield from read_records(path)
+
+    def save(self, finding: DivergenceRecord) -> Path:
+        """Keep a finding under its id, for replay and repro. Returns its file."""
+        self.create()
+        path = self.root / "findings" / f"{finding.id}.json"
+        write_finding(path, finding)
+        return path
+
+    def findings(self) -> list[str]:
+        """Return the ids of the findings kept."""
+        return sorted(p.stem for p in (self.root / "findings").glob("*.json"))
+
+    def newest(self) -> list[str]:
+        """Return the ids of the findings kept, the newest first."""
+        ages = {}
+        for path in (self.root / "findings").glob("*.json"):
+            with suppress(OSError):  # another process may have taken it out
+                ages[path.stem] = -path.stat().st_mtime_ns
+        return sorted(ages, key=lambda name: (ages[name], name))
+
+    def finding(self, identity: str) -> DivergenceRecord:
+        """Read a finding by id or by an unambiguous start of it. Raises `StoreError`."""
+        hits = [f for f in self.findings() if f.startswith(identity)]
+        if len(hits) != 1:
+            known = ", ".join(self.findings()[:8]) or "none yet"
+            what = "several findings start with" if hits else "no finding has the id"
+            raise StoreError(f"{self.root}: {what} {identity!r} (kept: {known})")
+        return load_finding(self.root / "findings" / f"{hits[0]}.json")
+
+    def noted(self, identity: str) -> NoteRecord | None:
+        """Return the note of the newest run whose case has this id, or a start of it."""
+        for run in reversed(self.runs()):
+            for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+                with path.open("rb") as lines:
+                    for line in lines:
+                        if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
+                            continue
+                        record = _decoder.decode(line)
+                        if isinstance(record, NoteRecord) and record.id.startswith(identity):
+                            return record
+        return None
+
+
+def load_finding(path: Path) -> DivergenceRecord:
+    """Read a finding's file. Raises `StoreError`, naming the place."""
+    try:
+        record = _decoder.decode(path.read_bytes())
+        if not isinstance(record, DivergenceRecord):
+            raise StoreError(f"{path}: holds no finding")
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StoreError(f"{path}: {error}") from error
+    for name, case in (
+        ("case", record.case),
+        ("minimised", record.minimised),
+        ("nearest", record.nearest),
+    ):
+        if case is not None:
+            try:
+                loads(case.json(), f"{path}: {name}")
+            except CaseError as error:
+                raise StoreError(str(error)) from error
+    return record
+
+
+def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:
+    """Return the case that an id or a path names, and its finding if it has one.
+
+    An id may be that of a note of some run, which has no finding. A path may be a case file or a
+    finding's file. Raises `StoreError` or `CaseError`.
+    """
+    path = Path(what)
+    if path.suffix == ".json" or path.exists():
+        try:
+            return load(path), None
+        except CaseError:
+            if not _holds_finding(path):
+                raise
+        finding = load_finding(path)
+        return finding.minimised or finding.case, finding
+    try:
+        finding = store.finding(what)
+    except StoreError:
+        noted = store.noted(what) if what else None
+        if noted is None:
+            raise
+        return noted.case, None
+    return finding.minimised or finding.case, finding
+
+
+def _holds_finding(path: Path) -> bool:
+    try:
+        head = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(head, dict) and head.get("type") == "divergence"
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of one file."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            yield _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            if number == len(lines):  # no newline after it: the writer was killed
+                return
+            raise StoreError(f"{path}:{number}: {error}") from error
+
+
+def write_finding(path: Path, finding: DivergenceRecord) -> None:
+    """Write a finding's file, which `load_finding` reads. Raises `StoreError`."""
+    write_whole(path, msgspec.json.format(_encoder.encode(finding), indent=1))

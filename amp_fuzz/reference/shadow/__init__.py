@@ -1,0 +1,1 @@
+"""Shadow arithmetic: how far rounding can move each value of a run."""

@@ -1,0 +1,388 @@
+"""The conformance matrix: what `amp_fuzz.runs.audit` finds, as tables and text.
+
+Cells are plain data, and nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from amp_fuzz.backends.devices import judging_options
+from amp_fuzz.cases.program import FLOAT_DTYPES
+from amp_fuzz.records.outputs import StoreError, write_whole
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.store import write_finding
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "AUTOCAST_DTYPES",
+    "STATUSES",
+    "Cell",
+    "Status",
+    "compared",
+    "describe",
+    "differences",
+    "frame",
+    "markdown",
+    "matrix",
+    "missing",
+    "not_judged",
+    "replay_command",
+    "summary",
+    "write",
+]
+
+Status: TypeAlias = Literal["agree", "raise", "known", "differs"]
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+AUTOCAST_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One call of one op on one backend.
+
+    overload: the first autocast kernel that the op reaches on some device, "" if no table lists
+    one. policy: what the device's table says of it, or "none". call: its source, and shapes those
+    of its inputs. input_dtypes: of the floating inputs, in order. expected, observed: the dtypes
+    that come out under the reference and under the backend (``float32``, ``float32, int64``), or
+    ``raises RuntimeError``. status: ``agree`` on a result, ``raise`` if both raise the same.
+    kind: the kind of divergence, "" if there is none. known: the known entries that explain it.
+    finding: the divergence, for replay and repro.
+    """
+
+    device: str
+    backend: str
+    op: str
+    overload: str
+    policy: str
+    call: str
+    shapes: str
+    autocast_dtype: str
+    input_dtypes: tuple[str, ...]
+    expected: str
+    observed: str
+    status: Status
+    kind: str
+    known: str
+    case_id: str
+    finding: DivergenceRecord | None = None
+
+
+_ROW = ["op", "overload", "policy"]
+_CALL = ["op", "overload", "call", "shapes", "autocast_dtype", "inputs"]
+
+
+def frame(cells: Iterable[Cell]) -> pd.DataFrame:
+    """Return a row for each cell, in a fixed order; `inputs` are the input dtypes, joined."""
+    import pandas as pd
+
+    fields = [f for f in Cell.__slots__ if f != "finding"]
+    ordered = sorted(cells, key=_place)
+    table = pd.DataFrame([{f: getattr(c, f) for f in fields} for c in ordered], columns=fields)
+    table["input_dtypes"] = table["input_dtypes"].map(", ".join)
+    return table.rename(columns={"input_dtypes": "inputs"})
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    dtypes = tuple(FLOAT_DTYPES.index(dtype) for dtype in cell.input_dtypes)
+    call = cell.call, cell.shapes
+    return cell.op, cell.backend, *call, AUTOCAST_DTYPES.index(cell.autocast_dtype), dtypes
+
+
+def matrix(cells: Iterable[Cell]) -> pd.DataFrame:
+    """Return the conformance matrix: op, overload and policy by backend.
+
+    An entry counts cells by status: ``20 agree, 12 raise``, or ``18 agree, 12 raise, 2 known``.
+    "" where the op has no kernel, or another policy, on the device.
+    """
+    table = frame(cells)
+    shown = table.groupby([*_ROW, "backend"])["status"].agg(_share)
+    return shown.unstack("backend").fillna("")
+
+
+def _share(statuses: pd.Series[str]) -> str:
+    counts = Counter(statuses)
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+
+
+def differences(cells: Iterable[Cell]) -> pd.DataFrame:
+    """Return the calls that come out otherwise on one backend than on another: facts, not faults.
+
+    Rows are calls with their dtypes, one dtype or several; columns are backends, with the dtype
+    that came out or what was raised, and "" where the backend has no such cell. A fake device has
+    no kernels, so it does not raise where a real one lacks a kernel for the dtype; where it raises
+    because it is fake, it says nothing.
+    """
+    import pandas as pd
+
+    table = frame(cells)
+    unknown = table["observed"].isin(_FAKE_ERRORS) & table["backend"].str.startswith("fake-")
+    table["observed"] = table["observed"].mask(unknown)
+    wide = table.pivot(index=_CALL, columns="backend", values="observed")
+    wide = wide.reindex(pd.MultiIndex.from_frame(table[_CALL].drop_duplicates()))
+    return wide[wide.nunique(axis=1) > 1].fillna("")
+
+
+# What fake tensors raise where an op needs values, or has no fake kernel.
+_FAKE_ERRORS = (
+    "raises AssertionError",
+    "raises DataDependentOutputException",
+    "raises DynamicOutputShapeException",
+    "raises FakeTensorDeviceMismatchError",
+    "raises NotImplementedError",
+)
+
+
+def compared(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Return what a reader wants of `differences`: a row for each op and way to come out.
+
+    Under one autocast dtype, apart for inputs of one dtype and of several: how many calls come out
+    so, and the first of them. Ops that raise on one device and run on another come first.
+    """
+    import pandas as pd
+
+    found = differences(cells)
+    under = next((d for d in AUTOCAST_DTYPES if any(c.autocast_dtype == d for c in cells)), "")
+    rows: dict[tuple[object, ...], dict[str, object]] = {}
+    for key, outcomes in zip(found.index, found.to_numpy().tolist(), strict=True):
+        call = dict(zip(_CALL, key, strict=True))
+        if call["autocast_dtype"] != under:
+            continue
+        mixed = len(set(call["inputs"].split(", "))) > 1
+        shown = {"op": call["op"], "call": call["call"], "inputs": call["inputs"], "calls": 0}
+        way = call["op"], mixed, *outcomes
+        row = rows.setdefault(way, shown | dict(zip(found.columns, outcomes, strict=True)))
+        row["calls"] = int(str(row["calls"])) + 1
+    ordered = sorted(rows.items(), key=lambda item: (not _portable(item[0][2:]), item[0][:2]))
+    table = pd.DataFrame([row for _, row in ordered], columns=[*_SHOWN_CALL, *found.columns])
+    return table.set_index(["op", "call"])
+
+
+_SHOWN_CALL = ["op", "call", "inputs", "calls"]
+
+
+def _portable(outcomes: Iterable[object]) -> bool:
+    """Return whether one backend raises where another has a result."""
+    said = [str(outcome).startswith("raises ") for outcome in outcomes if outcome]
+    return any(said) and not all(said)
+
+
+def not_judged(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """Return, for each backend, the ops of which nothing was compared but errors.
+
+    They raise on both sides in every cell. An op that is banned has to raise, and is judged.
+    """
+    judged: dict[tuple[str, str], bool] = {}
+    for cell in cells:
+        key = cell.backend, cell.op
+        says = cell.status != "raise" or cell.policy == "banned"
+        judged[key] = judged.get(key, False) or says
+    found: dict[str, list[str]] = {}
+    for (backend, op), said in judged.items():
+        if not said:
+            found.setdefault(backend, []).append(op)
+    return {backend: sorted(ops) for backend, ops in found.items()}
+
+
+def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> str:
+    """Return what the terminal shows: counts, what is known, what differs, and what to type next.
+
+    folder: where `write` put the tables. notes: lines on what has no cell.
+    """
+    names = list(dict.fromkeys(c.backend for c in cells))
+    width = max(map(len, names), default=0)
+    lines = [f"{'':{width}}    cells    agree  both raise    known   differ"]
+    for name in names:
+        row = _counts(c for c in cells if c.backend == name)
+        agree, both, known, differ = row
+        line = f"{sum(row):9,}{agree:9,}{both:12,}{known:9,}{differ:9,}"
+        lines.append(f"{name:{width}}{line}")
+    agree, both, explained, differ = _counts(cells)
+    ops = len({c.op for c in cells})
+    lines.append(
+        f"{_number(len(cells), 'cell')} of {_number(ops, 'op')}: {agree:,} agree, {both:,} raise "
+        f"the same on both sides, {explained:,} known, {differ:,} differ"
+    )
+    lines += [
+        f"not judged on {name}: {_listed(ops)}: both sides raise in every cell"
+        for name, ops in not_judged(cells).items()
+    ]
+    lines += notes
+    for title, groups in (("known", _by_entry(cells)), ("differs", _by_op(cells))):
+        for name, group in groups[:_SHOWN]:
+            lines.append(f"{title}: {name} ({_number(len(group), 'cell')})")
+            lines.append(f"{' ' * len(title)}  {replay_command(group[0], folder)}")
+        if len(groups) > _SHOWN:
+            lines.append(f"and {len(groups) - _SHOWN:,} more, all in the tables")
+    lines.append(f"tables: {folder / 'audit.md'}, {folder / 'audit.csv'}")
+    return "\n".join(lines)
+
+
+_SHOWN = 20
+_NAMED = 6
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _listed(ops: Sequence[str]) -> str:
+    """Return how many ops there are, with the names of the first few."""
+    more = f" and {len(ops) - _NAMED:,} more" if len(ops) > _NAMED else ""
+    return f"{_number(len(ops), 'op')} ({', '.join(ops[:_NAMED])}{more})"
+
+
+def missing(backend: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each reason why ops have no cell on a backend."""
+    return [f"no cell on {backend}: {_listed(ops)}: {why}" for why, ops in reasons.items()]
+
+
+def _by_entry(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
+    return sorted(_grouped((c.known, c) for c in cells if c.status == "known").items())
+
+
+def _by_op(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
+    """Return the cells that differ by backend, op and kind; a group is named by its first cell."""
+    found = _grouped((f"{c.backend} {c.op} {c.kind}", c) for c in cells if c.status == "differs")
+    return [(describe(group[0]), group) for group in found.values()]
+
+
+def _grouped(pairs: Iterable[tuple[str, Cell]]) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for name, cell in pairs:
+        found.setdefault(name, []).append(cell)
+    return found
+
+
+def _counts(cells: Iterable[Cell]) -> tuple[int, ...]:
+    """Return how many cells have each status, in the order of `STATUSES`."""
+    counts = Counter(c.status for c in cells)
+    return tuple(counts[status] for status in STATUSES)
+
+
+def replay_command(cell: Cell, folder: Path) -> str:
+    """Return the command that judges a cell again which does not agree."""
+    path = os.fspath(cell_path(cell, folder))
+    return shlex.join(["amp-fuzz", "replay", path, *judging_options()])
+
+
+def cell_path(cell: Cell, folder: Path) -> Path:
+    """Return the file of a cell that does not agree. Cases of several backends have one id."""
+    return folder / "cells" / f"{cell.backend}-{cell.case_id}.json"
+
+
+def describe(cell: Cell) -> str:
+    """Return a cell that does not agree as one line."""
+    inputs = ", ".join(cell.input_dtypes) or "no floating input"
+    what = f"{cell.expected} expected, {cell.observed} observed"
+    if cell.expected == cell.observed:
+        what = f"{cell.kind}, {cell.observed}"
+    return f"{cell.backend} {cell.op}({inputs}) under {cell.autocast_dtype}: {what}"
+
+
+def markdown(cells: Sequence[Cell], folder: Path, notes: Sequence[str] = ()) -> str:
+    """Return the summary, the matrix and the comparison of devices as a Markdown page."""
+    found = differences(cells)
+    silent = not_judged(cells)
+    names = sorted({cell.backend for cell in cells})
+    return _PAGE.format(
+        torch=version("torch"),
+        summary=summary(cells, folder, notes),
+        matrix=_table_text(matrix(cells)),
+        silent="\n".join(f"- {name}: {', '.join(ops)}" for name, ops in silent.items())
+        or "None: each op has a cell with a result.",
+        compared=_COMPARED.format(
+            calls=_number(len(found), "call"),
+            ops=_number(found.index.get_level_values("op").nunique(), "op"),
+            table=_table_text(compared(cells)),
+        )
+        if len(names) > 1
+        else f"Only {names[0] if names else 'nothing'} was audited: name more with `--backends`.",
+    )
+
+
+_PAGE = """\
+# Conformance of autocast, torch {torch}
+
+```text
+{summary}
+```
+
+A cell is one call with one combination of input dtypes. `agree`: the reference and the backend have
+the same dtypes, shapes and bits. `raise`: both raise the same error. `known`: they differ, and an
+entry of the known list explains it. `differs`: they differ, and nothing explains it. audit.csv has
+a row for each cell; for a cell that does not agree, its column `replay` has the command that runs
+it again.
+
+## Matrix
+
+Cells by status, for each op and backend. Empty: no kernel, or another policy, on that device.
+
+{matrix}
+
+## Not judged
+
+Both sides raise in every cell of these ops: their policies are not tested there. A fake device
+raises where an op needs values or has no fake kernel.
+
+{silent}
+
+## Devices compared
+
+{compared}
+"""
+
+_COMPARED = """\
+{calls} of {ops} come out otherwise on one device than on another. These are facts about the
+devices, not faults of them: a program that makes such a call is not portable. Cast the inputs of
+the call yourself, or run it with autocast disabled, and it does the same everywhere.
+
+A row is an op and one way to come out under the first autocast dtype, apart for inputs of one dtype
+and of several: the first call that comes out so, and how many do. Ops that raise on one device and
+run on another come first. audit.csv has every call. A fake device has no kernels, so it does not
+raise where a real one lacks a kernel for a dtype; where it raises because it is fake, the entry is
+empty.
+
+{table}"""
+
+
+def _table_text(table: pd.DataFrame) -> str:
+    names = [str(name) for name in (*table.index.names, *table.columns)]
+    lines = [names, ["---"] * len(names)]
+    lines += [
+        [*map(str, key), *map(str, row)] for key, row in zip(table.index, table.values, strict=True)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(cells: Sequence[Cell], folder: Path, notes: Sequence[str] = ()) -> tuple[Path, Path]:
+    """Write audit.md, audit.csv with a row for each cell, and a file for each that does not agree.
+
+    Raises `StoreError`.
+    """
+    page, table = folder / "audit.md", folder / "audit.csv"
+    odd = [cell for cell in cells if cell.finding is not None]
+    try:
+        (folder / "cells" if odd else folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot make the folder ({error.strerror})") from error
+    for cell in odd:
+        if cell.finding is not None:
+            write_finding(cell_path(cell, folder), cell.finding)
+    rows = frame(cells)
+    commands = {(c.backend, c.case_id): replay_command(c, folder) for c in odd}
+    keys = zip(rows["backend"], rows["case_id"], strict=True)
+    rows["replay"] = [commands.get(key, "") for key in keys]
+    write_whole(page, markdown(cells, folder, notes).encode())
+    write_whole(table, rows.to_csv(index=False).encode())
+    return page, table

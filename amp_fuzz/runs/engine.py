@@ -1,0 +1,549 @@
+"""The engine: draw cases, judge them, and say what happened as a stream of typed events.
+
+`explore` is the whole loop in one process: `draw` draws, `Judge` judges.
+`amp_fuzz.runs.workers.run` spreads it over processes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends.dispatcher import kernels
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.catalogue import CATALOGUE, Op, select
+from amp_fuzz.findings.groups import Groups, Met, examine
+from amp_fuzz.findings.judge_again import happens, still
+from amp_fuzz.findings.notes import notes_of
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.baseline import Entry, match
+from amp_fuzz.records.fingerprint import fingerprinted
+from amp_fuzz.records.schema import (
+    CaseRecord,
+    DivergenceRecord,
+    EndRecord,
+    IncidentRecord,
+    Note,
+    NoteKind,
+    NoteRecord,
+    Outcome,
+)
+from amp_fuzz.runs.memory import trim
+from amp_fuzz.strategies.drawing import draw_case, usable
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import Known
+
+__all__ = [
+    "Crashed",
+    "Event",
+    "Failed",
+    "Finding",
+    "Finished",
+    "Happened",
+    "Planned",
+    "Progress",
+    "Settings",
+    "Suspected",
+    "Task",
+    "TimeUp",
+    "baseline_tasks",
+    "explore",
+    "in_rounds",
+    "kept_tasks",
+    "late",
+    "limits",
+    "plan_tasks",
+    "runnable",
+    "timed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a run is done.
+
+    cases: drawn for each backend, of which up to `aimed` per cent aim at autocast kernels. ops:
+    names of the ops that programs are drawn from. seconds: stop the run after so long; 0 is never.
+    deadline: when that is, in seconds since the epoch, which all processes share. floor: cases of
+    each backend and family that run after it too. timeout: CPU seconds that a case may take.
+    memory: GiB that a worker may hold. isolate: run cases in worker processes; else in this one.
+    minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
+    divergence. notes: the kinds of notes that are looked for, with those of fail_on, which fail
+    the run. baseline: the findings that the project knows of. overdue: those that it has known of
+    for too long: they are new again. kept: cases that are judged first, each with its backend and
+    the family to count it under. done: cases that need not run again, by backend and family: their
+    ids, and the kernels that they reached.
+    """
+
+    backends: tuple[str, ...]
+    cases: int = 2000
+    aimed: int = 0
+    ops: tuple[str, ...] = ()
+    seed: int = 0
+    profile: str = "dev"
+    workers: int = 1
+    relations: Literal["none", "one", "all"] = "one"
+    known: tuple[Known, ...] = ()
+    seconds: float = 0.0
+    deadline: float = math.inf
+    floor: int = 0
+    timeout: float = 120.0
+    memory: float = 8.0
+    isolate: bool = True
+    minimize: float = 20.0
+    max_statements: int = 12
+    fail_fast: bool = False
+    notes: tuple[NoteKind, ...] = ("precision", "autocast-raises")
+    fail_on: tuple[str, ...] = ()
+    baseline: tuple[Entry, ...] = ()
+    overdue: tuple[Entry, ...] = ()
+    kept: tuple[tuple[str, str, Case], ...] = ()
+    done: Mapping[tuple[str, str], Mapping[str, frozenset[str]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part of a run: so many cases on one backend, each with a call of one of these ops.
+
+    cases: the number after that of the last case. given: the cases, where none are drawn. first:
+    the number of the first case; a worker that died ran those before it. confirms: how a worker
+    died of its one case, which runs once more; `suspect` is the op that it died in then, if known.
+    told: nothing is recorded of that run, which tells of each kernel that it enters. aims: kernels
+    to aim at, each until a case reaches it; the task's other cases are drawn as all are. again: the
+    cases are judged as a replay does: by all relations, and as they are. until: when it ends, in
+    seconds since the epoch, once `promised` cases of it ran.
+    """
+
+    backend: str
+    family: str
+    focus: tuple[str, ...]
+    cases: int
+    seed: int
+    given: tuple[Case, ...] = ()
+    first: int = 0
+    confirms: IncidentRecord | None = None
+    suspect: str = ""
+    told: bool = False
+    aims: tuple[str, ...] = ()
+    again: bool = False
+    until: float = math.inf
+    promised: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many cases it has."""
+        return self.cases - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """So many cases more will be run on a backend."""
+
+    backend: str
+    cases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A case was judged and recorded: its outcome, its causes if it diverged anew, its kernels.
+
+    noted: those of its notes whose case is the smallest of their group so far.
+    """
+
+    backend: str
+    family: str
+    outcome: Outcome
+    groups: tuple[str, ...]
+    kernels: frozenset[str]
+    notes: tuple[Note, ...] = ()
+    noted: tuple[NoteRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A divergence, minimised. `new`: no known entry explains it."""
+
+    record: DivergenceRecord
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A divergence as small as it is so far, while its case is examined; None: it is no more."""
+
+    record: DivergenceRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A task came to its end. groups: what its process has met by then."""
+
+    task: Task
+    record: EndRecord
+    groups: Groups | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """Two workers died of the same case, or it answered neither; `record` says which.
+
+    first: of its cause that this process met, where the op is known.
+    """
+
+    record: DivergenceRecord
+    detail: str
+    first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A worker died, and that is no finding; `record` says why not."""
+
+    record: IncidentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Something of ours went wrong in a worker: an internal error, or a full disk."""
+
+    detail: str
+    usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUp:
+    """The time was up before all that was planned had run."""
+
+
+Event: TypeAlias = (
+    Planned | Progress | Suspected | Finding | Finished | Crashed | Happened | Failed | TimeUp
+)
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed that depends on all parts and is the same on every machine."""
+    return zlib.crc32("/".join(map(str, parts)).encode())
+
+
+def timed(settings: Settings) -> Settings:
+    """Return settings whose time begins now."""
+    if not settings.seconds:
+        return settings
+    return replace(settings, deadline=time.time() + settings.seconds)
+
+
+def limits(settings: Settings) -> list[str]:
+    """Return what bounds a run beside its cases, in words: the share that is aimed, its time."""
+    aimed = settings.cases * settings.aimed // 100
+    words = [f"at most {aimed:,} of them aimed at kernels"] if aimed else []
+    words += [f"at most {settings.seconds:g} s"] if settings.seconds else []
+    floor = settings.floor if settings.seconds else 0
+    return words + ([f"at least {floor} case{'s' * (floor > 1)} a family"] if floor else [])
+
+
+def late(task: Task, settings: Settings) -> float:
+    """Return for how many seconds the time of a task has been up; less than 0: it is not."""
+    return time.time() - min(task.until, settings.deadline)
+
+
+def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Split a run into tasks: for each backend, one that aims, and one a family.
+
+    The cases of a backend's tasks add up to `settings.cases`; families share what is not aimed in
+    proportion to their ops. The tasks of different backends alternate, so that a run that is cut
+    short has seen them all.
+    """
+    rows: list[list[Task]] = []
+    for backend in chosen:
+        ops = runnable((CATALOGUE[name] for name in settings.ops or CATALOGUE), backend)
+        families: dict[str, list[Op]] = {}
+        for op in ops:
+            families.setdefault(op.family, []).append(op)
+        row = list(_aiming(settings, backend, ops))
+        left, total = settings.cases - sum(task.cases for task in row), len(ops)
+        for family, members in families.items():
+            share = round(left * len(members) / total) if total else 0
+            left, total = left - share, total - len(members)
+            if share:
+                names = tuple(op.name for op in members)
+                seed = seed_of(settings.seed, backend.name, family)
+                row.append(Task(backend.name, family, names, share, seed))
+        rows.append(row)
+    return [row[i] for i in range(max(map(len, rows), default=0)) for row in rows if i < len(row)]
+
+
+_TRIES = 2  # cases for each kernel, on average, in the share that may be aimed
+
+
+def _aiming(settings: Settings, backend: Backend, ops: Sequence[Op]) -> Iterator[Task]:
+    """Yield the task that aims at the kernels of a backend's device, if there is one."""
+    aims = tuple(k for k in kernels(backend.device).reachable if _callers(k, ops)[1])
+    cases = min(settings.cases * settings.aimed // 100, _TRIES * len(aims))
+    if cases:
+        seed = seed_of(settings.seed, backend.name, "coverage")
+        yield Task(backend.name, "coverage", (), cases, seed, aims=aims)
+
+
+def _callers(kernel: str, ops: Iterable[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the ops that dispatch to a kernel first, and all that may reach it.
+
+    Composites reach it on some of their ways only.
+    """
+    name = kernel if "::" in kernel else f"aten::{kernel}"
+    able = tuple(op for op in ops if name in op.overloads)
+    own = tuple(op.name for op in able if op.overloads[0] == name)
+    names = tuple(op.name for op in able)
+    return own or names, names
+
+
+_ROUND = 8
+
+
+def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
+    """Split tasks of drawn cases into rounds, so that a run cut short has seen all families alike.
+
+    The first round is the floor, and promised. Each later one is twice as large as the one before.
+    Tasks that aim are not split, and come after the first round. What is drawn stays the same.
+    """
+    tasks = list(tasks)
+    found: list[Task] = []
+    first, size = 0, floor or _ROUND
+    while left := [task for task in tasks if task.cases > first and not (task.aims and first)]:
+        for task in sorted(left, key=lambda task: bool(task.aims)):
+            last = task.cases if task.aims else min(first + size, task.cases)
+            promised = min(floor, task.cases) if first == 0 else 0
+            found.append(replace(task, first=first, cases=last, promised=promised))
+        first, size = first + size, 2 * size
+    return found
+
+
+def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Return a task for each backend of which the baseline has cases, to judge them again."""
+    tasks = []
+    for backend in chosen:
+        entries = [*settings.baseline, *settings.overdue]
+        cases = tuple(e.load() for e in entries if e.backend == backend.name)
+        if cases:
+            tasks.append(Task(backend.name, "baseline", (), len(cases), 0, cases))
+    return tasks
+
+
+def kept_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Return a task for each backend and family of the cases that are judged first."""
+    tasks = []
+    for backend in chosen:
+        own = [(family, case) for name, family, case in settings.kept if name == backend.name]
+        for family in dict.fromkeys(family for family, _ in own):
+            cases = tuple(case for f, case in own if f == family)
+            tasks.append(Task(backend.name, family, (), len(cases), 0, cases))
+    return tasks
+
+
+def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
+    """Return the ops that a backend can run, each with the forms that it can be called in."""
+    found = []
+    for op in usable(ops, backend.device):
+        forms = {f: text for f, text in op.forms.items() if backend.supports(op.name, f)}
+        if forms:
+            found.append(op if len(forms) == len(op.forms) else replace(op, forms=forms))
+    return tuple(found)
+
+
+_TRIMMED = 100  # cases between two times that freed memory is given back: some milliseconds each
+
+
+def explore(
+    task: Task,
+    settings: Settings,
+    *,
+    began: Callable[[int], None] = lambda number: None,
+    seen: Callable[[Case], None] = lambda case: None,
+    groups: Groups | None = None,
+    covered: Callable[[Verdict], None] = lambda verdict: None,
+) -> Iterator[Event | CaseRecord | NoteRecord]:
+    """Run a task in this process, yielding a record for each case and an event for each finding.
+
+    The events of a case come before its record, as does the record of a note whose case is the
+    smallest of its group so far. `began` is told the number of each case of the task, `seen` each
+    case before it runs, and each that it is examined with. `groups` are the causes that were met
+    already; what belongs to one is counted, not reported again. `covered` is told each verdict that
+    agreed.
+    """
+    groups = Groups() if groups is None else groups
+    relations = "all" if task.again else settings.relations
+    judge = judge_of(backends()[task.backend], settings.known, relations)
+    done = settings.done.get((task.backend, task.family), {})
+    reached: set[str] = set()
+    entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
+    for number, case in enumerate(_cases(task, settings, reached), task.first):
+        if case.id in done:
+            reached.update(done[case.id])
+            continue
+        if number % _TRIMMED == _TRIMMED - 1:
+            trim()
+        began(number)
+        seen(case)
+        entry = entries.get(case.id)
+        with quiet():
+            verdict = _judged(judge, case, entry)
+            verdict, notes = noted(judge, verdict, settings, groups, task.family)
+            yield from notes
+        record = verdict.record(task.family)
+        reached.update(kernel.overload for kernel in record.kernels)
+        if verdict.outcome == "agreed":
+            covered(verdict)
+        stays = entry is not None and verdict.known == entry.id
+        if verdict.divergence is not None and not stays:
+            if task.again:
+                met = yield from _kept(verdict, task, settings)
+            else:
+                with quiet():
+                    met = yield from _examined(judge, verdict, task, settings, groups, seen)
+                yield Suspected(None)
+            record = _met(record, met)
+        yield record
+        if settings.fail_fast and record.outcome == "diverged":
+            break
+        if late(task, settings) >= 0 and number + 1 - task.first >= task.promised:
+            break
+
+
+def _cases(task: Task, settings: Settings, reached: Collection[str]) -> Iterable[Case]:
+    if task.given:
+        return task.given[task.first : task.cases]
+    return draw(task, settings, reached=reached)
+
+
+def noted(
+    judge: Judge, verdict: Verdict, settings: Settings, groups: Groups, family: str
+) -> tuple[Verdict, list[NoteRecord]]:
+    """Return a verdict with its notes, and the records of those whose case is the smallest yet."""
+    kinds = {*settings.notes, *settings.fail_on}
+    found = notes_of(judge, verdict, kinds, groups.elsewhere)
+    notes = tuple({note.group: note for note in found}.values())
+    case = verdict.case
+    smallest = [NoteRecord(note, case, family) for note in notes if groups.smallest(note, case)]
+    return replace(verdict, notes=notes), smallest
+
+
+def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
+    """Return the verdict of a case; one of the baseline's own is known if it is of its kind."""
+    if entry is None:
+        return judge.judge(case)
+    verdict = still(judge, entry, case)
+    if happens(judge, entry, verdict):
+        verdict = replace(verdict, outcome="known", known=entry.id)
+    return verdict
+
+
+def _kept(verdict: Verdict, task: Task, settings: Settings) -> Generator[Event, None, list[Met]]:
+    """Yield the finding of a case that diverged again, as it is, and return its cause."""
+    if verdict.known:
+        return []
+    found = fingerprinted(verdict.finding(task.family, verdict.case))
+    entry = match(settings.baseline, found)
+    if entry is None:
+        yield Finding(found, new=True)
+    return [Met(found.fingerprint, entry.id if entry else "")]
+
+
+def _examined(
+    judge: Judge,
+    verdict: Verdict,
+    task: Task,
+    settings: Settings,
+    groups: Groups,
+    seen: Callable[[Case], None],
+) -> Generator[Event, None, list[Met]]:
+    """Yield the findings of a case that diverged, and return the causes that it shows."""
+    met = []
+    for step in examine(
+        judge,
+        verdict,
+        groups,
+        settings.baseline,
+        family=task.family,
+        seconds=_patience(settings),
+        seen=seen,
+    ):
+        if isinstance(step, Met):
+            met.append(step)
+        elif step.last:
+            yield Finding(step.record, new=not step.record.known)
+        else:
+            yield Suspected(step.record)
+    return met
+
+
+def _patience(settings: Settings) -> float:
+    """Return the seconds for one finding: no more than a quarter of what the run has left."""
+    return min(settings.minimize, max(settings.deadline - time.time(), 0.0) / 4)
+
+
+def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
+    """Return the record of a case with its causes: known, if the baseline knows all of them."""
+    if not met:
+        return record
+    groups = tuple(dict.fromkeys(m.fingerprint for m in met))
+    if not all(m.entry for m in met):
+        return msgspec.structs.replace(record, groups=groups)
+    known = "+".join(dict.fromkeys(m.entry for m in met))
+    return msgspec.structs.replace(record, groups=groups, outcome="known", known=known)
+
+
+def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> Iterator[Case]:
+    """Yield the cases of a task, aimed ones first.
+
+    What a case is depends on the seed and its number alone, or on the kernel that it aims at and
+    how often that was tried before; kernels that are `reached` by the time of a draw are left out.
+
+    The strategies draw from the same grammar for Hypothesis. Here its bytes come from Python's
+    generator instead: in Hypothesis 6.170 about a third of the programs that its generate phase
+    draws repeat an earlier one (it mutates what it drew), and each takes four times as long
+    (benchmarks/generation.py). Making a finding small is `minimize`'s part, not Hypothesis's.
+    """
+    backend = backends()[task.backend]
+    ops = runnable(select(settings.ops or ("*",)), backend)
+
+    def drawn(focus: Sequence[Op], *which: object) -> Case:
+        return draw_case(
+            random.Random("/".join(map(str, (task.seed, *which)))).randbytes,
+            backend.device,
+            trains=backend.trains,
+            ops=ops,
+            focus=focus,
+            statements=settings.max_statements,
+            fused=not backend.exact,
+        )
+
+    count = 0
+    for kernel, number in islice(_turns(task.aims, reached), task.count):
+        own, able = _callers(kernel, ops)
+        names = own if number % 4 < 3 else able
+        yield drawn([op for op in ops if op.name in names], kernel, number)
+        count += 1
+    focus = runnable(select(task.focus), backend) if task.focus else ()
+    for number in range(task.first + count, task.cases):
+        yield drawn(focus, number)
+
+
+def _turns(aims: Sequence[str], reached: Collection[str]) -> Iterator[tuple[str, int]]:
+    """Yield the next kernel to aim at, and how often it was: in turns, until all are reached."""
+    for number in range(_MOST):
+        for kernel in aims:
+            if kernel not in reached:
+                yield kernel, number
+
+
+_MOST = 48  # cases for one kernel, before it counts as one that nothing reaches

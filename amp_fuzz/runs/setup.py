@@ -1,0 +1,223 @@
+"""Turn options into a run that can start: backends, ops, known list, seed, and the run's head.
+
+Both who runs by command and who runs under pytest begin here, so that both refuse the same things
+in the same words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import platform
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from amp_fuzz.backends.devices import judging_options
+from amp_fuzz.catalogue import CATALOGUE, select
+from amp_fuzz.config import OPTIONS, Options
+from amp_fuzz.records.baseline import Baseline, Entry, read
+from amp_fuzz.records.schema import BackendRecord, BaselineRecord, NoteKind, RunRecord
+from amp_fuzz.upstream.known import Known, KnownError, load_known, shipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from amp_fuzz.backends import Backend
+    from amp_fuzz.runs.engine import Settings
+
+__all__ = [
+    "MissingBackend",
+    "Session",
+    "baseline_of",
+    "choose_backends",
+    "known_of",
+    "prepare",
+    "versions",
+]
+
+_PACKAGES = ("amp-fuzz", "torch", "hypothesis", "numpy")
+
+
+class MissingBackend(ValueError):
+    """A backend that was asked for cannot be used here. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A run that can start: `record` is its head, `settings` what the engine is told."""
+
+    record: RunRecord
+    settings: Settings
+    chosen: tuple[Backend, ...]
+
+
+def prepare(options: Options, *, command: str = "") -> Session:
+    """Return a run that can start.
+
+    Imports torch. A seed is drawn if the options have none.
+
+    Raises:
+        ProgramError: a pattern of `options.ops` matches nothing.
+        KnownError: a known list cannot be read.
+        BaselineError: so with the baseline.
+        BackendError: a backend is unknown.
+        MissingBackend: one that was named, or is required, cannot be used here.
+    """
+    ops = tuple(op.name for op in select(options.ops))
+    known = known_of(options)
+    chosen = choose_backends(options.backends, options.require)
+
+    from amp_fuzz.runs.engine import Settings
+
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    started = datetime.now(UTC)
+    baseline = baseline_of(options)
+    held = _held(baseline, chosen)
+    today = started.date()
+    record = RunRecord(
+        # Sorted by name, runs stand in the order of time.
+        id=f"{started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        seed=seed,
+        profile=options.profile,
+        backends=tuple(_backend_record(backend) for backend in chosen),
+        versions=versions(),
+        started=started.isoformat(timespec="seconds"),
+        command=command,
+        baseline=str(baseline.path) if baseline.entries else "",
+        entries=tuple(_baseline_record(entry, today) for entry in held),
+        fail_on=options.fail_on,
+        options=tuple(judging_options()),
+    )
+    settings = Settings(
+        backends=tuple(backend.name for backend in chosen),
+        cases=options.cases,
+        aimed=options.aimed,
+        ops=() if len(ops) == len(CATALOGUE) else ops,
+        seed=seed,
+        profile=options.profile,
+        workers=options.workers,
+        relations=cast('Literal["none", "one", "all"]', options.relations),
+        known=known,
+        seconds=options.seconds,
+        floor=options.floor,
+        timeout=options.timeout,
+        memory=options.memory,
+        isolate=options.isolate != "never",
+        minimize=options.minimize,
+        max_statements=options.max_statements,
+        fail_fast=options.fail_fast,
+        notes=cast("tuple[NoteKind, ...]", options.notes),
+        fail_on=options.fail_on,
+        baseline=tuple(entry for entry in held if not entry.expired(today)),
+        overdue=tuple(entry for entry in held if entry.expired(today)),
+    )
+    return Session(record, settings, chosen)
+
+
+def choose_backends(names: Iterable[str], require: Iterable[str] = ()) -> tuple[Backend, ...]:
+    """Return the backends of these names, all of them ready; patterns stand for those that are.
+
+    Raises `BackendError` for an unknown name, `MissingBackend` for one that is named in either
+    list and cannot be used here.
+    """
+    from amp_fuzz.backends import choose, is_pattern
+
+    names = tuple(names)
+    chosen = choose(names)
+    for backend in [*chosen, *choose(name for name in require if not is_pattern(name))]:
+        state = backend.availability()
+        if state.status != "ready":
+            raise MissingBackend(f"backend {backend.name} is {state.status} here: {state.detail}")
+    return tuple(chosen)
+
+
+def known_of(options: Options) -> tuple[Known, ...]:
+    """Return the entries that come with the package and those of the options, for this torch.
+
+    Raises `KnownError`.
+    """
+    torch = Version(Version(version("torch")).base_version)
+    entries = [*shipped(), *(entry for path in options.known for entry in load_known(path))]
+    found = []
+    for entry in entries:
+        _check_quirk(entry)
+        try:
+            if torch in SpecifierSet(entry.torch):
+                found.append(entry)
+        except InvalidSpecifier as error:
+            raise KnownError(f"{entry.id}: torch={entry.torch!r}: write it as '>=2.7'") from error
+    return tuple(found)
+
+
+def baseline_of(options: Options) -> Baseline:
+    """Return the project's baseline: the file of the option, or the nearest upward, or none.
+
+    Raises `BaselineError`; for a file that was named and is not there too.
+    """
+    path = options.baseline
+    if path != OPTIONS["baseline"].default:
+        return read(path, missing=False)
+    here = Path.cwd()
+    found = next((p for f in (here, *here.parents) if (p := f / path.name).is_file()), path)
+    return read(found)
+
+
+def _held(baseline: Baseline, chosen: Iterable[Backend]) -> tuple[Entry, ...]:
+    """Return the entries that speak of these backends and of this torch."""
+    names = {backend.name for backend in chosen}
+    torch = version("torch")
+    return tuple(e for e in baseline.entries if e.backend in names and e.holds(torch))
+
+
+def _baseline_record(entry: Entry, today: date) -> BaselineRecord:
+    return BaselineRecord(
+        id=entry.id,
+        fingerprint=entry.fingerprint,
+        backend=entry.backend,
+        kind=entry.kind,
+        case=entry.load().id,
+        title=entry.title or str(entry.parts),
+        reason=entry.reason,
+        link=entry.link,
+        expires=entry.expires.isoformat() if entry.expires else "",
+        expired=entry.expired(today),
+    )
+
+
+def _check_quirk(entry: Known) -> None:
+    from amp_fuzz.upstream import QUIRKS
+
+    if entry.quirk and entry.quirk not in QUIRKS:
+        near = difflib.get_close_matches(entry.quirk, QUIRKS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(QUIRKS)}"
+        raise KnownError(f"{entry.id}: quirk={entry.quirk!r} is unknown: {hint}")
+
+
+def versions() -> dict[str, str]:
+    """Return what a run depends on, with versions."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found | {"python": platform.python_version(), "platform": platform.platform()}
+
+
+def _backend_record(backend: Backend) -> BackendRecord:
+    from amp_fuzz.backends.dispatcher import kernels
+
+    listed = kernels(backend.device)
+    return BackendRecord(
+        name=backend.name,
+        device=backend.device,
+        detail=backend.availability().detail,
+        kernels=listed.reachable,
+        unreachable=tuple(f"{name}: {why}" for name, why in listed.unreachable.items()),
+    )

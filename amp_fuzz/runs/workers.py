@@ -1,0 +1,732 @@
+"""Spread a run over supervised worker processes.
+
+A worker that dies or hangs costs one case. If that case ends a second worker too, it is a finding,
+a crash or a timeout; else it is an incident of the machine. Another worker goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from amp_fuzz.backends import backends
+from amp_fuzz.cases.case import Case, loads
+from amp_fuzz.cases.program import statements
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.entered import LONGEST, op_of, statement_op, told
+from amp_fuzz.findings.groups import Groups, signature_of
+from amp_fuzz.findings.supervision.processes import (
+    Usage,
+    death,
+    end,
+    expendable,
+    few_primitives,
+    greedy,
+    start,
+    unforkable,
+    usage,
+)
+from amp_fuzz.plugins import inherited
+from amp_fuzz.records.baseline import match
+from amp_fuzz.records.fingerprint import fingerprinted
+from amp_fuzz.records.schema import (
+    CaseRecord,
+    DivergenceRecord,
+    EndRecord,
+    IncidentRecord,
+    NoteRecord,
+    unanswered,
+)
+from amp_fuzz.records.store import Store, StoreError, Writer
+from amp_fuzz.runs.coverage import Covered
+from amp_fuzz.runs.engine import (
+    Crashed,
+    Event,
+    Failed,
+    Finding,
+    Finished,
+    Happened,
+    Planned,
+    Progress,
+    Settings,
+    Suspected,
+    Task,
+    TimeUp,
+    baseline_tasks,
+    explore,
+    in_rounds,
+    kept_tasks,
+    late,
+    plan_tasks,
+    seed_of,
+    timed,
+)
+
+__all__ = ["Supervisor", "run", "unshared"]
+
+
+def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
+    """Run all tasks of a run over worker processes and yield events as they come.
+
+    Its time begins here. Closing the iterator (an interrupt) ends the workers; what they had
+    recorded stays.
+    """
+    settings = timed(settings)
+    chosen = [backends()[name] for name in settings.backends]
+    given = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
+    drawn = plan_tasks(settings, chosen)
+    if settings.seconds:
+        given = [replace(task, promised=task.cases if settings.floor else 0) for task in given]
+        drawn = in_rounds(drawn, settings.floor)
+    supervisor = Supervisor(settings, store, run_id)
+    try:
+        yield from supervisor.work([*given, *drawn])
+    finally:
+        supervisor.close()
+
+
+def unshared(settings: Settings) -> str:
+    """Return why changes made to torch in this process do not reach the workers, or "".
+
+    A worker that computes on an accelerator starts anew: no runtime of one survives a fork.
+    """
+    for name in settings.backends:
+        backend = backends()[name]
+        if backend.values and backend.device not in ("cpu", "privateuse1"):
+            return f"{name} computes on an accelerator, and that does not survive a fork"
+    return unforkable()
+
+
+# -- the supervisor -------------------------------------------------------------------------------
+
+_START = 300.0  # seconds that a worker has to start: it imports torch on a machine that may be busy
+_STARTS = 3  # workers that may end while they run no case, without a case judged in between
+_BY_CLOCK = 5  # times the CPU time that a case may take by the clock: it may be waiting for others
+_WATCH = 0.25  # seconds between two looks at what a worker uses
+_GRACE = 5.0  # seconds after its time for a worker to end its case
+_DEATHS = 8  # of processes, for one case, before it stays as it was found
+_FATAL = "Fatal Python error"  # how faulthandler begins
+_OUTPUT = 12  # lines that a process wrote last, kept of one that died
+
+# What a worker and its supervisor share: the number of the case, whether it runs, cases noted.
+_NUMBER, _RUNNING, _NOTED = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """How a worker ended."""
+
+    kind: Literal["crash", "timeout"]
+    detail: str
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process as the supervisor sees it.
+
+    reached: the kernels that cases of its task reached. noted: how many cases it had noted when the
+    present one was first seen, at `since`, when it had used `used` seconds of CPU time. held: bytes
+    of memory when it was ready: a fork holds those of the process that forked, too.
+    """
+
+    number: int
+    process: BaseProcess
+    pipe: connection.Connection
+    shared: Any
+    folder: Path
+    entered: Any
+    task: Task | None = None
+    ready: bool = False
+    fresh: bool = True
+    suspected: DivergenceRecord | None = None
+    reached: set[str] = field(default_factory=set)
+    noted: int = -1
+    since: float = field(default_factory=time.monotonic)
+    used: float = 0.0
+    held: int = 0
+    looked: float = field(default_factory=time.monotonic)
+
+    def owes(self) -> bool:
+        """Return whether its task has cases to do that are promised."""
+        task = self.task
+        return task is not None and self.shared[_NUMBER] - task.first < task.promised
+
+    @property
+    def current(self) -> Path:
+        """The file of the case that it runs."""
+        return self.folder / f"current-{self.number}.json"
+
+    def written(self) -> str:
+        """Return the end of what it wrote."""
+        try:
+            with (self.folder / f"worker-{self.number}.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def output(self) -> str:
+        """Return the last lines that it wrote; after a fatal signal, the first of its traceback."""
+        lines = self.written().splitlines()
+        fatal = max((i for i, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
+        return "\n".join(lines[-_OUTPUT:] if fatal is None else lines[fatal:][:_OUTPUT])
+
+    def look(self, now: float) -> Usage:
+        """Return what its case has used of CPU time, and what it holds of memory for cases."""
+        used = usage(self.process.pid or 0)
+        if self.noted != self.shared[_NOTED]:
+            self.noted, self.since, self.used = self.shared[_NOTED], now, used.cpu
+        return Usage(used.cpu - self.used, used.memory - self.held)
+
+
+class Supervisor:
+    """Hands tasks to workers, listens, and replaces those that die or hang.
+
+    cut: whether the time was up before all was done.
+    """
+
+    def __init__(
+        self, settings: Settings, store: Store, run_id: str, *, label: str = "main"
+    ) -> None:
+        self.settings, self.store, self.run_id, self.label = settings, store, run_id, label
+        self.groups = Groups()
+        self.kept: set[tuple[str, ...]] = set()
+        self.deaths: Counter[str] = Counter()
+        self.died: dict[str, int] = {}  # by cause, the size of the smallest case
+        self.unstarted = 0
+        self.apart = ""  # why a worker started anew, without the changes made to torch here
+        if settings.isolate and not unshared(settings):
+            # What torch imports at the first checkpoint or custom op, here once for all workers:
+            # 1.3 s of CPU time of each worker (torch 2.13), of those that replace dead ones too.
+            importlib.import_module("torch._dynamo")
+        self.workers: list[_Worker] = []
+        self.writer: Writer = store.writer(run_id, label)
+        self.stopped = False
+        self.cut = False
+        self.queue: list[Task] = []
+
+    def work(self, tasks: list[Task]) -> Iterator[Event]:
+        """Do tasks, and yield events as they come.
+
+        When the time of a task is up, what is promised of it still runs.
+        """
+        for name in dict.fromkeys(task.backend for task in tasks):
+            yield Planned(name, sum(task.count for task in tasks if task.backend == name))
+        self.queue, self.stopped, self.cut = list(reversed(tasks)), False, False
+        for event in self._spread() if self.settings.isolate else self._here():
+            yield event
+            if isinstance(event, Failed):
+                self.stopped = True
+            if self.settings.fail_fast and _fails(event):
+                self.stopped = True
+            if self.stopped:
+                break
+        if self.stopped:
+            yield from self._end_workers()
+        if self.cut:
+            yield TimeUp()
+
+    def _spread(self) -> Iterator[Event]:
+        while self._wanted() or any(w.task for w in self.workers):
+            while len(self.workers) < min(self.settings.workers, len(self.queue)):
+                self.workers.append(self._start())
+            for worker in list(self.workers):
+                if worker.task is None and self._wanted():
+                    yield from self._give(worker, self.queue.pop())
+            yield from self._listen()
+            self._stop()
+            if self.stopped:
+                return
+
+    def _here(self) -> Iterator[Event]:
+        """Do the tasks in this process, which a case may end."""
+        path = self.store.run_path(self.run_id) / f"current-{self.label}.json"
+        note = _Note(path, RawArray("q", 3))
+        try:
+            with composed():
+                while self._wanted():
+                    task = self.queue.pop()
+                    covered = Covered(self.store, task.backend)
+                    about = self.settings, self.writer, note, self.groups, covered
+                    for event in _task(task, *about):
+                        yield from self._taken(event)
+        finally:
+            note.close()
+            path.unlink(missing_ok=True)
+
+    def _wanted(self) -> bool:
+        """Return whether there is a task to do, and drop those whose time is up."""
+        while self.queue and self._late(self.queue[-1]) >= 0 and not self.queue[-1].promised:
+            self.queue.pop()
+            self.cut = True
+        return bool(self.queue)
+
+    def _late(self, task: Task) -> float:
+        return late(task, self.settings)
+
+    def _stop(self) -> None:
+        """Stop if workers still do what nobody promised, some time after they should have ended.
+
+        They end by themselves after a case, which may take long.
+        """
+        busy = [w for w in self.workers if w.task is not None]
+        tasks = [w.task for w in busy if w.task is not None and not w.owes()]
+        if self._wanted() or len(tasks) < len(busy):
+            return
+        if any(self._late(task) > _GRACE for task in tasks):
+            self.stopped = self.cut = True
+
+    def _start(self) -> _Worker:
+        folder = self.store.run_path(self.run_id)
+        number = 1 + max(map(_number, folder.glob("worker-*.log")), default=-1)
+        while True:  # another supervisor of this run may start one, too
+            try:
+                (folder / f"worker-{number}.log").touch(exist_ok=False)
+                break
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                raise StoreError(f"{folder}: cannot write ({error.strerror})") from error
+        (folder / f"current-{number}.json").touch()
+        ours, theirs = connection.Pipe()
+        shared = RawArray("q", 3)
+        entered = RawArray("c", LONGEST)
+        about = (self.settings, str(self.store.root), self.run_id, number, shared, entered)
+        # A user's test may have started what does not survive a fork, since the last one.
+        self.apart = unshared(self.settings) or self.apart
+        process = start(_worker_main, theirs, *about, fork=not unshared(self.settings))
+        theirs.close()
+        return _Worker(number, process, ours, shared, folder, entered)
+
+    def _give(self, worker: _Worker, task: Task) -> Iterator[Event]:
+        if task.confirms is not None and not worker.fresh:
+            yield from self._end(worker)
+            worker = self._start()
+            self.workers.append(worker)
+        worker.task, worker.fresh, worker.reached = task, False, set()
+        worker.shared[_NUMBER], worker.noted = task.first, -1
+        with suppress(OSError):  # it died; the next `_listen` notices
+            worker.pipe.send((task, self.groups))
+
+    def _listen(self) -> Iterator[Event]:
+        ready = connection.wait([w.pipe for w in self.workers], timeout=_WATCH)
+        now = time.monotonic()
+        for worker in list(self.workers):
+            if worker.pipe in ready:
+                try:
+                    event = worker.pipe.recv()
+                except (EOFError, OSError):
+                    how = f"the worker died {death(worker.process)}"
+                    yield from self._lost(worker, _Death("crash", how))
+                    continue
+                yield from self._note(worker, event)
+            if worker.task is not None and now - worker.looked > _WATCH:
+                worker.looked = now
+                if (over := self._over(worker, now)) is not None:
+                    if worker.ready:
+                        _trace(worker)
+                    yield from self._lost(worker, over)
+
+    def _over(self, worker: _Worker, now: float) -> _Death | None:
+        """Return how a worker went over a limit, if it did."""
+        used, limit = worker.look(now), self.settings.timeout
+        took = now - worker.since
+        if not worker.ready:
+            said = f"it did not start within {_START:.0f} s"
+            return _Death("timeout", said) if took > _START else None
+        if greed := greedy(used.memory, self.settings.memory):
+            return _Death("crash", greed)
+        if used.cpu > limit:
+            return _Death("timeout", f"no answer after {used.cpu:.0f} s of CPU time")
+        if took > limit * _BY_CLOCK:
+            spent = f"{took:.0f} s, of which {used.cpu:.0f} s of CPU time"
+            return _Death("timeout", f"no answer after {spent}")
+        return None
+
+    def _note(self, worker: _Worker, event: Event | None) -> Iterator[Event]:
+        if event is None:
+            worker.ready, worker.noted = True, -1
+            worker.held = usage(worker.process.pid or 0).memory
+            return
+        if isinstance(event, Suspected):
+            worker.suspected = event.record
+            return
+        task = worker.task
+        if isinstance(event, Finished) and task is not None and task.told:
+            worker.task = None
+            if task.confirms is not None:  # it died twice, and not where its kernels are told
+                yield self._crashed(task.confirms, task.suspect)
+            return
+        if isinstance(event, Progress):
+            worker.reached |= event.kernels
+            self.unstarted = 0
+        if isinstance(event, Finished):
+            worker.task = worker.suspected = None
+            if task is not None and task.confirms is not None:
+                yield self._happened(task.confirms)
+        yield from self._taken(event)
+
+    def _taken(self, event: Event) -> Iterator[Event]:
+        """Take an event in, and yield it unless it says nothing new."""
+        if isinstance(event, Finding):
+            if not self._keep(event.record):
+                return
+        elif isinstance(event, Finished):
+            self.cut |= event.record.reason == "stopped"
+            if event.groups is not self.groups:
+                self.groups.update(event.groups or Groups())
+        yield event
+
+    def _keep(self, record: DivergenceRecord) -> bool:
+        """Keep a finding, unless its like is kept already: several workers may meet one cause."""
+        like = signature_of(record) if record.known else (record.fingerprint, *record.as_if)
+        if like in self.kept:
+            return False
+        self.kept.add(like)
+        self.store.save(record)
+        return True
+
+    def _unminimised(self, worker: _Worker) -> DivergenceRecord | None:
+        """Keep the divergence that a worker was minimising when it was ended."""
+        record, worker.suspected = worker.suspected, None
+        if record is None:
+            return None
+        self.writer.write(record)
+        self.stopped |= self.settings.fail_fast and not record.known
+        return record if self._keep(record) else None
+
+    # -- deaths -----------------------------------------------------------------------------------
+
+    def _lost(self, worker: _Worker, how: _Death) -> Iterator[Event]:
+        """Record what a worker died of, and put back what it had not done."""
+        yield from self._ended(worker)
+        task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
+        text = worker.current.read_bytes()
+        worker.current.unlink()
+        if task is None or not worker.shared[_RUNNING] or not text:
+            self.unstarted += 1
+            if self.unstarted >= _STARTS:
+                where = "between two cases" if worker.ready else "before it ran a case"
+                yield Failed("\n".join([f"{how.detail} {where}, {_STARTS} times in a row", output]))
+            elif task is not None:
+                self.queue.append(replace(task, first=number))
+            return
+        case, suspected = loads(text, str(worker.current)), worker.suspected
+        incident = IncidentRecord(task.backend, task.family, how.kind, case, how.detail, output)
+        suspect = statement_op(case, worker.written())
+        if task.told and task.confirms is not None:
+            same = how.detail == task.confirms.detail
+            op = op_of(worker.entered) if same else ""
+            yield self._crashed(task.confirms, op or task.suspect)
+            return
+        alone = replace(task, first=number, cases=number + 1, promised=1)
+        if task.aims:  # what is drawn depends on the cases before it
+            drawn = case if suspected is None else suspected.case
+            alone = replace(alone, first=0, cases=1, aims=(), given=(drawn,))
+        if task.cases > number + 1:
+            self.queue.append(_after(task, number, case, worker.reached))
+        if suspected is not None and case.id != suspected.case.id:
+            yield self._happened(msgspec.structs.replace(incident, of=suspected.case.id))
+            yield from self._candidate(worker, alone, suspected, case)
+        elif task.confirms is None:
+            self.queue.append(replace(alone, confirms=incident, suspect=suspect))
+        else:
+            suspect = suspect if suspect == task.suspect else ""
+            if how.kind == "crash" and not backends()[task.backend].ladder():
+                self.queue.append(replace(alone, confirms=incident, suspect=suspect, told=True))
+            else:
+                yield self._crashed(incident, suspect)
+
+    def _candidate(
+        self, worker: _Worker, task: Task, suspected: DivergenceRecord, case: Case
+    ) -> Iterator[Event]:
+        """Examine a case again without the smaller one that a worker died of.
+
+        torch dies of calls that nobody drew.
+        """
+        self.groups.deadly.add(case.id)
+        self.deaths[suspected.case.id] += 1
+        if self.deaths[suspected.case.id] <= _DEATHS:
+            self.queue.append(replace(task, confirms=None))
+        elif (kept := self._unminimised(worker)) is not None:
+            yield Finding(kept, new=not kept.known)
+
+    def _happened(self, record: IncidentRecord) -> Happened:
+        self.writer.write(record)
+        return Happened(record)
+
+    def _crashed(self, incident: IncidentRecord, op: str) -> Crashed:
+        """Return the finding of a case that two workers died of. op: where, as far as is known.
+
+        Of one cause the store keeps the first case, and those that are smaller than all before.
+        """
+        about = incident.backend, incident.kind, incident.case, incident.detail, incident.family
+        record = fingerprinted(unanswered(*about, op=op))
+        entry = match(self.settings.baseline, record)
+        known = entry.id if entry else ""
+        record = msgspec.structs.replace(record, known=known, output=incident.output)
+        self.writer.write(record)
+        cause, size = record.fingerprint if op else record.id, len(record.case.json())
+        first = cause not in self.died
+        if first or size < self.died[cause]:
+            self.died[cause] = size
+            self.store.save(record)
+        return Crashed(record, incident.detail, first)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _ended(self, worker: _Worker) -> Iterator[Event]:
+        """End a worker, and yield what it had told by then."""
+        self.workers.remove(worker)
+        end(worker.process)
+        with suppress(EOFError, OSError):
+            while worker.pipe.poll():
+                yield from self._note(worker, worker.pipe.recv())
+        worker.pipe.close()
+
+    def _end(self, worker: _Worker) -> Iterator[Event]:
+        """End a worker, and yield what it had found, as small as that was by then."""
+        yield from self._ended(worker)
+        if (kept := self._unminimised(worker)) is not None:
+            yield Finding(kept, new=not kept.known)
+        worker.current.unlink(missing_ok=True)
+
+    def _end_workers(self) -> Iterator[Event]:
+        for worker in list(self.workers):
+            yield from self._end(worker)
+
+    def close(self) -> None:
+        """End the workers and close the records."""
+        for _ in self._end_workers():
+            pass  # nobody listens; what was found is kept
+        self.writer.close()
+
+
+def _trace(worker: _Worker) -> None:
+    """Have a worker that gives no answer write where it is, and wait for that a moment."""
+    if not hasattr(signal, "SIGUSR1") or worker.process.pid is None:
+        return
+    before, until = worker.written(), time.monotonic() + 1.0
+    with suppress(ProcessLookupError):
+        os.kill(worker.process.pid, signal.SIGUSR1)
+    while worker.written() == before and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _fails(event: Event) -> bool:
+    """Whether a new divergence is told and counted: its case follows the finding."""
+    if isinstance(event, Crashed):
+        return not event.record.known
+    return isinstance(event, Progress) and event.outcome == "diverged"
+
+
+def _number(log: Path) -> int:
+    return int(log.stem.partition("-")[2])
+
+
+def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Task:
+    """Return what is left of a task whose worker died of a case.
+
+    It aims no more at kernels that the case may have reached: no other worker need die of them.
+    """
+    owed = max(task.promised - (number + 1 - task.first), 0)
+    left = replace(task, first=number + 1, promised=owed)
+    if not task.aims:
+        return left
+    ops = [CATALOGUE[s.op] for s in statements(case.program.body) if s.op in CATALOGUE]
+    met = {name.removeprefix("aten::") for op in ops for name in op.overloads} | set(reached)
+    aims = tuple(kernel for kernel in task.aims if kernel not in met)
+    return replace(left, aims=aims, seed=seed_of(task.seed, "after", number))
+
+
+# -- in a worker ----------------------------------------------------------------------------------
+
+
+class _Note:
+    """Writes down the case that is about to run, where the supervisor finds it.
+
+    shared: memory that the supervisor reads: the number of the case, whether it runs, and how many
+    were noted, candidates of the minimiser too.
+    """
+
+    def __init__(self, path: Path, shared: Any) -> None:
+        self.path, self.shared = path, shared
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
+
+    def began(self, number: int) -> None:
+        """Note the number of the next case."""
+        self.shared[_NUMBER] = number
+
+    def seen(self, case: Case) -> None:
+        """Note a case that is about to run. Raises `StoreError`."""
+        text = case.json()
+        try:
+            written = os.pwrite(self._file, text, 0)
+            os.ftruncate(self._file, len(text))
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot write ({error.strerror})") from error
+        if written != len(text):
+            raise StoreError(f"{self.path}: cannot write ({os.strerror(errno.ENOSPC)})")
+        self.shared[_RUNNING] = 1
+        self.shared[_NOTED] += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def rested(self) -> None:
+        """Note that the case is recorded, and that none runs."""
+        self.shared[_RUNNING] = 0
+        self.shared[_NUMBER] += 1
+
+
+@contextmanager
+def composed() -> Iterator[None]:
+    """Give cases what they expect, and whoever comes after them what they had.
+
+    One thread, since results may depend on their number; no warning filters, default dtype, grad
+    mode or random state of a user's.
+    """
+    import torch
+
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    state = torch.get_rng_state()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_rng_state(state)
+
+
+def _worker_main(
+    pipe: connection.Connection,
+    settings: Settings,
+    root: str,
+    run_id: str,
+    number: int,
+    shared: Any,
+    entered: Any,
+) -> None:
+    """Take tasks from the supervisor until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
+    few_primitives()
+    expendable()
+    store = Store(root)
+    folder = store.run_path(run_id)
+    try:
+        _redirect(folder / f"worker-{number}.log")
+        inherited()
+        with composed():
+            note = _Note(folder / f"current-{number}.json", shared)
+            writer = store.writer(run_id, str(number))
+            pipe.send(None)  # ready
+            while True:
+                task, groups = pipe.recv()
+                if task.told:
+                    pipe.send(_told(task, settings, note, entered))
+                    continue
+                covered = Covered(store, task.backend)
+                for event in _task(task, settings, writer, note, groups, covered):
+                    pipe.send(event)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the supervisor is done with us
+    except StoreError as error:
+        pipe.send(Failed(str(error), usage=True))
+    except Exception:
+        import traceback
+
+        pipe.send(Failed(traceback.format_exc()))
+
+
+def _redirect(path: Path) -> None:
+    """Send what libraries print (MKL about a NaN, C++ warnings) to a file, not to the terminal.
+
+    A fork's `sys.stdout` may be what captures the output of a user's test. A fatal signal writes a
+    traceback there.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, sys.stderr)
+
+
+def _told(task: Task, settings: Settings, note: _Note, entered: Any) -> Finished:
+    """Run a case that two processes died of, and tell the supervisor of each kernel it enters."""
+    with told(entered):
+        for _ in explore(task, replace(settings, minimize=0), began=note.began, seen=note.seen):
+            pass
+    return Finished(task, EndRecord(task.backend, task.family, 0, 0.0))
+
+
+def _task(
+    task: Task,
+    settings: Settings,
+    writer: Writer,
+    note: _Note,
+    groups: Groups,
+    covered: Covered,
+) -> Iterator[Event]:
+    start = time.monotonic()
+    cases = 0
+    noted: list[NoteRecord] = []
+    events = explore(
+        task, settings, began=note.began, seen=note.seen, groups=groups, covered=covered.note
+    )
+    for event in events:
+        if isinstance(event, CaseRecord):
+            writer.write(event)
+            note.rested()
+            cases += 1
+            reached = frozenset(k.overload for k in event.kernels)
+            anew = event.groups if event.outcome == "diverged" else ()
+            yield Progress(
+                *(task.backend, task.family, event.outcome, anew, reached),
+                notes=event.notes,
+                noted=tuple(noted),
+            )
+            noted.clear()
+        elif isinstance(event, NoteRecord):
+            writer.write(event)
+            noted.append(event)
+        elif isinstance(event, Finding):
+            writer.write(event.record)
+            yield event
+        else:
+            yield event
+    took, planned = round(time.monotonic() - start, 3), task.count
+    early = cases < planned and late(task, settings) >= 0
+    reason: Literal["done", "stopped"] = "stopped" if early else "done"
+    end = EndRecord(task.backend, task.family, cases, took, reason, planned)
+    writer.write(end)
+    covered.write()
+    yield Finished(task, end, groups)
