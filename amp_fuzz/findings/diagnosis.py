@@ -44,13 +44,16 @@ class Examined:
     missing: bool = False
 
 
-def examined(case: Case, backend: str, known: tuple[Known, ...], *, timeout: float) -> Examined:
+def examined(
+    case: Case, backend: str, known: tuple[Known, ...], *, timeout: float, memory: float
+) -> Examined:
     """Judge a case in a process of its own, and find out what is to blame.
 
-    timeout: seconds without a sign of life (each of some compilations is one).
+    timeout: seconds without a sign of life (each of some compilations is one). memory: GiB that
+    it may hold.
     """
     try:
-        for message in talk(timeout, _examine, case, backend, known):
+        for message in talk(timeout, _examine, case, backend, known, memory=memory):
             if isinstance(message, Examined):
                 return message
     except Dead as dead:

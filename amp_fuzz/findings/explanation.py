@@ -81,13 +81,15 @@ class Explained:
     notes: tuple[Note, ...] = ()
 
 
-def explained(case: Case, backend: str, known: tuple[Known, ...], *, timeout: float) -> Explained:
+def explained(
+    case: Case, backend: str, known: tuple[Known, ...], *, timeout: float, memory: float
+) -> Explained:
     """Explain a case in a process that is watched.
 
-    timeout: seconds without a sign of life.
+    timeout: seconds without a sign of life. memory: GiB that it may hold.
     """
     try:
-        for message in talk(timeout, _explain, case, backend, known):
+        for message in talk(timeout, _explain, case, backend, known, memory=memory):
             if isinstance(message, Explained):
                 return message
     except Dead as dead:

@@ -37,7 +37,7 @@ class Came:
 
 
 def recheck(
-    entries: Sequence[Entry], known: tuple[Known, ...], *, torch: str, timeout: float
+    entries: Sequence[Entry], known: tuple[Known, ...], *, torch: str, timeout: float, memory: float
 ) -> Iterator[tuple[Entry, Came]]:
     """Yield what comes of each entry, in order. torch: the version that is installed."""
     left = list(entries)
@@ -48,7 +48,7 @@ def recheck(
             continue
         together = tuple(takewhile(lambda e: e.holds(torch), left))
         try:
-            for came in talk(timeout, _judge_all, together, known):
+            for came in talk(timeout, _judge_all, together, known, memory=memory):
                 yield left.pop(0), came
         except Dead as dead:
             entry = left.pop(0)

@@ -580,9 +580,7 @@ def _verdict(
         issue = _command(data, "repro", new[0].record.id) + " --format=issue -o issue.md"
         return Verdict("new", sentence, issue)
     if expired:
-        sentence = (
-            f"{expired}. Nothing new: of {over}, {explained:,} diverged as is known.{but}{failing}"
-        )
+        sentence = f"{expired}. Nothing new{_of(over, explained)}.{but}{failing}"
         return Verdict("new", sentence, "amp-fuzz baseline check")
     kind: Literal["new", "known", "clean"] = "known" if explained else "clean"
     if explained:
@@ -608,9 +606,14 @@ def _failing(data: RunData, noted: Iterable[NoteView]) -> str:
     return f" FAILS: {' and '.join(found)}, as --fail-on={','.join(words)} says."
 
 
+def _of(over: str, explained: int) -> str:
+    """Return of how many cases a sentence speaks, and how many of them diverged, if any."""
+    return f", of {over}" + (f", of which {explained:,} diverged as is known" if explained else "")
+
+
 def _unended(data: RunData, over: str, explained: int) -> Verdict:
     """Return the verdict of a run without a new finding whose end was never recorded."""
-    so_far = f"nothing new so far, of {over}, of which {explained:,} diverged as is known"
+    so_far = f"nothing new so far{_of(over, explained)}"
     if data.state == "running":
         report = _command(data, "report", data.run.id)
         return Verdict("unended", f"STILL RUNNING: {so_far}.", report)

@@ -38,6 +38,7 @@ from amp_fuzz.findings.supervision.processes import (
     end,
     expendable,
     few_primitives,
+    greedy,
     start,
     unforkable,
     usage,
@@ -130,11 +131,10 @@ _NUMBER, _RUNNING, _NOTED = range(3)
 
 @dataclass(frozen=True, slots=True)
 class _Death:
-    """How a worker ended. signal: by itself, of one or with an exit code."""
+    """How a worker ended."""
 
     kind: Literal["crash", "timeout"]
     detail: str
-    signal: bool = False
 
 
 @dataclass(slots=True)
@@ -334,13 +334,13 @@ class Supervisor:
                     event = worker.pipe.recv()
                 except (EOFError, OSError):
                     how = f"the worker died {death(worker.process)}"
-                    yield from self._lost(worker, _Death("crash", how, signal=True))
+                    yield from self._lost(worker, _Death("crash", how))
                     continue
                 yield from self._note(worker, event)
             if worker.task is not None and now - worker.looked > _WATCH:
                 worker.looked = now
                 if (over := self._over(worker, now)) is not None:
-                    if over.kind == "timeout" and worker.ready:
+                    if worker.ready:
                         _trace(worker)
                     yield from self._lost(worker, over)
 
@@ -348,13 +348,11 @@ class Supervisor:
         """Return how a worker went over a limit, if it did."""
         used, limit = worker.look(now), self.settings.timeout
         took = now - worker.since
-        gib = used.memory / 2**30
         if not worker.ready:
             said = f"it did not start within {_START:.0f} s"
             return _Death("timeout", said) if took > _START else None
-        if gib > self.settings.memory:
-            most = f"{self.settings.memory:.15g}"
-            return _Death("crash", f"it held {gib:.1f} GiB of memory, more than --memory={most}")
+        if greed := greedy(used.memory, self.settings.memory):
+            return _Death("crash", greed)
         if used.cpu > limit:
             return _Death("timeout", f"no answer after {used.cpu:.0f} s of CPU time")
         if took > limit * _BY_CLOCK:
@@ -451,7 +449,7 @@ class Supervisor:
             self.queue.append(replace(alone, confirms=incident, suspect=suspect))
         else:
             suspect = suspect if suspect == task.suspect else ""
-            if how.signal and not backends()[task.backend].ladder():
+            if how.kind == "crash" and not backends()[task.backend].ladder():
                 self.queue.append(replace(alone, confirms=incident, suspect=suspect, told=True))
             else:
                 yield self._crashed(incident, suspect)

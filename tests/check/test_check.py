@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,70 @@ def test_a_backend_that_cannot_call_it_is_shown_and_does_not_count() -> None:
     assert "raises on tensors without values" in skipped["fake-cuda"]
     assert "TorchScript" in skipped["trace"]
     assert not amp_fuzz.check(looks, torch.ones(3), backends=["fake-cuda"])
+
+
+def _on_backend() -> bool:
+    frame, names = sys._getframe(), set()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        names.add(frame.f_code.co_name)
+    return "_observe" in names
+
+
+def _raises_otherwise(x: Tensor) -> Tensor:
+    raise KeyError("values") if _on_backend() else ValueError("no values")
+
+
+def _raises_on_one_side(x: Tensor) -> Tensor:
+    if _on_backend():
+        raise KeyError("values")
+    return x.relu()
+
+
+def _raises_otherwise_under_autocast(x: Tensor) -> Tensor:
+    if torch.is_autocast_enabled("cuda"):
+        raise KeyError("values") if _on_backend() else ValueError("no values")
+    return x.relu()
+
+
+def test_two_errors_at_one_line_without_values_cannot_be_judged() -> None:
+    result = amp_fuzz.check(_raises_otherwise, torch.randn(3), backends=CHEAP)
+    assert [run.status for run in result.runs] == ["diverged", "skipped"]
+    assert result.runs[1].detail.startswith("it raises on tensors without values: KeyError:")
+
+
+@pytest.mark.parametrize("function", [_raises_on_one_side, _raises_otherwise_under_autocast])
+def test_what_raises_on_one_side_or_under_autocast_alone_diverges_without_values(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    (run,) = amp_fuzz.check(function, torch.randn(3), backends="fake-cuda").runs
+    assert (run.status, run.detail) == ("diverged", "raise")
+
+
+@pytest.mark.parametrize(
+    ("raising", "said"),
+    [
+        ({1}, "it raised once and not again: ValueError: now (test_check.py:"),
+        ({2, 3, 4}, "it raised, and not at the call before: ValueError: now (test_check.py:"),
+    ],
+)
+def test_a_callable_that_raises_at_some_calls_is_said_to_do_so(
+    raising: set[int], said: str
+) -> None:
+    """The first call is of the reference, and those that are compared come after it."""
+    calls = [0]
+
+    def sometimes(x: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] in raising:
+            raise ValueError("now")
+        return x.relu()
+
+    result = amp_fuzz.check(sometimes, torch.randn(3), backends=EAGER)
+    (run,) = result.runs
+    assert (run.status, run.notes) == ("nothing", ())
+    assert run.detail.startswith(said)
+    assert "the same at every call" in result.advice
 
 
 def test_what_is_not_the_same_twice_is_said_to_be_so() -> None:

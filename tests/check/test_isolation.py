@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -322,13 +324,21 @@ def test_what_is_printed_reaches_a_stream_in_memory(capsys: pytest.CaptureFixtur
 
 
 class Awkward(Exception):
-    """Cannot be made again of what it keeps."""
+    """Takes other arguments than it keeps."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
+        self.one = one
 
 
-def _raising(error: Exception) -> Iterator[None]:
+class Prefixed(Exception):
+    """Makes another message of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name}")
+
+
+def _raising(error: BaseException) -> Iterator[None]:
     yield None
     raise error
 
@@ -337,5 +347,64 @@ def test_an_error_in_a_fork_comes_with_its_traceback() -> None:
     with pytest.raises(KeyError) as told:
         list(Apart()(_raising, KeyError("a")))
     assert "in _raising" in str(told.value.__cause__)
-    with pytest.raises(RuntimeError, match="Awkward: 1 and 2"):
-        list(Apart()(_raising, Awkward(1, 2)))
+
+
+def _local() -> BaseException:
+    class Local(BaseException):
+        pass
+
+    return Local("of a function")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Awkward(1, 2),
+        Prefixed("file"),
+        _local(),
+        OSError(2, "No such file", "a.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        pytest.skip.Exception("needs a GPU"),
+        pytest.fail.Exception("too far off"),
+        pytest.xfail.Exception("known"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_arrives_from_a_fork_as_what_it_is(error: BaseException) -> None:
+    with pytest.raises(type(error)) as told:
+        list(Apart()(_raising, error))
+    assert type(told.value) is type(error)
+    assert (str(told.value), told.value.args) == (str(error), error.args)
+    assert told.value.__dict__ == error.__dict__
+
+
+def _raising_what_has_no_pickle(how: str) -> Iterator[None]:
+    yield None
+    error = _local() if how == "class" else KeyError("a lock")
+    if how == "state":
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("class", "Local: of a function"), ("state", "KeyError: 'a lock'")]
+)
+def test_an_error_without_a_pickle_says_its_type_and_message(how: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=f"{said} .raised in a fork") as told:
+        list(Apart()(_raising_what_has_no_pickle, how))
+    assert "in _raising_what_has_no_pickle" in str(told.value.__cause__)
+
+
+def test_a_check_leaves_no_descriptor_open_when_its_fork_dies() -> None:
+    def ends(x: torch.Tensor) -> None:
+        os.abort()
+
+    amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu")
+    gc.collect()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    gc.disable()
+    try:
+        amp_fuzz.check(ends, torch.randn(3), backends="eager-cpu")
+        assert len([*Path("/proc/self/fd").iterdir()]) == before
+    finally:
+        gc.enable()

@@ -11,6 +11,7 @@ import pytest
 
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.interfaces.cli.common import Exit
 
 Command = Callable[..., Any]
 
@@ -242,7 +243,9 @@ def test_what_needs_no_torch_does_not_import_it(arguments: list[str], tmp_path: 
 def test_help_names_every_command_and_exit_code(command: Command) -> None:
     done = command("--help")
     assert done.code == 0
-    for word in ("run", "audit", "replay", "repro", "report", "list", "doctor", "130 interrupted"):
+    commands = ("run", "audit", "replay", "repro", "report", "list", "doctor")
+    codes = (*(f"{code.value} " for code in Exit), "130 interrupted")
+    for word in (*commands, *codes):
         assert f" {word}" in " ".join(done.out.split())
 
 

@@ -139,6 +139,40 @@ def test_a_candidate_that_kills_the_process_costs_only_itself(
     assert "NOT confirmed" not in done.out
 
 
+# A kernel that takes a GiB and more, under the reference too.
+GREEDY = """
+import os, time, torch
+
+def takes(*args):
+    held = [bytearray(os.urandom(1) * 2**26) for _ in range(24)]
+    time.sleep(60)
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("asinh", takes, "CPU")
+"""
+
+
+@pytest.mark.slow
+def test_a_case_that_takes_too_much_memory_on_both_sides_becomes_smaller(
+    amp_fuzz: Callable[..., Done], tmp_path: Path
+) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    calls = call("asinh", "x0", to="v0"), call("relu", "x0", to="v1")
+    (tmp_path / "case.json").write_bytes(case([x("x0", 2)], *calls).json())
+    options = ("--plugins=greedy", "--memory=0.5")
+    done = amp_fuzz("minimize", "case.json", *options, "--seconds=25")
+    assert done.code == 0, done.err
+    assert re.search(r"on eager-cpu: crash$", done.out, re.MULTILINE)
+    (found,) = re.findall(r"^([0-9a-f]{16}) on", done.out, re.MULTILINE)
+    small = Store(tmp_path / ".amp-fuzz").finding(found).minimised
+    assert small is not None
+    assert ops(small) == ["asinh"]
+    assert "NOT confirmed" not in done.out
+    done = amp_fuzz("replay", "case.json", *options)
+    assert done.code == 1
+    assert "it held more than --memory=0.5 GiB" in done.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

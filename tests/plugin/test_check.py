@@ -177,3 +177,17 @@ def test_model(amp_check):
     done = project.runpytest_subprocess()
     done.assert_outcomes(errors=1)
     done.stdout.fnmatch_lines([f"*amp-fuzz: *::test_model: {said}"])
+
+
+def test_outcomes_that_the_callable_raises_are_those_of_the_test(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        MODEL
+        + """
+@pytest.mark.parametrize("how", [pytest.skip, pytest.fail, pytest.xfail])
+def test_of(amp_check, how):
+    amp_check(lambda x: how("needs a GPU"), X, backends="eager-cpu")
+"""
+    )
+    done = project.runpytest_subprocess("-rsx")
+    done.assert_outcomes(skipped=1, failed=1, xfailed=1)
+    done.stdout.fnmatch_lines(["SKIPPED*needs a GPU", "XFAIL*needs a GPU"])

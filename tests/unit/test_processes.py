@@ -15,6 +15,7 @@ import pytest
 
 from amp_fuzz.backends import privateuse1
 from amp_fuzz.findings.supervision.processes import death, end, few_primitives, start
+from amp_fuzz.findings.supervision.supervisor import Dead, ask
 from amp_fuzz.runs import memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
@@ -170,3 +171,16 @@ def test_no_fork_where_its_backward_passes_would_raise() -> None:
         "after: autograd has started threads, which do not survive a fork",
         f"a fork: {REFUSED}",
     ]
+
+
+def _takes(gib: float) -> int:
+    held = bytearray(os.urandom(1) * int(gib * 2**30))
+    time.sleep(2 * (gib > 0.5))
+    return len(held)
+
+
+def test_a_process_that_takes_too_much_memory_is_ended() -> None:
+    assert ask(60, _takes, 0.1, memory=0.5) == int(0.1 * 2**30)
+    with pytest.raises(Dead, match=r"^it held more than --memory=0.5 GiB$") as told:
+        ask(60, _takes, 0.75, memory=0.5)
+    assert told.value.kind == "crash"

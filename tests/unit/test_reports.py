@@ -429,6 +429,20 @@ def test_a_run_that_was_killed_says_so_and_how_to_go_on(tmp_path: Path) -> None:
         assert view_of(store).verdict.sentence.startswith("STILL RUNNING: nothing new so far")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("agreed", "nothing new so far, of 1 case on 1 backend."),
+        ("known", "of 1 case on 1 backend, of which 1 diverged as is known."),
+    ],
+)
+def test_a_verdict_counts_known_divergences_if_there_are_any(
+    tmp_path: Path, outcome: Outcome, said: str
+) -> None:
+    store = store_of(tmp_path, [ran(outcome)], ended=False)
+    assert view_of(store).verdict.sentence.endswith(said)
+
+
 def test_a_resumed_run_that_was_killed_did_not_end(tmp_path: Path) -> None:
     ends = [EndRecord("", "", 1, 2.0, "interrupted"), EndRecord("", "", 0, 0.0, "resumed")]
     seen = view_of(store_of(tmp_path, [ran(), *ends]))

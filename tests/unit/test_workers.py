@@ -210,7 +210,7 @@ def test_a_case_that_takes_too_much_memory_is_ended(fragile: Installer, store: S
     events = worked(store, replace(SETTINGS, memory=1.5))
     (crashed,) = [e.record for e in events if isinstance(e, Crashed)]
     assert (crashed.kind, crashed.case.id) == ("crash", greedy)
-    assert crashed.observed.endswith("GiB of memory, more than --memory=1.5")
+    assert crashed.observed == "it held more than --memory=1.5 GiB"
     assert len(ids(store)) == 39
 
 
@@ -455,6 +455,24 @@ def test_cases_that_die_in_one_kernel_are_one_cause(deadly_kernels: Deadly, stor
     assert min(sizes, key=lambda name: sizes[name]) in store.findings()
     assert len(store.findings()) < len(crashed)
     assert ids(store).total() + len(crashed) == KILLING.cases
+
+
+def test_cases_that_take_too_much_memory_in_one_kernel_are_one_cause(store: Store) -> None:
+    library = torch.library.Library("aten", "IMPL")
+
+    def takes(*args: object) -> None:
+        held = [bytearray(os.urandom(1) * 2**26) for _ in range(24)]
+        time.sleep(60)
+        del held
+
+    library.impl("exp", takes, "CPU")
+    try:
+        worked(store, replace(KILLING, cases=3, ops=("exp",), memory=0.5), "eager-cpu")
+    finally:
+        library._destroy()
+    died = died_in(store)
+    assert set(died) == {"exp"}
+    assert len(set(died["exp"])) == 1 < len(died["exp"])
 
 
 def test_cases_that_die_in_two_kernels_are_two_causes(deadly_kernels: Deadly, store: Store) -> None:

@@ -37,7 +37,7 @@ def lowered() -> AbstractContextManager[Any]:
     if "xla-excess-precision" in active_quirks():
         return _both(_Lowered(active), xla.Excess())
     if "compile-written-casts" in active_quirks():
-        return _both(_Lowered(active), Elided())
+        return _both(_Lowered(active), Elided(either))
     return _Lowered(active) if active else nullcontext()
 
 

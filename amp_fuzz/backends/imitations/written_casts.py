@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from amp_fuzz.backends.imitations.xla import flat, place
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.shadow.written import CASTING, SIXTEEN, used_once
+from amp_fuzz.reference.shadow.written import CASTING, SIXTEEN, in_method, used_once
 
 __all__ = ["Elided"]
 
@@ -33,10 +34,15 @@ class Elided(TorchDispatchMode):
     takes the result, which is stored for it, and so does float64, since the register holds float32.
     A cast to the other 16-bit dtype takes the result too, unless nothing else does: then both are
     one cast (``pointless_convert`` in torch/_inductor/fx_passes/joint_graph.py).
+
+    Of code whose lines nobody knows it is not known either what else takes a result, nor where
+    Inductor ends a kernel and stores it. What is computed from one is then told to `either`, from
+    the float32 and from the result: shadows may have any of both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, either: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._either, self._unsure = either, False
         self._wide: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self._once: dict[Any, torch.Tensor] = {}
 
@@ -49,6 +55,8 @@ class Elided(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
+            if self._unsure and self._in_place(func, args, kwargs):
+                return args[0]
             for tensor in flat((args, kwargs)):
                 self._forget(tensor)
             return _plain(func, args, kwargs)
@@ -59,12 +67,19 @@ class Elided(TorchDispatchMode):
         changed = any(a is not b for a, b in zip(flat(given), flat(wide), strict=True))
         out = _plain(func, args, kwargs)
         if func is _CAST and out.dtype in SIXTEEN and out.dtype is not args[0].dtype:
-            once = used_once()
+            self._unsure |= in_method()
+            once = in_method() or used_once()
             source = self._once.get(place(args[0]), args[0])
             if source.dtype is torch.float32 and once is not None:
+                if self._unsure:
+                    with dispatch.exclude():
+                        source = source.clone()
                 self._wide[place(out)] = (out, source)
                 if once:
                     self._once[place(out)] = source
+            if changed and self._unsure:
+                with dispatch.exclude():
+                    self._either(out, func(*wide[0], **wide[1]))
             return out
         if not changed:
             return out
@@ -74,9 +89,37 @@ class Elided(TorchDispatchMode):
             for own, other in zip(flat(out), flat(made), strict=True):
                 self._wide[place(own)] = (own, other)
             return out
-        pairs = zip(flat(out), flat(made), strict=True)
-        narrow = iter([_as(other, own) for own, other in pairs])
-        return tree_map(lambda a: next(narrow) if isinstance(a, torch.Tensor) else a, out)
+        pairs = list(zip(flat(out), flat(made), strict=True))
+        narrow = [_as(other, own) for own, other in pairs]
+        if self._unsure:
+            for (own, _), other in zip(pairs, narrow, strict=True):
+                self._either(other, own)
+        each = iter(narrow)
+        return tree_map(lambda a: next(each) if isinstance(a, torch.Tensor) else a, out)
+
+    def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+        """Run an op that writes its first argument alone, as what it is in a graph; return if so.
+
+        A cast that is written to is written as it was before it was rounded, too.
+        """
+        wide = tree_map(self._widened, (args, kwargs))
+        pairs = zip(flat((args, kwargs)), flat(wide), strict=True)
+        inplace = func.__name__.partition(".")[0].endswith("_")
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if not inplace or random or all(a is b for a, b in pairs):
+            return False
+        own, target = args[0], wide[0][0]
+        with dispatch.exclude():
+            before = own.clone()
+        _plain(func, args, kwargs)
+        with dispatch.exclude():
+            rounded = own.clone()
+            if target is own:
+                own.copy_(before)
+            func(*wide[0], **wide[1])
+            if target is own:
+                self._either(own, rounded)
+        return True
 
     def _widened(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in SIXTEEN:

@@ -249,20 +249,22 @@ def shrink(
     seconds: float,
     pairs: bool = False,
     memory: Memory | None = None,
+    blind: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Event | Shrunk]:
     """Make a divergence's case smaller; a `Shrunk` comes last.
 
     ask: says what comes of a candidate, as an `Asker` does. runtime: the reference. pairs: whether
     it begins with the guilty two where none is guilty alone (otherwise other two may be left); see
-    `paired`. memory: answers that were given already. clock: what `seconds` are of; see `working`.
+    `paired`. memory: answers that were given already. blind: whether the reference must not run,
+    since it dies of the case. clock: what `seconds` are of; see `working`.
     """
     start = clock()
     memory = memory or Memory()
     asked: list[str] = []
 
     def values(case: Case) -> Values:
-        return capture(case, runtime)
+        return {} if blind else capture(case, runtime)
 
     def reply(case: Case) -> Reply:
         return target.reply(memory.of(ask, case))

@@ -28,6 +28,7 @@ __all__ = [
     "end",
     "expendable",
     "few_primitives",
+    "greedy",
     "no_interrupts",
     "start",
     "unforkable",
@@ -190,6 +191,11 @@ def usage(pid: int) -> Usage:
             cpu += sum(member.cpu_times()[:4])  # user, system, and those of children that ended
             memory += member.memory_info().rss
     return Usage(cpu, memory)
+
+
+def greedy(held: int, limit: float) -> str:
+    """Return how a process that held so many bytes went over a limit in GiB, or ""."""
+    return f"it held more than --memory={limit:.15g} GiB" if held > limit * 2**30 else ""
 
 
 @contextmanager

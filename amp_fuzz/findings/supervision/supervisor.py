@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from amp_fuzz.findings.minimize.target import Answer, Target
-from amp_fuzz.findings.supervision.processes import death, end, start, usage
+from amp_fuzz.findings.supervision.processes import death, end, greedy, start, usage
 from amp_fuzz.findings.supervision.worker import (
     Best,
     Done,
@@ -91,6 +91,9 @@ class Dead(Exception):
         self.kind = kind
 
 
+_ITSELF = "the case itself"
+
+
 def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Iterator[Event]:
     """Minimise a case in processes that are watched; the last event says what it came to."""
     journal = journal or Journal()
@@ -98,10 +101,11 @@ def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Ite
     target: Target | None = None
     chain: list[DivergenceRecord] = []
     while True:
-        trying = "the case itself"
+        trying = _ITSELF
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            for message in talk(job.timeout, run, job, target, journal.answers, left):
+            about = job, target, journal.answers, left
+            for message in talk(job.timeout, run, *about, memory=job.memory):
                 if isinstance(message, Trying):
                     trying = message.id
                 elif isinstance(message, Said):
@@ -121,7 +125,9 @@ def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Ite
         except Dead as dead:
             if target is None and not job.check:
                 target = Target(dead.kind)  # the case itself does it: that is the divergence
-            elif not trying or target is None:
+            elif target is not None and trying == _ITSELF and not job.blind:
+                job = replace(job, blind=True)  # so does the reference alone
+            elif trying in ("", _ITSELF) or target is None:
                 yield Stuck(f"{dead}, and not because of a candidate")
                 return
             else:
@@ -133,7 +139,7 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
     for record in (done.record, *reversed(chain[-3:])):
         small = replace(job, case=record.minimised or record.case)
         try:
-            (said,) = talk(job.timeout, answer, small)
+            (said,) = talk(job.timeout, answer, small, memory=job.memory)
         except Dead as dead:
             said = Answer(dead.kind)
         found = "check" if job.check else record.kind
@@ -142,12 +148,14 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
     return done
 
 
-def ask(timeout: float, function: Callable[..., Any], *args: object) -> Any:
+def ask(
+    timeout: float, function: Callable[..., Any], *args: object, memory: float = math.inf
+) -> Any:
     """Return ``function(*args)``, computed in a process of its own.
 
-    Raises what the function raises, and `Dead`. timeout: as of `talk`.
+    Raises what the function raises, and `Dead`. timeout, memory: as of `talk`.
     """
-    (data,) = talk(timeout, _answering, function, *args)
+    (data,) = talk(timeout, _answering, function, *args, memory=memory)
     result, error = pickle.loads(data)
     if error is not None:
         raise error
@@ -179,34 +187,44 @@ def talk(
     entry: Callable[..., None],
     *args: object,
     idle: float = math.inf,
+    memory: float = math.inf,
     stands_in: bool = False,
 ) -> Generator[Any, None, None]:
     """Start a process and yield what it sends, until it sends None. Raises `Dead`.
 
     timeout: CPU seconds for each message; by the clock it may take five times as long. idle:
-    seconds by the clock in which it and all that it started use next to no CPU time. stands_in: as
-    of `amp_fuzz.findings.supervision.processes.start`.
+    seconds by the clock in which it and all that it started use next to no CPU time. memory: GiB
+    that they may hold beyond what the first held at its start. stands_in: as of
+    `amp_fuzz.findings.supervision.processes.start`.
     """
     ours, theirs = connection.Pipe()
     process = start(entry, theirs, *args, stands_in=stands_in)
     theirs.close()
+    held = usage(process.pid or 0).memory  # a fork holds what this process does
     try:
-        while (message := _heard(ours, process.pid or 0, timeout, idle)) is not None:
+        while (message := _heard(ours, process.pid or 0, timeout, idle, held, memory)) is not None:
             yield message
     except EOFError:
         raise Dead("crash", f"the process died {death(process)}") from None
     finally:
         ours.close()
         end(process)
+        with suppress(ValueError):  # not even SIGKILL ends it now
+            process.close()  # an error that is kept would keep its pipes open
 
 
-def _heard(pipe: connection.Connection, pid: int, timeout: float, idle: float) -> Any:
+def _heard(
+    pipe: connection.Connection, pid: int, timeout: float, idle: float, held: int, memory: float
+) -> Any:
     began, before = time.monotonic(), usage(pid).cpu
-    worked, used = 0.0, 0.0  # when it last did, and its CPU time by then
+    worked, by_then = 0.0, 0.0  # when it last did, and its CPU time by then
     while not pipe.poll(_WATCH):
-        spent, took = usage(pid).cpu - before, time.monotonic() - began
-        if spent - used > _IDLE * (took - worked):
-            worked, used = took, spent
+        used = usage(pid)
+        spent, took = used.cpu - before, time.monotonic() - began
+        if over := greedy(used.memory - held, memory):
+            raise Dead("crash", over)
+        if spent - by_then > _IDLE * (took - worked):
+            worked, by_then = took, spent
         if took - worked > idle:
             raise Dead("timeout", f"it waited for {took - worked:.0f} s and used no CPU time")
         if spent > timeout:

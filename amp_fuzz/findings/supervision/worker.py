@@ -55,8 +55,9 @@ __all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", 
 class Job:
     """A case to minimise, as another process is told.
 
-    timeout: seconds for one candidate. check: a command that says what comes of a candidate, in the
-    place of the backend. finding: what was found, if that is known.
+    timeout: seconds for one candidate; memory: GiB that it may hold. check: a command that says
+    what comes of a candidate, in the place of the backend. finding: what was found, if known.
+    blind: the reference dies of the case, so its values are not to be had.
     """
 
     case: Case
@@ -65,7 +66,9 @@ class Job:
     parts: tuple[Part, ...] = PARTS
     check: str = ""
     timeout: float = 120.0
+    memory: float = 8.0
     finding: DivergenceRecord | None = None
+    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ def _judge(job: Job) -> Judge:
 def _asking(job: Job, judge: Judge, target: Target) -> Callable[[Case], Answer]:
     if job.check:
         reference = judge.backend.reference()
-        raises = reference.run(job.case).raised is not None
+        raises = job.blind or reference.run(job.case).raised is not None
         words = tuple(shlex.split(job.check))
         return _Check(words, job.timeout * 0.9, None if raises else reference)
     return asker(judge, target)
@@ -261,6 +264,7 @@ def _search(
         seconds=seconds,
         pairs=not job.check and paired(judge.backend, job.case),
         memory=memory,
+        blind=job.blind,
     ):
         if isinstance(event, Smaller):
             record = msgspec.structs.replace(record, minimised=event.case)

@@ -6,7 +6,8 @@ the same judge decides as in a run, known findings and all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -31,6 +32,7 @@ from amp_fuzz.interfaces.check.trees import mapped
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
+from amp_fuzz.reference.shadow.written import calling
 
 __all__ = ["Checked", "case_of", "refusal"]
 
@@ -58,7 +60,7 @@ class Checked:
     """A backend that calls a subject.
 
     names: what its values are called. seen: what it and its reference did last. bands: what
-    shadows came to.
+    shadows came to. casts: whether it writes one to 16 bits that the backend may not leave out.
     """
 
     subject: Subject
@@ -66,6 +68,7 @@ class Checked:
     names: Names = field(default_factory=Names)
     seen: dict[str, Observation] = field(default_factory=dict)
     bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
+    casts: bool = False
 
     @property
     def name(self) -> str:
@@ -183,12 +186,17 @@ class CheckedReference(ReferenceRuntime):
     def run(self, case: Case) -> Observation:
         """Call the subject under the reference."""
         checked, inner = self.checked, self.checked.inner
-        with reference.log_kernels() as kernels:
+        with reference.log_kernels() as kernels, self._calling() as casts:
             seen = checked.called(self._runtime(), self._plan(case), self._traced())
         seen.kernels = kernels
+        checked.casts |= bool(casts)
         checked.saw("expected", seen)
         assert inner is not None
         return seen
+
+    def casts(self, case: Case) -> bool:
+        """Return whether the subject has written a cast whose rounding may not be left out."""
+        return self.checked.casts
 
     def shadowed(
         self,
@@ -199,14 +207,11 @@ class CheckedReference(ReferenceRuntime):
         *,
         promise: Promise = "none",
     ) -> tuple[Observation, dict[str, Band]]:
-        """Call the subject with shadows; return a band for each value on which the sides differ.
-
-        Nothing is promised: which casts a module writes by itself is not followed.
-        """
+        """Call the subject with shadows; return a band for each value on which the sides differ."""
         wanted = _differing(self.checked.seen)
-        key = (case.plan, samples, seed, reach, active_quirks(), frozenset(wanted))
+        key = (case.plan, samples, seed, reach, promise, active_quirks(), frozenset(wanted))
         if key not in self.checked.bands:
-            mode = Shadow(samples, seed, reach)
+            mode = Shadow(samples, seed, reach, promise=promise)
             self.checked.bands[key] = self._followed(case, mode, wanted)
         return self.checked.bands[key]
 
@@ -219,8 +224,21 @@ class CheckedReference(ReferenceRuntime):
             if label in wanted:
                 bands[label] = mode.band(tensor)
 
-        runtime = replace(self._runtime(), scope=lambda: mode, noted=note)
-        return self.checked.called(runtime, self._plan(case), self._traced()), bands
+        base = self._runtime()
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            with mode, base.scope():
+                yield
+
+        runtime = replace(base, scope=scope, noted=note)
+        with self._calling():
+            return self.checked.called(runtime, self._plan(case), self._traced()), bands
+
+    def _calling(self) -> AbstractContextManager[list[torch.dtype]]:
+        """Return a context in which the casts that a backend may not leave out are known."""
+        promise = self.checked.inner.reference().promise
+        return nullcontext([]) if promise == "none" else calling()
 
     def _runtime(self) -> Runtime:
         return self.runtime

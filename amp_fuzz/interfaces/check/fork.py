@@ -6,6 +6,7 @@ The fork has the callable itself, with all that it holds, and what was done to t
 from __future__ import annotations
 
 import faulthandler
+import io
 import math
 import pickle
 import signal
@@ -16,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any
+from types import WrapperDescriptorType
+from typing import IO, Any, NamedTuple
 
 from amp_fuzz.findings.supervision.processes import expendable
 from amp_fuzz.findings.supervision.supervisor import Dead, talk
@@ -62,9 +64,9 @@ class Apart:
             said = talk(math.inf, _call, log, printed, function, *args, idle=_IDLE, stands_in=True)
             try:
                 for data in stack.enter_context(closing(said)):
-                    answer, error, text = pickle.loads(data)
-                    if error is not None:
-                        raise error from InFork(f"\n{text}")
+                    answer, raised = pickle.loads(data)
+                    if raised is not None:
+                        raise _loaded(raised) from InFork(f"\n{raised.text}")
                     yield answer
             except Dead as dead:
                 self._waited = dead.kind == "timeout"
@@ -112,9 +114,9 @@ def _call(
     try:
         # Bytes: the pipe itself would send tensors as memory that both processes share.
         for said in function(*args):
-            pipe.send(pickle.dumps((said, None, "")))
+            pipe.send(pickle.dumps((said, None)))
     except BaseException as error:  # sys.exit() too is for whoever called
-        raised = _raised(error)
+        raised = pickle.dumps((None, _raised(error)))
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -123,14 +125,72 @@ def _call(
     pipe.send(None)
 
 
-def _raised(error: BaseException) -> bytes:
-    text = traceback.format_exc()
+class _Raised(NamedTuple):
+    """An error of a fork: pickled, or b"" where it has no pickle; its last lines; its traceback."""
+
+    data: bytes
+    said: str
+    text: str
+
+
+def _raised(error: BaseException) -> _Raised:
+    data = io.BytesIO()
+    with suppress(Exception):  # it holds what has no pickle
+        _Dumped(data).dump(error)
+    said = "".join(traceback.format_exception_only(error)).strip()
+    return _Raised(data.getvalue(), said, traceback.format_exc())
+
+
+def _loaded(raised: _Raised) -> BaseException:
     try:
-        data = pickle.dumps((None, error, text))
-        pickle.loads(data)
-    except Exception:  # one that takes other arguments than it keeps
-        return pickle.dumps((None, RuntimeError(text), text))
-    return data
+        return _Loaded(io.BytesIO(raised.data)).load()  # type: ignore[no-any-return]
+    except Exception:  # no pickle, or its class was made in the fork
+        return RuntimeError(f"{raised.said} (raised in a fork, which cannot hand the error over)")
+
+
+class _Dumped(pickle.Pickler):
+    """Pickles errors by type and arguments, those of classes that no module shows too.
+
+    `pytest.skip` raises a class that says it is of ``builtins``; others are local to a function. A
+    class from before the fork is at the same address in the process that forked.
+    """
+
+    def persistent_id(self, value: Any) -> tuple[str, int] | None:
+        if isinstance(value, type) and issubclass(value, BaseException) and not _shown(value):
+            return value.__qualname__, id(value)
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        plain = getattr(type(value), "__reduce__", None) is BaseException.__reduce__
+        return (_made, (type(value), value.args), value.__dict__) if plain else NotImplemented
+
+
+class _Loaded(pickle.Unpickler):
+    def persistent_load(self, value: tuple[str, int]) -> type[BaseException]:
+        return next(kind for kind in _errors() if (kind.__qualname__, id(kind)) == value)
+
+
+def _shown(kind: type) -> bool:
+    """Return whether a class is found where it says that it is."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
+
+
+def _errors() -> Iterator[type[BaseException]]:
+    kinds: list[type[BaseException]] = [BaseException]
+    while kinds:
+        yield (kind := kinds.pop())
+        kinds += kind.__subclasses__()
+
+
+def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Return an error with these arguments, whatever an ``__init__`` in Python takes."""
+    error = kind.__new__(kind, *args)
+    inits = (base.__dict__.get("__init__") for base in kind.__mro__)
+    next(init for init in inits if isinstance(init, WrapperDescriptorType))(error, *args)
+    return error
 
 
 def _innermost(log: IO[str]) -> str:

@@ -21,10 +21,11 @@ __all__ = ["Judged", "judged"]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict with what both sides did."""
+    """A verdict with what both sides did. before: what the reference did at a call before it."""
 
     verdict: Verdict
     case: Case
+    before: Observation
     expected: Observation
     observed: Observation
 
@@ -41,11 +42,12 @@ def judged(
     with quiet():
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
         # What the case must say of the call is known when it has been made.
-        expected = checked.reference().run(plain)
+        before = checked.reference().run(plain)
         called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
-        case = case_of(plain.plan, expected, checked.subject.seed, called)
+        case = case_of(plain.plan, before, checked.subject.seed, called)
         verdict = judge_of(checked, known, "none", confirm).judge(case)
-    return Judged(verdict, case, expected, checked.seen["observed"])
+    assert verdict.seen is not None
+    return Judged(verdict, case, before, verdict.seen, checked.seen["observed"])
 
 
 def others(checked: Checked, found: Judged) -> list[Divergence]:
@@ -53,7 +55,9 @@ def others(checked: Checked, found: Judged) -> list[Divergence]:
     skipped: set[str] = set()
     rounding = None
     if not checked.exact:
-        rounding = Rounding(partial(checked.reference().shadowed, found.case))
+        run = partial(checked.reference().shadowed, found.case)
+        promised = partial(run, promise="written") if checked.casts else None
+        rounding = Rounding(run, promised=promised)
     checked.seen.update(expected=found.expected, observed=found.observed)
     divergences: list[Divergence] = []
     with quiet():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from amp_fuzz.backends.harness import Raised
 from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.call import AFTER
 from amp_fuzz.interfaces.check.judging import Judged
@@ -19,6 +20,7 @@ __all__ = [
     "DIES",
     "LEAVE",
     "ONCE",
+    "REPEAT",
     "RETURN",
     "SOUGHT",
     "TOO",
@@ -28,6 +30,7 @@ __all__ = [
     "left",
     "listed",
     "nothing",
+    "raised",
     "raises",
     "void",
     "without_values",
@@ -56,6 +59,7 @@ WAITS = (
 DEBUG = "Say isolate=False, which calls it in this process, for a debugger."
 TOO = "under the reference too"
 DIES = "Mend the callable or its inputs first: it ends its process under the reference, too."
+REPEAT = "Make the callable do the same at every call (no counters, seeded generators)."
 RETURN = "Return the tensors to compare, and give inputs for which they are finite."
 
 
@@ -84,8 +88,9 @@ def listed(entry: Known) -> str:
     return f"{entry.id}: {entry.what}" + (f" ({entry.link})" if entry.link else "")
 
 
-def without_values(subject: Subject, said: str) -> str:
-    """Return why a callable cannot be called on a fake device, which error `said` came of."""
+def without_values(subject: Subject, error: Raised) -> str:
+    """Return why a callable that raises this cannot be called on a fake device."""
+    said = raised(error)
     if "convert all Tensors to FakeTensors" in said or "same device" in said:
         names = ", ".join(list(subject.tensors)[:3])
         held = f" ({names})" if names else ""
@@ -94,6 +99,12 @@ def without_values(subject: Subject, said: str) -> str:
             f"else it holds or makes{held} is not"
         )
     return f"it raises on tensors without values: {said}"
+
+
+def raised(error: Raised) -> str:
+    """Return an error, short, with the user's line that raised it."""
+    at = f" ({error.text})" if error.text else ""
+    return f"{error.kind}: {first_line(error.message)}{at}"
 
 
 def first_line(message: str) -> str:

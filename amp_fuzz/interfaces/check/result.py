@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from amp_fuzz.cases.case import Case
+from amp_fuzz.interfaces.check.messages import REPEAT
 from amp_fuzz.oracle import Kind
 from amp_fuzz.records.schema import Note
 
@@ -205,7 +206,7 @@ class CheckResult:
         if self.divergences:
             kinds = {found.kind for found in self.divergences}
             if kinds == {"nondeterminism"}:
-                return _REPEAT
+                return REPEAT
             if any(found.commands for found in self.divergences):
                 return _REPORT
             return _COMPARE
@@ -277,7 +278,6 @@ class CheckResult:
         return "\n".join(lines)
 
 
-_REPEAT = "Make the callable do the same at every call (no counters, seeded generators)."
 _REPORT = "Run the commands after `next`: they shrink the case and write a script for a bug report."
 _COMPARE = (
     "Call what is named below by hand with and without that backend, and report the difference."

@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 
 from amp_fuzz.backends import Backend, facts_of
-from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.harness import Raised, quiet
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Autocast, Program
 from amp_fuzz.catalogue import CATALOGUE
@@ -172,10 +172,23 @@ def _run(asked: Asked) -> Iterator[Ran]:
     if found.verdict.divergence is not None:
         yield from _divergence(asked, checked, found)
         return
+    if said := _unsteady(found):
+        yield asked.ran("nothing", said, advice=messages.REPEAT)
+        return
     ran = asked.ran("nothing")
     for ran in _alike(asked, checked, found):
         yield replace(ran, notes=found.verdict.notes)
     yield replace(ran, notes=notes_of(checked, found))
+
+
+def _unsteady(found: Judged) -> str:
+    """Return what a callable raised at one of two calls under the reference, or ""."""
+    first, then = found.before.raised, found.expected.raised
+    if first is not None and then is None:
+        return f"it raised once and not again: {messages.raised(first)}"
+    if first is None and then is not None:
+        return f"it raised, and not at the call before: {messages.raised(then)}"
+    return ""
 
 
 def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
@@ -217,18 +230,17 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     """Say of a call that raises on both sides whether autocast has a part in that."""
     raised = found.expected.raised
     assert raised is not None
-    said = f"{raised.kind}: {messages.first_line(raised.message)}"
-    at = f" ({raised.text})" if raised.text else ""
-    yield asked.ran("raised", f"{said}{at}, {messages.TOO}", advice=messages.DEBUG)
+    said = messages.raised(raised)
+    yield asked.ran("raised", f"{said}, {messages.TOO}", advice=messages.DEBUG)
     plan = msgspec.structs.replace(asked.plan, contexts=(), backward="none")
     with quiet():
         seen = checked.reference().run(Case(Program((), (), ()), plan))
     bare = seen.raised is not None
     if bare and not asked.backend.values:
-        yield asked.ran("skipped", messages.without_values(asked.subject, said))
+        yield asked.ran("skipped", messages.without_values(asked.subject, raised))
         return
     where, advice = messages.raises(bare=bare, contexts=bool(asked.contexts))
-    yield asked.ran("raised", f"{said}{at}, {where}", advice=advice)
+    yield asked.ran("raised", f"{said}, {where}", advice=advice)
 
 
 def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
@@ -241,8 +253,11 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         yield asked.ran("known", verdict.known, divergence=divergence, **counts)
         return
     partial = facts_of(asked.backend).partial
-    if partial and (said := _raised_alone(asked, checked, found)):
+    if partial and (said := _raised_alone(asked, found)):
         yield asked.ran("skipped", f"{partial} raises without autocast, too: {said}")
+        return
+    if said := _valueless(asked, found):
+        yield asked.ran("skipped", said)
         return
 
     def ran() -> Ran:
@@ -273,15 +288,36 @@ def _diverged(asked: Asked, checked: Checked, found: Judged) -> Diverged:
     )
 
 
-def _raised_alone(asked: Asked, checked: Checked, found: Judged) -> str:
+def _raised_alone(asked: Asked, found: Judged) -> str:
     """Return the error that the backend alone raises with and without autocast, or ""."""
     raised = found.observed.raised
     if found.expected.raised is not None or raised is None:
         return ""
+    bare = _without_autocast(asked, found).observed.raised
+    return "" if bare is None else messages.first_line(raised.message)
+
+
+def _valueless(asked: Asked, found: Judged) -> str:
+    """Return why a callable cannot be called without values, where each side says it otherwise.
+
+    Both raise on one line, without autocast too: what looks at values may raise anything.
+    """
+    raised, expected = found.observed.raised, found.expected.raised
+    if asked.backend.values or not _at_one_place(raised, expected):
+        return ""
+    bare = _without_autocast(asked, found)
+    if not _at_one_place(bare.observed.raised, bare.expected.raised):
+        return ""
+    return messages.without_values(asked.subject, raised)
+
+
+def _at_one_place(one: Raised | None, other: Raised | None) -> TypeGuard[Raised]:
+    return one is not None and other is not None and one.text == other.text
+
+
+def _without_autocast(asked: Asked, found: Judged) -> Judged:
     plan = msgspec.structs.replace(found.case.plan, contexts=())
-    again = Checked(asked.subject, asked.backend)
-    bare = judged(again, plan, asked.known, confirm=False)
-    return messages.first_line(raised.message) if bare.observed.raised is not None else ""
+    return judged(Checked(asked.subject, asked.backend), plan, asked.known, confirm=False)
 
 
 def unsupported(backend: Backend, contexts: tuple[Autocast, ...]) -> str:

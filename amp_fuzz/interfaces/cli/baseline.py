@@ -173,7 +173,7 @@ def _asked(record: DivergenceRecord) -> str:
 
 
 @baseline.command(short_help="Judge every case again: still there, fixed, expired?")
-@options("baseline", "known", "timeout", "plugins", "device", "policies")
+@options("baseline", "known", "timeout", "memory", "plugins", "device", "policies")
 def check(**given: Any) -> int:
     """Judge the case of every finding again, and say what came of it.
 
@@ -215,7 +215,7 @@ def _line(entry: Entry, came: Came, late: bool) -> str:
 
 @baseline.command(short_help="Take out what no longer happens.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and write nothing.")
-@options("baseline", "known", "timeout", "plugins", "device", "policies")
+@options("baseline", "known", "timeout", "memory", "plugins", "device", "policies")
 def prune(dry_run: bool, **given: Any) -> int:
     """Judge every case again, and take out the findings that no longer happen.
 
@@ -248,7 +248,8 @@ def _came(file: Baseline, chosen: Options) -> Sequence[tuple[Entry, Came]]:
         from amp_fuzz.runs.setup import known_of
 
         known, torch = known_of(chosen), version("torch")
-        return list(recheck(file.entries, known, torch=torch, timeout=chosen.timeout))
+        limits = {"timeout": chosen.timeout, "memory": chosen.memory}
+        return list(recheck(file.entries, known, torch=torch, **limits))
 
 
 # -- the file -------------------------------------------------------------------------------------

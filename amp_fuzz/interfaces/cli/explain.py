@@ -33,7 +33,7 @@ _WIDTH = 96
 @click.command(short_help="Say where a case first diverges, and what makes the difference.")
 @click.argument("case", metavar="ID|FILE")
 @click.option("--backend", metavar="NAME", help="In place of the one that found it.")
-@options("store", "known", "timeout", "plugins", "device", "policies")
+@options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def explain(case: str, backend: str | None, **given: Any) -> int:
     """Say where a case first diverges, by how much, and which casts make the difference.
 
@@ -48,7 +48,9 @@ def explain(case: str, backend: str | None, **given: Any) -> int:
     with waiting(f"running {job.case.id} on {job.backend}"):
         from amp_fuzz.findings.explanation import explained
 
-        found = explained(job.case, job.backend, known, timeout=chosen.timeout)
+        found = explained(
+            job.case, job.backend, known, timeout=chosen.timeout, memory=chosen.memory
+        )
     if found.why:
         raise Stopped(f"{case}: {found.why}", Exit.MISSING if found.missing else Exit.USAGE)
     say(told(found, known))

@@ -140,7 +140,10 @@ def _known(chosen: Options) -> None:
 @click.argument("run", default="", metavar="[RUN]")
 @options("report", "known", "store")
 def report(run: str, **given: Any) -> int:
-    """Print the summary of a run, by default the last one, and write its report."""
+    """Print the summary of a run, by default the last one, and write its report.
+
+    Exit code 0 whatever the run found; 6 if it was killed before its end.
+    """
     chosen = resolve_options(given).options
     store = Store(chosen.store)
     _check_store(store)

@@ -74,7 +74,7 @@ def _parts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]
     help="Ask this command, given the path of a case file: exit code 0 is bad, 1 good, 125 skip.",
 )
 @click.option("--again", is_flag=True, help="Forget what an earlier call has tried.")
-@options("store", "known", "timeout", "plugins", "device", "policies")
+@options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def minimize(
     case: str,
     backend: str | None,
@@ -92,7 +92,7 @@ def minimize(
     """
     chosen = resolve_options(given).options
     store = Store(chosen.store)
-    job = _job(case, store, backend, parts, check, given, chosen.timeout)
+    job = _job(case, store, backend, parts, check, given)
     journal = _journal(store, job, again=again)
     best: DivergenceRecord | None = None
     done: Done | None = None
@@ -130,7 +130,6 @@ def _job(
     parts: tuple[Any, ...],
     check: str,
     given: dict[str, Any],
-    timeout: float,
 ) -> Job:
     from amp_fuzz.findings.supervision.worker import Job
     from amp_fuzz.interfaces.cli.replay import check_ops
@@ -139,9 +138,10 @@ def _job(
     case, finding = find_case(store, what)
     check_ops(what, case)
     found_by = finding.backend if finding else _DEFAULT_BACKEND
-    known = known_of(resolve_options(given).options)
+    chosen = resolve_options(given).options
+    known, limits = known_of(chosen), (chosen.timeout, chosen.memory)
     same = finding if backend in (None, found_by) else None
-    return Job(case, backend or found_by, known, cast("Any", parts), check, timeout, same)
+    return Job(case, backend or found_by, known, cast("Any", parts), check, *limits, same)
 
 
 def _journal(store: Store, job: Job, *, again: bool) -> Any:

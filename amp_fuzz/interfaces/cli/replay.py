@@ -77,7 +77,7 @@ class _Answer:
 @click.command(short_help="Judge cases again, by id or file.")
 @click.argument("cases", nargs=-1, required=True, metavar="ID|PATH...")
 @click.option("--backend", metavar="NAME", help="In place of the one that found it.")
-@options("store", "known", "timeout", "plugins", "device", "policies")
+@options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 
@@ -88,7 +88,7 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     jobs = [job_of(what, Store(chosen.store), backend) for what in cases]
     code = Exit.OK
     known = known_entries(chosen)
-    coming = answers(jobs, known, chosen.timeout)
+    coming = answers(jobs, known, chosen.timeout, chosen.memory)
     for i, job in enumerate(jobs):
         with waiting(f"running {job.case.id} on {job.backend}"):
             answer = next(coming)
@@ -127,14 +127,16 @@ def known_entries(chosen: Options) -> tuple[Known, ...]:
 # -- in another process ---------------------------------------------------------------------------
 
 
-def answers(jobs: Sequence[Job], known: tuple[Known, ...], timeout: float) -> Iterator[_Answer]:
+def answers(
+    jobs: Sequence[Job], known: tuple[Known, ...], timeout: float, memory: float
+) -> Iterator[_Answer]:
     """Yield the answer to each job, in order, from a process that is replaced if it dies."""
     from amp_fuzz.findings.supervision.supervisor import Dead, talk
 
     left, before = list(jobs), ""  # what a process died of that ran the first one before
     while left:
         try:
-            for answer in talk(timeout, _judge_all, left, known):
+            for answer in talk(timeout, _judge_all, left, known, memory=memory):
                 left = left[1:]
                 yield replace(answer, incident=before)
                 before = ""

@@ -47,7 +47,7 @@ Form = Literal["script", "pytest", "issue"]
     help="A script, a test for a suite, or the Markdown of an issue.  [default: script]",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
-@options("store", "known", "timeout", "plugins", "device", "policies")
+@options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def repro(case: str, backend: str | None, form: Form, output: str | None, **given: Any) -> int:
     """Print a finding in a form that needs no amp-fuzz.
 
@@ -83,7 +83,7 @@ def _code(job: Job, chosen: Options, form: Form) -> str:
     backend = _backend(job)
     finding: Divergence | DivergenceRecord | None = job.finding
     if job.finding is None or job.finding.backend != job.backend:
-        answer = next(answers([job], (), chosen.timeout))
+        answer = next(answers([job], (), chosen.timeout, chosen.memory))
         raise_unless_judged(job, answer)
         if answer.outcome != "diverged":
             raise Stopped(
@@ -126,7 +126,7 @@ def _issue(job: Job, chosen: Options) -> str:
     from amp_fuzz.findings.repro.issue import issue
 
     backend, known = _backend(job), known_entries(chosen)
-    found = examined(job.case, job.backend, known, timeout=chosen.timeout)
+    found = examined(job.case, job.backend, known, timeout=chosen.timeout, memory=chosen.memory)
     if found.why:
         raise Stopped(f"{job.what}: {found.why}", Exit.MISSING if found.missing else Exit.USAGE)
     found = _as_found(job, found)
