@@ -23,6 +23,7 @@ __all__ = [
     "EndRecord",
     "IncidentRecord",
     "KernelRecord",
+    "KnownRecord",
     "Note",
     "NoteKind",
     "NoteRecord",
@@ -76,12 +77,21 @@ class BaselineRecord(msgspec.Struct, frozen=True):
     expired: bool = False
 
 
+class KnownRecord(msgspec.Struct, frozen=True):
+    """A known bug that may explain divergences of a run: what a report says of it."""
+
+    id: str
+    what: str
+    why: str
+    link: str = ""
+
+
 class RunRecord(msgspec.Struct, frozen=True):
     """The head of a run.
 
     started: UTC in ISO 8601. baseline: the file, where there is one. options: those without which
     its cases would be judged otherwise, as commands take them (``--plugins=mine``). fail_on: the
-    kinds of notes that fail it.
+    kinds of notes that fail it. known: the bugs that are known of its backends.
     """
 
     id: str
@@ -96,6 +106,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     entries: tuple[BaselineRecord, ...] = ()
     fail_on: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    known: tuple[KnownRecord, ...] = ()
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):

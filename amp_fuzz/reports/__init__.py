@@ -24,9 +24,8 @@ __all__ = ["Report", "read", "terminal", "write"]
 def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
     """Read a run once, for all that is shown of it.
 
-    known: the entries whose texts the report shows for the findings that they explain. Raises
-    `StoreError` if the run is missing or its head unreadable; damaged records are left out and
-    mentioned.
+    known: bugs to name beside those in the record of the run. Raises `StoreError` if the run is
+    missing or its head unreadable; damaged records are left out and mentioned.
     """
     from amp_fuzz.reports.frames import load
     from amp_fuzz.reports.view import view

@@ -462,7 +462,7 @@ def _reason(kernel: str) -> tuple[str, str]:
 
 
 def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Bug]) -> tuple[KnownView, ...]:
-    listed: dict[str, Bug | BaselineRecord] = {k.id: k for k in entries}
+    listed: dict[str, Bug | BaselineRecord] = {k.id: k for k in (*data.run.known, *entries)}
     listed |= {entry.id: entry for entry in data.run.entries}
     # Two bugs may meet in one case: it counts for each, under ids joined by "+".
     each = found.assign(known=found["known"].str.split("+")).explode("known")
@@ -490,7 +490,7 @@ def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Bug]) -> tuple[
 
 def _what(entry: Bug | BaselineRecord | None) -> str:
     if entry is None:
-        return "no entry of this name stands in the known list now"
+        return "no known bug of this name stands in the record of the run"
     if isinstance(entry, BaselineRecord):
         return f"in the project's baseline: {entry.title}"
     return entry.what

@@ -21,7 +21,13 @@ from packaging.version import Version
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.config import OPTIONS, Options, judging_options
 from amp_fuzz.records.baseline import Baseline, Entry, read
-from amp_fuzz.records.schema import BackendRecord, BaselineRecord, NoteKind, RunRecord
+from amp_fuzz.records.schema import (
+    BackendRecord,
+    BaselineRecord,
+    KnownRecord,
+    NoteKind,
+    RunRecord,
+)
 from amp_fuzz.upstream.known import Known, KnownError, load_known, shipped
 
 if TYPE_CHECKING:
@@ -88,6 +94,11 @@ def prepare(options: Options, *, command: str = "") -> Session:
         entries=tuple(_baseline_record(entry, today) for entry in held),
         fail_on=options.fail_on,
         options=tuple(judging_options()),
+        known=tuple(
+            KnownRecord(entry.id, entry.what, entry.why, entry.link)
+            for entry in known
+            if any(entry.on(backend.name) for backend in chosen)
+        ),
     )
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),

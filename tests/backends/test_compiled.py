@@ -304,10 +304,10 @@ def test_a_bisector_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def fail(rung: str, agrees: Any) -> str:
         raise RuntimeError("it is private")
 
-    monkeypatch.setattr("amp_fuzz.findings.minimize.target.blame", fail)
+    monkeypatch.setattr("amp_fuzz.backends.bisection.blame", fail)
     judge_ = judge_of(CompileBackend("inductor"))
-    verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged")
-    verdict.divergence = Divergence("value", "v0", "", "")
+    found = Divergence("value", "v0", "", "")
+    verdict = Verdict(case(INPUTS, *BODY), "compile[inductor]", "diverged", found)
     assert part_of(judge_, verdict, "compile[inductor]") == ""
 
 

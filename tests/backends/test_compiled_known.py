@@ -21,7 +21,7 @@ from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import Checkpoint, DType, InferenceMode, NoGrad, Statement, TensorSpec
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import autocast
-from amp_fuzz.reference.custom_op import opaque
+from amp_fuzz.reference.custom_ops import opaque
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known, shipped

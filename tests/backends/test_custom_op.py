@@ -19,7 +19,7 @@ from amp_fuzz.cases.case import Case, CaseError, loads
 from amp_fuzz.cases.program import Autocast, Checkpoint, regions
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.reference import custom_op
+from amp_fuzz.reference import custom_ops as reference_custom_ops
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import shipped
 from tests.faults.fault import patched
@@ -221,7 +221,7 @@ def test_a_fake_kernel_brings_its_mode_to_another_thread(
     body = call("to.other", "x0", "x1", form="method")
     apart = case(inputs, body, entry="custom_op", thread=thread, backward="none")
     assert judged("fake-cuda", apart).outcome == "agreed"
-    monkeypatch.setattr(custom_op, "_fake_mode", lambda args: None)
+    monkeypatch.setattr(reference_custom_ops, "_fake_mode", lambda args: None)
     assert judged("fake-cuda", apart).outcome == "diverged"
 
 

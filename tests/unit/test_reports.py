@@ -21,6 +21,7 @@ from amp_fuzz.records.schema import (
     EndRecord,
     IncidentRecord,
     KernelRecord,
+    KnownRecord,
     Note,
     NoteRecord,
     Outcome,
@@ -113,6 +114,7 @@ def store_of(
     command: str = "",
     fail_on: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
+    known: tuple[KnownRecord, ...] = (),
     ended: bool = True,
 ) -> Store:
     """Write the records of a run; unless its end is among them, or it was killed, that too."""
@@ -135,6 +137,7 @@ def store_of(
             command=command,
             fail_on=fail_on,
             options=options,
+            known=known,
         )
     )
     writer = store.writer("r1", "0")
@@ -325,7 +328,7 @@ def test_two_bugs_in_one_case_count_for_both(tmp_path: Path) -> None:
 def test_a_known_finding_that_left_the_list_is_shown_by_its_id(tmp_path: Path) -> None:
     (gone,) = view_of(store_of(tmp_path, [found(BIG, known="gone")])).known
     assert gone.id == "gone"
-    assert gone.what == "no entry of this name stands in the known list now"
+    assert gone.what == "no known bug of this name stands in the record of the run"
 
 
 # -- notes ----------------------------------------------------------------------------------------
@@ -1063,8 +1066,10 @@ def test_write_makes_the_three_files(tmp_path: Path) -> None:
     assert len(rows) == 10
 
 
-def test_the_shipped_list_explains_by_default(tmp_path: Path) -> None:
-    said = terminal(store_of(tmp_path, small_run()), "r1", width=80)
+def test_a_run_names_the_bugs_that_it_knew_of(tmp_path: Path) -> None:
+    """Its report needs neither the list nor the package of that day."""
+    kept = tuple(KnownRecord(k.id, k.what, k.why, k.link) for k in KNOWN)
+    said = terminal(store_of(tmp_path, small_run(), known=kept), "r1", width=80)
     assert "an op of the promote policy raises" in said
 
 

@@ -19,7 +19,7 @@ from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitations import interpolation, xla
 from amp_fuzz.backends.imitations.written_casts import Elided
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.custom_op import in_body
+from amp_fuzz.reference.custom_ops import in_body
 from amp_fuzz.reference.shadow.run import either, forget
 
 __all__ = ["QUIRKS", "lowered"]
