@@ -1,14 +1,26 @@
 """Real implementations of autocast: one file each, one small protocol, found by entry points."""
 
-from amp_fuzz.backends.base import (
-    Availability,
-    Backend,
-    BackendError,
-    Facts,
-    facts_of,
-    unsupported,
-)
-from amp_fuzz.backends.registry import backends, choose, is_pattern, matching, without_values
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amp_fuzz.backends.base import (
+        Availability,
+        Backend,
+        BackendError,
+        Facts,
+        facts_of,
+        unsupported,
+    )
+    from amp_fuzz.backends.registry import (
+        backends,
+        choose,
+        is_pattern,
+        matching,
+        without_values,
+    )
 
 __all__ = [
     "Availability",
@@ -23,3 +35,13 @@ __all__ = [
     "unsupported",
     "without_values",
 ]
+
+_FOUND = ("backends", "choose", "is_pattern", "matching", "without_values")
+
+
+def __getattr__(name: str) -> object:
+    # Lazily: the command line reads `backends.devices`, and should not wait for torch.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "registry" if name in _FOUND else "base"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -4,8 +4,29 @@ A divergence that vanishes when the reference imitates a bug is explained by tha
 that does not vanish is another one. Neither the reference nor a backend imports this package.
 """
 
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitation import asking
-from amp_fuzz.upstream.registry import QUIRKS, composed, quirks
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amp_fuzz.backends.imitated import active_quirks
+    from amp_fuzz.backends.imitation import asking
+    from amp_fuzz.upstream.registry import QUIRKS, composed, quirks
 
 __all__ = ["QUIRKS", "active_quirks", "asking", "composed", "quirks"]
+
+_HOMES = {
+    "QUIRKS": "amp_fuzz.upstream.registry",
+    "active_quirks": "amp_fuzz.backends.imitated",
+    "asking": "amp_fuzz.backends.imitation",
+    "composed": "amp_fuzz.upstream.registry",
+    "quirks": "amp_fuzz.upstream.registry",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Lazily: reading the known list (`upstream.known`) should not wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -180,7 +180,7 @@ def test_nor_is_a_backend_of_ones_own_that_runs_cases_in_another_way(
         name = "same-cpu"
 
     known = {b.name: b for b in (Own("cpu"), Same("cpu"))}
-    monkeypatch.setattr("amp_fuzz.backends.base.backends", lambda: known)
+    monkeypatch.setattr("amp_fuzz.backends.registry.backends", lambda: known)
     own, same = amp_fuzz.check(nn.Linear(8, 8), X, backends=["own-cpu", "same-cpu"]).runs
     assert (own.status, own.detail.partition(",")[0]) == (
         "skipped",
