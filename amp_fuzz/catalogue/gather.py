@@ -65,14 +65,15 @@ def _take(g: Builder) -> Call:
     return Call((x, _index(g, shape, count)), out(shape, dtype=x.dtype))
 
 
-@op("getitem.tensor", operator="{0}[{1}]")
+# An index of no dimension is a number: it selects, and what it selects is a view.
+@op("getitem.tensor", operator="{0}[{1}]", view=True)
 def _getitem_tensor(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[0])
     return Call((x, index), out((*index.shape, *x.shape[1:]), dtype=x.dtype))
 
 
-@op("getitem.last", operator="{0}[..., {1}]")
+@op("getitem.last", operator="{0}[..., {1}]", view=True)
 def _getitem_last(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[-1])

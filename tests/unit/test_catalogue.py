@@ -58,3 +58,12 @@ def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
             assert str(got.dtype).removeprefix("torch.") == want.dtype, text
     # float32 everywhere: nearly every drawn call must be legal on an honest torch
     assert sum(errors.values()) <= DRAWS // 5, "\n".join(errors)
+
+
+def test_what_an_index_of_no_dimension_selects_is_known_as_a_view() -> None:
+    """No program writes to it: that would write to what it was selected from, an input perhaps."""
+    x, index = torch.arange(6.0).reshape(2, 3), torch.tensor(1)
+    assert x[index]._is_view()
+    assert x[..., index]._is_view()
+    assert CATALOGUE["getitem.tensor"].view
+    assert CATALOGUE["getitem.last"].view
