@@ -84,11 +84,13 @@ class Call:
     """One drawn call: positional arguments, keyword arguments, outputs.
 
     Arguments are values, Python literals, or lists of these. `outputs` may be given as one shape.
+    view: the outputs of this call may share memory with its first argument; see also `Op.view`.
     """
 
     args: tuple[Any, ...]
     outputs: tuple[Out, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    view: bool = False
 
 
 class Builder(Protocol):

@@ -66,18 +66,20 @@ def _take(g: Builder) -> Call:
 
 
 # An index of no dimension is a number: it selects, and what it selects is a view.
-@op("getitem.tensor", operator="{0}[{1}]", view=True)
+@op("getitem.tensor", operator="{0}[{1}]")
 def _getitem_tensor(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[0])
-    return Call((x, index), out((*index.shape, *x.shape[1:]), dtype=x.dtype))
+    made = out((*index.shape, *x.shape[1:]), dtype=x.dtype)
+    return Call((x, index), made, view=not index.shape)
 
 
-@op("getitem.last", operator="{0}[..., {1}]", view=True)
+@op("getitem.last", operator="{0}[..., {1}]")
 def _getitem_last(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[-1])
-    return Call((x, index), out((*x.shape[:-1], *index.shape), dtype=x.dtype))
+    made = out((*x.shape[:-1], *index.shape), dtype=x.dtype)
+    return Call((x, index), made, view=not index.shape)
 
 
 @op("repeat_interleave", **torch_forms("repeat_interleave", "fm"))

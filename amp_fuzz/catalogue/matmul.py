@@ -281,7 +281,8 @@ def _einsum(g: Builder) -> Call:
     operands = [g.tensor(tuple(sizes[c] for c in labels)) for labels in left.split(",")]
     if not arrow:
         right = "".join(c for c in sorted(sizes) if left.count(c) == 1)
-    return Call((equation, *operands), out(tuple(sizes[c] for c in right)))
+    moves = len(operands) == 1 and set(left) == set(right)  # a transpose, or a diagonal
+    return Call((equation, *operands), out(tuple(sizes[c] for c in right)), view=moves)
 
 
 @op(

@@ -149,7 +149,7 @@ class ProgramBuilder:
             ]
             kwargs["out"] = buffers[0] if len(buffers) == 1 else buffers
         grad = self.frame.grad and any(v.requires_grad for v in arguments)
-        views = op.view or self.form in ("inplace", "out")
+        views = op.view or call.view or self.form in ("inplace", "out")
         names = tuple(
             self._define(
                 o,

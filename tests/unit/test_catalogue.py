@@ -32,6 +32,11 @@ def materialise(specs: list[TensorSpec], device: str = "cpu"):
     }
 
 
+def memory(made: torch.Tensor) -> set[int]:
+    """Return where a tensor's elements stand, if it has any."""
+    return {made.untyped_storage().data_ptr()} if made.numel() else set()
+
+
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
     op = CATALOGUE[name]
@@ -42,6 +47,7 @@ def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
         builder, statement = draw(name, form, seed)
         names = {"torch": torch, **materialise(builder.inputs)}
         text = statement_source(statement)
+        before = {place for spec in builder.inputs for place in memory(names[spec.name])}
         try:
             with torch.random.fork_rng():
                 exec(text, names)
@@ -56,14 +62,7 @@ def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
             assert isinstance(got, torch.Tensor), text
             assert tuple(got.shape) == want.shape, text
             assert str(got.dtype).removeprefix("torch.") == want.dtype, text
+            if want.writable and form not in ("inplace", "out"):  # a write must reach no input
+                assert memory(got).isdisjoint(before), f"{text}: a view"
     # float32 everywhere: nearly every drawn call must be legal on an honest torch
     assert sum(errors.values()) <= DRAWS // 5, "\n".join(errors)
-
-
-def test_what_an_index_of_no_dimension_selects_is_known_as_a_view() -> None:
-    """No program writes to it: that would write to what it was selected from, an input perhaps."""
-    x, index = torch.arange(6.0).reshape(2, 3), torch.tensor(1)
-    assert x[index]._is_view()
-    assert x[..., index]._is_view()
-    assert CATALOGUE["getitem.tensor"].view
-    assert CATALOGUE["getitem.last"].view
