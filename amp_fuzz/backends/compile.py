@@ -31,7 +31,6 @@ from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitations import aot
 from amp_fuzz.backends.imitations.lowered import lowered
-from amp_fuzz.backends.patching import patched
 from amp_fuzz.backends.prelude import in_thread
 from amp_fuzz.backends.reference import ReferenceRuntime, threading
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
@@ -50,6 +49,7 @@ from amp_fuzz.cases.program import (
     statements,
     transform,
 )
+from amp_fuzz.patching import patched
 from amp_fuzz.reference.shadow.mode import Promise
 
 __all__ = ["LADDER", "CompileBackend", "backends"]

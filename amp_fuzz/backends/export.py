@@ -24,7 +24,6 @@ from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitations import aot
 from amp_fuzz.backends.imitations.lowered import lowered
-from amp_fuzz.backends.patching import patched
 from amp_fuzz.backends.prelude import in_thread
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
@@ -41,6 +40,7 @@ from amp_fuzz.cases.program import (
     NoGrad,
     Region,
 )
+from amp_fuzz.patching import patched
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 

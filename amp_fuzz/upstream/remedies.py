@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from amp_fuzz.backends.patching import patched
+from amp_fuzz.patching import patched
 
 __all__ = ["WITHOUT"]
 

@@ -67,7 +67,7 @@ ROOMS = (
     "amp_fuzz.interfaces",
 )
 # Modules at the root on which every room may stand.
-GROUND = ("amp_fuzz.config", "amp_fuzz.plugins", "amp_fuzz.profiles")
+GROUND = ("amp_fuzz.config", "amp_fuzz.patching", "amp_fuzz.plugins", "amp_fuzz.profiles")
 
 RULES = (
     Rule("amp_fuzz", forbidden=CONCRETE, but="amp_fuzz.backends"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from amp_fuzz.backends import patching
-from amp_fuzz.backends.patching import patched
+from amp_fuzz import patching
+from amp_fuzz.patching import patched
 
 
 def test_an_attribute_is_replaced_and_comes_back() -> None:

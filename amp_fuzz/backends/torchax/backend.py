@@ -37,7 +37,6 @@ from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitations import aot
 from amp_fuzz.backends.imitations.lowered import lowered
 from amp_fuzz.backends.imitations.torchax import Cutting, Unlisted, inside, torchs_derivatives
-from amp_fuzz.backends.patching import patched
 from amp_fuzz.backends.process import REFUSES, Apart
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
 from amp_fuzz.backends.reproducing import TorchRepros
@@ -64,6 +63,7 @@ from amp_fuzz.cases.program import (
     uses,
 )
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.patching import patched
 from amp_fuzz.reference.autocast import Snapshot, snapshot
 from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from amp_fuzz.backends.patching import patched
+from amp_fuzz.patching import patched
 
 __all__ = ["MENDED", "CompatError", "Removed", "load", "named", "needed"]
 

@@ -17,9 +17,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 import torch
+
+from amp_fuzz.patching import patched
 
 __all__ = ["CASTING", "SIXTEEN", "calling", "casting", "in_method", "used_once", "written"]
 
@@ -59,7 +60,7 @@ def calling() -> Iterator[list[torch.dtype]]:
     with ExitStack() as stack:
         for name in _METHODS:
             method = _told(getattr(torch.Tensor, name), met)
-            stack.enter_context(patch.object(torch.Tensor, name, method))
+            stack.enter_context(patched(torch.Tensor, name, method))
         yield met
 
 
