@@ -16,7 +16,7 @@ PIP   := $(BIN)/python -m pip install --no-input --disable-pip-version-check --n
          --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv fuzz open test test-all lint types format clean distclean
+.PHONY: help venv fuzz open pages test test-all lint types format clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,9 @@ fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 
 open: $(STAMP)  ## judge the cases that hunts left open (tests/cases/open), and print a table
 	$(BIN)/python benchmarks/open_cases.py
+
+pages: $(STAMP)  ## write the pages of known bugs from their records (docs/findings)
+	$(BIN)/python docs/findings.py
 
 test: $(STAMP)  ## run the tests, but the slow ones (TEST_ARGS="-k cache", JOBS=2)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.runs.engine import Settings
-from amp_fuzz.upstream.known import shipped
+from amp_fuzz.upstream import shipped
 from benchmarks.common import arguments, versions, write
 from benchmarks.faults import isolated
 from tests.faults.fault import Fault

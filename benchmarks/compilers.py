@@ -37,8 +37,8 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, cpu_seconds, machine, show, versions
 
 CASES = {"compile[inductor]": 18, "compile[aot_eager]": 60, "compile[eager]": 60, "export": 60}

@@ -23,8 +23,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.privateuse1.backend import PrivateUse1Backend
 from amp_fuzz.backends.process import Apart
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, arguments, write
 from benchmarks.hunting import kept
 from tests.faults.device import FAULTS, UNREGISTERED

@@ -31,8 +31,8 @@ from amp_fuzz.cases.case import Case, load, loads
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.records.fingerprint import fingerprint
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments
 from benchmarks.open_cases import OPEN, index
 

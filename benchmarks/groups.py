@@ -45,8 +45,8 @@ from amp_fuzz.runs.engine import (
 )
 from amp_fuzz.runs.setup import versions
 from amp_fuzz.runs.workers import Supervisor
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, Row, arguments, commit, cpu_seconds, write
 from tests.faults.corrupted import Corrupted
 from tests.faults.many import TEN, counts, install, seeded

@@ -41,8 +41,8 @@ from amp_fuzz.oracle.rounding import SCREEN
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import distance
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, machine, show, versions
 
 ASKED: list[Rounding] = []  # of a case: the one that knows nothing of bugs

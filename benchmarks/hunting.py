@@ -31,8 +31,8 @@ from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import CASES, Row, arguments, machine, read, show, versions, write
 
 Line = Row

@@ -24,8 +24,8 @@ from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.jax.backend import JaxBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, arguments, write
 from benchmarks.hunting import kept
 from tests.faults.lowerings import FAULTS, Faulty

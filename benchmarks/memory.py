@@ -68,7 +68,7 @@ def measure(name: str, cases: int, seed: int) -> dict[str, Any]:
 
     from amp_fuzz.records.schema import CaseRecord
     from amp_fuzz.runs.engine import Settings, Task, explore
-    from amp_fuzz.upstream.known import shipped
+    from amp_fuzz.upstream import shipped
 
     torch.set_num_threads(1)
     settings = Settings((name,), seed=seed, known=shipped(), minimize=0.0)

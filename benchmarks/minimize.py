@@ -59,8 +59,8 @@ from amp_fuzz.findings.wrong_policy import general
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import (
     ROOT,
     Row,

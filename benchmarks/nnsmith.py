@@ -134,8 +134,8 @@ def judged(name: str, seconds: int, seed: int) -> dict[str, Any]:
     from amp_fuzz.backends import backends
     from amp_fuzz.backends.harness import quiet
     from amp_fuzz.runs.engine import Settings, Task, draw
+    from amp_fuzz.upstream import shipped
     from amp_fuzz.upstream.explain import judge_of
-    from amp_fuzz.upstream.known import shipped
 
     torch.set_num_threads(1)
     settings = Settings((name,), max_statements=5)

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, Row, arguments, conditions, named, read, write
 from tests.faults.corrupted import Corrupted, Kernel, wrong_kernels
 from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault

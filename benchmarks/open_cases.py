@@ -22,8 +22,8 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import load
 from amp_fuzz.oracle.labels import guilty_op
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import CASES, arguments, named
 
 OPEN = CASES / "open"

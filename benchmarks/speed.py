@@ -26,8 +26,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.store import Writer
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, machine, show, versions
 
 

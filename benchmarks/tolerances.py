@@ -37,8 +37,8 @@ from amp_fuzz.oracle.compare import same as bitwise
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.reference import Band
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import Row, arguments, conditions, read, write
 from benchmarks.numeric_faults import JSON, TOLERANCES, write_page
 from tests.faults.corrupted import Corrupted

@@ -29,8 +29,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.runs.engine import Settings, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import ROOT, Row, arguments, read, write
 from benchmarks.minimize import CASES, FOCUSED, named_after
 from benchmarks.minimize_page import AFTER, JSON, PAGE, THEIRS, page

@@ -26,8 +26,8 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.torchax.backend import TorchaxBackend
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.common import arguments, write
 
 OUT = Path(__file__).with_suffix(".json")

@@ -31,7 +31,7 @@ from amp_fuzz.findings.repro.script import ReproError, repro
 from amp_fuzz.findings.supervision.supervisor import Journal, minimise
 from amp_fuzz.findings.supervision.worker import Done, Job
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.upstream.known import shipped
+from amp_fuzz.upstream import shipped
 from benchmarks.common import ROOT, arguments, read, write
 
 OUT = Path(__file__).with_suffix(".json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,20 +20,9 @@ from hypothesis import HealthCheck, Phase, find, settings
 from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.cases.case import Case, Plan, load
-from amp_fuzz.cases.program import (
-    Arg,
-    Autocast,
-    Float,
-    Items,
-    Node,
-    Program,
-    Ref,
-    Region,
-    Statement,
-    TensorSpec,
-    statements,
-)
+from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
+from amp_fuzz.cases.case import Case, load
+from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.strategies import drawing
 
@@ -59,9 +47,6 @@ __all__ = [
 # As workers do: small tensors lose by threads, most of all where processes share a core.
 torch.set_num_threads(1)
 
-BF16 = Autocast(dtype="bfloat16")
-F16 = Autocast(dtype="float16")
-
 # The same examples in every run, and none from a database.
 STEADY = settings(
     derandomize=True,
@@ -70,47 +55,6 @@ STEADY = settings(
     max_examples=100,
     suppress_health_check=list(HealthCheck),
 )
-
-_NAME = re.compile(r"[xwbv]\d+")
-
-
-def x(name: str, *shape: int, dtype: str = "float32", **fields: Any) -> TensorSpec:
-    """Return an input; its role follows from the first letter of its name."""
-    role: Any = {"x": "input", "w": "weight", "b": "buffer"}[name[0]]
-    return TensorSpec(name, shape, dtype, role=role, **fields)
-
-
-def argument(value: Any) -> Arg:
-    """Return a program's argument: ``"x0"`` is a reference, other text is a literal."""
-    if isinstance(value, str) and _NAME.fullmatch(value):
-        return Ref(value)
-    if isinstance(value, float):
-        return Float(value.hex())
-    if isinstance(value, (list, tuple)):
-        return Items(tuple(argument(v) for v in value))
-    return value  # type: ignore[no-any-return]
-
-
-def call(op: str, *args: Any, to: str = "v0", form: str = "function", **kwargs: Any) -> Statement:
-    """Return one call; `to` names its outputs, separated by spaces."""
-    named = tuple((k, argument(v)) for k, v in kwargs.items())
-    return Statement(op, form, tuple(map(argument, args)), named, tuple(to.split()))
-
-
-def under(context: Any, *body: Node) -> Region:
-    """Return a region."""
-    return Region(context, body)
-
-
-def program(inputs: Sequence[TensorSpec], *body: Node) -> Program:
-    """Return a program that returns every value that it makes."""
-    made = [n for s in statements(body) for n in s.outputs if n != "_"]
-    return Program(tuple(inputs), body, tuple(made))
-
-
-def case(inputs: Sequence[TensorSpec], *body: Node, seed: int = 0, **plan: Any) -> Case:
-    """Return a case of such a program; the plan is the plainest but for what is given."""
-    return Case(program(inputs, *body), Plan(**plan), seed)
 
 
 def stored(folder: str) -> dict[str, Case]:

@@ -28,7 +28,8 @@ from amp_fuzz.records.schema import (
     NoteKind,
     RunRecord,
 )
-from amp_fuzz.upstream.known import Known, KnownError, load_known, shipped
+from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream.known import Known, KnownError, load_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,13 +14,33 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from amp_fuzz.config import did_you_mean
 
-__all__ = ["Known", "KnownError", "load_known", "shipped"]
+__all__ = ["Known", "KnownError", "Part", "Stage", "listed", "load_known"]
+
+Part: TypeAlias = Literal[
+    "",
+    "mkldnn",
+    "mutations-in-graphs",
+    "common-subexpressions",
+    "counted-constants",
+    "elided-casts",
+    "inference-traces",
+    "kept-constants",
+    "promised-statistics",
+    "optimised-graphs",
+    "promised-dtypes",
+    "promised-results",
+    "reused-inputs",
+    "separate-roundings",
+]
+"""A library or a part of a compiler that torch can run without."""
+
+Stage: TypeAlias = Literal["", "compile[eager]", "compile[aot_eager]"]
 
 
 class KnownError(ValueError):
@@ -62,23 +82,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = "*"
     expected: str = ""
     observed: str = ""
-    without: Literal[
-        "",
-        "mkldnn",
-        "mutations-in-graphs",
-        "common-subexpressions",
-        "counted-constants",
-        "elided-casts",
-        "inference-traces",
-        "kept-constants",
-        "promised-statistics",
-        "optimised-graphs",
-        "promised-dtypes",
-        "promised-results",
-        "reused-inputs",
-        "separate-roundings",
-    ] = ""
-    stage: Literal["", "compile[eager]", "compile[aot_eager]"] = ""
+    without: Part = ""
+    stage: Stage = ""
     bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"
@@ -138,8 +143,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @cache
-def shipped() -> tuple[Known, ...]:
-    """Return the entries that come with the package."""
+def listed() -> tuple[Known, ...]:
+    """Return the entries of the package that are no `Bug` yet."""
     path = resources.files("amp_fuzz.upstream") / "known.toml"
     return _parse(path.read_text(), "amp_fuzz/upstream/known.toml")
 

@@ -1,37 +1,61 @@
-"""All bugs that the reference can imitate, and how some of them are imitated for a block."""
+"""All known bugs: the records of every file in the packages below `amp_fuzz.upstream`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
+from types import ModuleType
 
+from amp_fuzz import upstream
 from amp_fuzz.backends import imitation
 from amp_fuzz.backends.imitation import Composed, Imitation, compose
 from amp_fuzz.upstream import elsewhere
-from amp_fuzz.upstream.compile import backward
-from amp_fuzz.upstream.export import composites
-from amp_fuzz.upstream.torch import cache as weight_cache
-from amp_fuzz.upstream.torch import functions, promote, queries, transforms
+from amp_fuzz.upstream.bug import Bug
+from amp_fuzz.upstream.known import Known, listed
 from amp_fuzz.upstream.torchax import autocast as torchax
 
-__all__ = ["IMITATIONS", "QUIRKS", "composed", "quirks"]
+__all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "quirks", "shipped"]
+
+
+def _files() -> Iterator[ModuleType]:
+    for package in pkgutil.iter_modules(upstream.__path__, f"{upstream.__name__}."):
+        if not package.ispkg:
+            continue
+        for module in pkgutil.iter_modules(
+            importlib.import_module(package.name).__path__, f"{package.name}."
+        ):
+            yield importlib.import_module(module.name)
+
+
+_MODULES = tuple(_files())
+
+FILES: tuple[ModuleType, ...] = tuple(file for file in _MODULES if hasattr(file, "BUGS"))
+"""The modules that have bugs, by name. The docstring of each is their page."""
+
+_ALL: tuple[Bug, ...] = tuple(bug for file in FILES for bug in file.BUGS)
+
+BUGS: Mapping[str, Bug] = {bug.id: bug for bug in sorted(_ALL, key=lambda bug: bug.rank)}
+"""Every bug, by id, in the order in which they are tried."""
 
 IMITATIONS: Mapping[str, Imitation] = {
-    **weight_cache.IMITATIONS,
-    **promote.IMITATIONS,
-    **queries.IMITATIONS,
-    **functions.IMITATIONS,
-    **transforms.IMITATIONS,
-    **backward.IMITATIONS,
-    **composites.IMITATIONS,
+    **{bug.id: bug.imitation for bug in BUGS.values() if bug.imitation is not None},
+    **{k: v for file in _MODULES for k, v in getattr(file, "IMITATIONS", {}).items()},
 }
-"""By id, those that are values."""
+"""The imitations of those that have one."""
 
 imitation.KNOWN.update(IMITATIONS)
 
 QUIRKS = tuple(sorted({*IMITATIONS, *elsewhere.NAMES}))
-"""The ids of the bugs."""
+"""The ids of the bugs that the reference can imitate."""
+
+
+@cache
+def shipped() -> tuple[Known, ...]:
+    """Return the known list that comes with the package."""
+    return (*(bug.entry for bug in BUGS.values()), *listed())
 
 
 @cache

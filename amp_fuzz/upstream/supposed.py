@@ -11,8 +11,8 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.errors import refuses
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import Policy
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.imitate import imitated, supposing
-from amp_fuzz.upstream.known import shipped
 
 __all__ = ["agrees_with"]
 

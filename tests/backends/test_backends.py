@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_fuzz.backends import BackendError, backends, choose
 from amp_fuzz.backends.harness import changes, quiet
 from amp_fuzz.backends.torch_state import torch_state
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, drawn, one_line, under, x
 
 READY = [n for n, b in backends().items() if b.availability().status == "ready"]

@@ -25,9 +25,8 @@ from amp_fuzz.findings.minimize.target import part_of, stage_of
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]

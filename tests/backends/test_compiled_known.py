@@ -22,9 +22,9 @@ from amp_fuzz.cases.program import Checkpoint, DType, InferenceMode, NoGrad, Sta
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import autocast
 from amp_fuzz.reference.custom_ops import opaque
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import Known, shipped
+from amp_fuzz.upstream.known import Known
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 AOT, DECOMPOSED, INDUCTOR = (

@@ -20,8 +20,8 @@ from amp_fuzz.cases.program import Autocast, Checkpoint, regions
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import custom_ops as reference_custom_ops
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.faults.fault import patched
 from tests.helpers import Run, call, case, under, x
 

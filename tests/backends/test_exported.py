@@ -21,9 +21,8 @@ from amp_fuzz.findings.minimize.target import stage_of
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, Run, WrongKernel, call, case, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]

@@ -21,9 +21,8 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import DType, InferenceMode, NoGrad
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import Explainer, judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.faults.lowerings import FAULTS
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 

@@ -9,8 +9,8 @@ import pytest
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.program import Autocast
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")

@@ -23,9 +23,8 @@ from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.reference import Policy, supposing
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.faults.device import FAULTS, UNREGISTERED
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 

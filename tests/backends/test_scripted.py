@@ -51,10 +51,10 @@ from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.audit import audit_op, count
 from amp_fuzz.runs.engine import Settings, Task, draw, runnable
 from amp_fuzz.strategies.drawing import draw_program
-from amp_fuzz.upstream import active_quirks, quirks
+from amp_fuzz.upstream import active_quirks, quirks, shipped
 from amp_fuzz.upstream.evidence import Listed
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import Known, shipped
+from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.remedies import WITHOUT
 from tests.helpers import BF16, Run, WrongKernel, call, case, drawn, under, x
 

@@ -38,9 +38,8 @@ from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.interfaces.cli import main
 from amp_fuzz.reference import load_table
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, under, x
 
 INSTALLED = torchax.installed()

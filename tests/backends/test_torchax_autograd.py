@@ -34,9 +34,8 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 

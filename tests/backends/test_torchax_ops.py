@@ -17,9 +17,8 @@ from amp_fuzz.backends.torchax.backend import TorchaxBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import Autocast, Checkpoint, DType, TensorSpec
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 

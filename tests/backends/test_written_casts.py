@@ -23,9 +23,8 @@ from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference.shadow.mode import Shadow
 from amp_fuzz.reference.shadow.written import casting, written
-from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import Explainer, judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, WrongKernel, call, case, x
 
 WIDE = "xla-excess-precision"

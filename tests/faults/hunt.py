@@ -25,8 +25,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import CUSTOM_OPS, Case
 from amp_fuzz.records.schema import CaseRecord, DivergenceRecord
 from amp_fuzz.runs.engine import Event, Settings, Suspected, Task, explore, plan_tasks, seed_of
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.faults.fault import Fault
 from tests.faults.wrapper import Kernel, Value, Wrapper, installed
 

@@ -25,8 +25,8 @@ from amp_fuzz.findings.minimize.target import stage_of
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw, plan_tasks, seed_of
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.faults.corrupted import Corrupted, Seeded, reached
 from tests.faults.fault import NumericFault
 

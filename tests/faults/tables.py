@@ -23,7 +23,8 @@ from amp_fuzz.reference import Policy, PolicyTable, as_device, load_table
 from amp_fuzz.reference.tables import Rule, all_overloads
 from amp_fuzz.runs.audit import cases_of, judged
 from amp_fuzz.strategies.drawing import usable
-from amp_fuzz.upstream.known import Known, shipped
+from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream.known import Known
 from tests.faults.faults import EQUIVALENT
 from tests.faults.wrapper import POLICIES, overload_of
 

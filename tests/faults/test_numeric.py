@@ -12,8 +12,8 @@ import torch
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.findings.minimize.target import stage_of
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.numeric_faults import page
 from tests.faults.corrupted import Corrupted, Kernel, reached, wrong_kernels
 from tests.faults.fault import NumericFault

@@ -15,8 +15,8 @@ from amp_fuzz.cases.case import Case, Plan, bare, map_autocast
 from amp_fuzz.cases.program import Autocast, InferenceMode, NoGrad, regions, returning_last
 from amp_fuzz.oracle import RELATIONS, check_relation, within
 from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import Explainer, judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, drawn, eager, under, x
 
 Run = Callable[[Case], Observation]

@@ -19,9 +19,8 @@ from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import Band, distance, shadow
-from amp_fuzz.upstream import active_quirks
+from amp_fuzz.upstream import active_quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, call, case, x
 
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -12,8 +12,8 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.rediscovery import JSON, PAGE, table
 from tests.public.bugs import BUGS, Bug
 

@@ -23,8 +23,8 @@ from amp_fuzz.records.baseline import entry_of
 from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, title
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
 from tests.faults.many import counts, seeded
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x

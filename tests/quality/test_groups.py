@@ -16,7 +16,7 @@ from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import CaseRecord
 from amp_fuzz.runs import engine
 from amp_fuzz.runs.engine import Finding, Settings, Task, draw, explore
-from amp_fuzz.upstream.known import shipped
+from amp_fuzz.upstream import shipped
 from tests.faults.many import counts, seeded
 from tests.helpers import eager
 

@@ -26,8 +26,8 @@ from amp_fuzz.findings.minimize.target import (
 )
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from benchmarks.minimize_page import JSON, PAGE, SECONDS, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, hunt, way

@@ -18,8 +18,8 @@ from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.baseline import entry_of
 from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, title
 from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, call, case, x
 
 Wrong = Callable[[str, float], None]

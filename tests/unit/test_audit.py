@@ -44,7 +44,7 @@ from amp_fuzz.runs.audit import (
     samples,
     traits,
 )
-from amp_fuzz.upstream.known import shipped
+from amp_fuzz.upstream import shipped
 
 CPU, CUDA = backends()["eager-cpu"], backends()["fake-cuda"]
 

@@ -16,8 +16,8 @@ from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.findings.repro.as_test import pytest_form
 from amp_fuzz.findings.repro.parts import Found
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import BF16, F16, FAULT, Run, call, case, runner, under, x
 
 # Runs pytest on a file.

@@ -30,8 +30,8 @@ from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.strategies.drawing import draw_case
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.known import shipped
 from tests.helpers import FAULT, Run
 
 BFLOAT16 = Autocast(dtype="bfloat16")

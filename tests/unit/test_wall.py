@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_fuzz.upstream import QUIRKS
-from amp_fuzz.upstream.known import shipped
+from amp_fuzz.upstream import QUIRKS, shipped
 
 REFERENCE = Path(__file__).parents[2] / "amp_fuzz" / "reference"
 FILES = [path for path in sorted(REFERENCE.rglob("*")) if path.suffix in (".py", ".toml")]

@@ -1,13 +1,114 @@
 """What torch does in function transforms.
 
-Each bug has a page of its own name in docs/findings/.
+## transform-before-autocast: function transforms come before autocast
 
-func-grad-ambient-backward: under autocast `torch.func.grad` runs the backward ops under autocast
-    too. The transform runs its backward pass where it is called, inside the context
-    (https://github.com/pytorch/functorch/issues/305).
-transform-before-autocast: inside `torch.func.grad` and `vmap` autocast is not asked about the op
-    that was called, but about those that the transform makes of it, at each level again
-    (https://github.com/pytorch/pytorch/issues/192617).
+```python
+import torch
+import torch.nn.functional as F
+
+x, w, b = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(5)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    print(F.linear(x[0], w, b).dtype)  # torch.bfloat16
+    print(torch.func.vmap(lambda x: F.linear(x, w, b))(x).dtype)  # torch.float32
+
+q = torch.randn(1, 3, 4)
+
+
+def loss(q):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.scaled_dot_product_attention(q, q, q).float().sum()
+
+
+torch.func.grad(loss)(q)
+# RuntimeError: expected scalar type BFloat16 but found Float
+```
+
+**What torch does** (2.13.0). The transforms of `torch.func` come before autocast in the
+dispatcher. Under `vmap` a batching rule makes other ops of the one that was called, and autocast
+decides about those: of `linear` with a bias the product is cast and the sum is not; an op with
+the policy `fp32` may run in 16 bits, for which it has no kernel. Where a policy casts at one
+level of a transform and calls the op with autocast excluded, the exclusion is lost at the next
+level, which casts what is inside the op again.
+
+**What the documentation says.** [Policies](https://docs.pytorch.org/docs/stable/amp.html) are for
+the ops that are called; `vmap` "returns a function that maps func over dimensions of the inputs",
+`grad` one that computes gradients: neither changes what dtype the function computes in.
+
+**What the reference does.** Inside `vmap` and `grad` its kernels stand before the transforms as
+well as behind them.
+
+**Upstream.** [#192617](https://github.com/pytorch/pytorch/issues/192617) for `linear` with a
+bias. No issue that we know of for `grad` through `scaled_dot_product_attention`.
+
+## func-grad-ambient-backward: torch.func.grad runs its backward ops under autocast
+
+```python
+import torch
+
+a = torch.randn(4, 4)
+w = torch.randn(4, 4)
+
+
+def loss(w):
+    with torch.autocast("cpu", enabled=False):
+        return torch.mm(a, w).square().sum()
+
+
+expected = torch.func.grad(loss)(w)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    print(torch.func.grad(loss)(w) - expected)  # the product of the backward ran in bfloat16
+```
+
+**What torch does** (2.13.0). The transform runs its backward pass where it is called. Inside an
+autocast context the backward ops are autocast by their own policies, whatever the forward op ran
+in; where autocast stands inside the function that is differentiated they are not.
+
+**What the documentation says.** ["Backward passes under autocast are not recommended. Backward
+ops run in the same type that autocast used for corresponding forward
+ops."](https://docs.pytorch.org/docs/stable/amp.html) `torch.func.grad` gives the caller no place
+for the backward pass but the call itself.
+
+**What the reference does.** Autocast is for the function: its state at the call holds inside the
+function and not for the backward ops of the transform. (A `backward()` that a plan puts inside a
+context is autocast, as it is in torch.)
+
+**Upstream.** [functorch#305](https://github.com/pytorch/functorch/issues/305), open. A workaround
+is to enter the context inside the function.
+
+## vmap-batching-rules: batching rules that fail under autocast only
+
+```python
+import torch
+import torch.nn.functional as F
+
+x, w, g = torch.randn(2, 3, 4), torch.randn(5, 4), torch.ones(5)
+
+
+def loss(w, g, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.layer_norm(F.linear(x, w), (5,), g).sum()
+
+
+torch.func.grad(loss)(w, g, x[0])  # runs
+torch.func.vmap(torch.func.grad(loss), in_dims=(None, None, 0))(w, g, x)
+# RuntimeError: expected scalar type BFloat16 but found Float
+```
+
+**What torch does** (2.13.0). The kernels of layer, batch and instance norm take a 16-bit input
+with float32 parameters, and `slice_scatter` and `select_scatter` a source of another dtype; their
+batching rules lack the conversion and raise.
+
+**What the documentation says.** Nothing of the kind: "Type mismatch errors *in* an
+autocast-enabled region are a bug".
+
+**How it is found.** The relation `transform`: what raises neither without autocast nor without
+the transform must not raise with both. The reference runs the same batching rules and raises too,
+so that it cannot tell; the entry explains the two errors that these rules raise for two dtypes,
+at these ops, and nothing else.
+
+**Upstream.** [#184890](https://github.com/pytorch/pytorch/issues/184890),
+[#184968](https://github.com/pytorch/pytorch/pull/184968),
+[#192161](https://github.com/pytorch/pytorch/pull/192161) for the norms.
 """
 
 from __future__ import annotations
@@ -16,9 +117,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.program import Autocast
 from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.upstream.bug import Bug, Example
 
-__all__ = ["IMITATIONS"]
+__all__ = ["BUGS"]
 
 
 def _ambient_backward(semantics: Semantics) -> Semantics:
@@ -29,7 +133,79 @@ def _transform_first(semantics: Semantics) -> Semantics:
     return replace(semantics, ahead=nullcontext)
 
 
-IMITATIONS = {
-    "func-grad-ambient-backward": Imitation(semantics=_ambient_backward),
-    "transform-before-autocast": Imitation(semantics=_transform_first),
-}
+BUGS = (
+    Bug(
+        id="transform-before-autocast",
+        what="inside torch.func.vmap and grad, ops run in another dtype than autocast says, or raise",
+        why="autocast is asked about what the transform makes of an op, and at each level again",
+        link="https://github.com/pytorch/pytorch/issues/192617",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("!torchax*",),
+        imitation=Imitation(semantics=_transform_first),
+        examples=(
+            Example(
+                "eager-cpu",
+                case(
+                    [x("x0", 3, 4), x("x1", 2, 4), x("x2", 2)],
+                    call("linear", "x0", "x1", "x2"),
+                    backward="none",
+                    transform="vmap",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="func-grad-ambient-backward",
+        what="torch.func.grad under autocast runs the backward ops under autocast too",
+        why="the transform runs its backward pass where it is called, inside the context",
+        link="https://github.com/pytorch/functorch/issues/305",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("!torchax*",),
+        imitation=Imitation(semantics=_ambient_backward),
+        examples=(
+            Example(
+                "eager-cpu",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    under(Autocast(enabled=False), call("mm", "x0", "w1")),
+                    backward="inside",
+                    transform="grad",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="vmap-batching-rules",
+        what="norms and scatters raise under vmap and autocast together, under neither alone",
+        why="batching rules lack the conversions that the kernels have",
+        link="https://github.com/pytorch/pytorch/issues/184890",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("eager-*",),
+        ops=(
+            "*layer_norm",
+            "*batch_norm*",
+            "instance_norm*",
+            "slice_scatter",
+            "select_scatter",
+        ),
+        kinds=("relation",),
+        where="transform: *",
+        observed="expected scalar type .* but found |scatter\\(\\): Expected self\\.dtype to be equal to src\\.dtype",
+        examples=(
+            Example(
+                "eager-cpu",
+                case(
+                    [x("x0", 3, 4), x("w1", 4, 5), x("w2", 5)],
+                    call("mm", "x0", "w1"),
+                    call("layer_norm", "v0", [5], "w2", None, to="v1"),
+                    call("neg", "v1", to="v2"),
+                    transform="vmap_grad",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+"""A known bug: what it is, which versions have it, how it is told, and its smallest example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.case import Case
+from amp_fuzz.upstream.known import Known, Part, Stage
+
+__all__ = ["ELSEWHERE", "Bug", "Example"]
+
+ELSEWHERE = Imitation()
+"""The imitation of a bug whose code still stands in `amp_fuzz.backends`, which asks for its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The smallest case that shows a bug, on one backend.
+
+    wrong: the op whose wrong kernel must be reported in the same case. None: the op of the last
+    statement. "": there is none, since nothing of the case can be compared.
+    """
+
+    backend: str
+    case: Case
+    wrong: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """A bug of torch, of a compiler or of a library.
+
+    id, what, why: a name, what goes wrong, and why, a line each. link: the upstream issue.
+    torch: the versions that have it. seen: the last version on which it was seen.
+    backends: globs over the names of the backends that show it; those after a ``!`` do not.
+    ops: globs over ops; with an imitation: only programs with such an op can show it.
+    examples: smallest first. unshown: why there is none.
+    rank: entries are tried in this order; those that explain most come first.
+
+    A bug is told in one of three ways. imitation: the reference that imitates it agrees with the
+    backend on the whole case. without: both sides agree once that part of torch is off. Else it is
+    listed: kinds, ops, where, expected and observed say which divergences it is. stage and bare
+    narrow all three. `amp_fuzz.upstream.known.Known` explains each field.
+    """
+
+    id: str
+    what: str
+    why: str
+    link: str = ""
+    torch: str
+    seen: str
+    backends: tuple[str, ...] = ("*",)
+    ops: tuple[str, ...] = ()
+    imitation: Imitation | None = None
+    kinds: tuple[str, ...] = ()
+    where: str = "*"
+    expected: str = ""
+    observed: str = ""
+    without: Part = ""
+    stage: Stage = ""
+    bare: str = ""
+    examples: tuple[Example, ...] = ()
+    unshown: str = ""
+    rank: int = 50
+    entry: Known = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = {f.name for f in fields(self)} & set(Known.__struct_fields__)
+        values = {name: getattr(self, name) for name in names}
+        quirk = self.id if self.imitation is not None else ""
+        object.__setattr__(self, "entry", Known(**values, quirk=quirk))

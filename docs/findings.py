@@ -1,0 +1,156 @@
+"""Write the pages of known bugs, docs/findings/*/*.md, and the table of its README, from records.
+
+    python docs/findings.py [--check]
+
+The page of a file of `amp_fuzz.upstream` is its docstring, with a table of facts and the smallest
+case below the section of each bug. In a docstring ``[some-bug]`` is a link to that bug. --check
+writes nothing, names what is not as it would be written, and exits with 1.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.registry import BUGS, FILES
+
+FOLDER = Path(__file__).parent / "findings"
+NOTE = "<!-- Written by `make pages` from {source}. Edit that. -->"
+START, END = "<!-- table: written by `make pages` -->", "<!-- end of the table -->"
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    check = "--check" in sys.argv[1:]
+    wanted = {path_of(file): page(file) for file in FILES}
+    readme = FOLDER / "README.md"
+    wanted[readme] = index(readme.read_text())
+    stale = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
+    left = [p for p in FOLDER.glob("*/*.md") if p not in wanted]
+    for path in [*stale, *left]:
+        sys.stdout.write(f"{path.relative_to(FOLDER.parents[1])}\n")
+        if check:
+            continue
+        if path in left:
+            path.unlink()
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path])
+    sys.exit(1 if check and (stale or left) else 0)
+
+
+def path_of(file: ModuleType) -> Path:
+    """Return where the page of a file stands."""
+    *_, family, name = file.__name__.split(".")
+    return FOLDER / family / f"{name}.md"
+
+
+def page(file: ModuleType) -> str:
+    """Return the page of a file: its docstring, and what its records say."""
+    head, *sections = re.split(r"(?m)^(?=## )", (file.__doc__ or "").strip("\n"))
+    title, _, intro = head.strip().partition("\n")
+    parts = [f"# {title.replace('``', '`').removesuffix('.')}"]
+    parts.append(NOTE.format(source=file.__name__.replace(".", "/") + ".py"))
+    if intro.strip():
+        parts.append(linked(intro.strip(), file))
+    for section in sections:
+        heading, _, text = section.partition("\n")
+        bugs = [BUGS[name] for name in ids(heading)]
+        anchors = "".join(f'<a id="{bug.id}"></a>' for bug in bugs)
+        parts += [*([anchors] if anchors else []), heading, linked(text.strip(), file)]
+        parts += [part for bug in bugs for part in facts(bug)]
+    return "\n\n".join(parts) + "\n"
+
+
+def ids(heading: str) -> list[str]:
+    """Return the ids of the bugs that a section is about: ``## one, another: a title``."""
+    names = [name.strip() for name in heading.removeprefix("## ").partition(": ")[0].split(",")]
+    return names if all(name in BUGS for name in names) else []
+
+
+def linked(text: str, file: ModuleType) -> str:
+    """Return a text whose ``[some-bug]`` are links."""
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"[{name}]({target(name, path_of(file))})" if name in BUGS else match[0]
+
+    return re.sub(r"\[([a-z0-9-]+)\](?!\()", link, text)
+
+
+def target(name: str, page: Path) -> str:
+    """Return the link from a page to a bug."""
+    (home,) = (path_of(file) for file in FILES if BUGS[name] in file.BUGS)
+    where = "" if home == page else f"{home.relative_to(FOLDER)}"
+    up = "" if home == page or page.parent == FOLDER else "../"
+    return f"{up}{where}#{name}"
+
+
+def facts(bug: Bug) -> Iterator[str]:
+    """Yield what the record of a bug says of it."""
+    versions = "any" if bug.torch == ">=2.7" else bug.torch
+    rows = {
+        "what": bug.what,
+        "why": bug.why,
+        "torch": f"{versions}, last seen on {bug.seen}",
+        "backends": ", ".join(f"`{name}`" for name in bug.backends),
+        "told by": told(bug),
+        "upstream": f"<{bug.link}>" if bug.link else "not reported that we know of",
+    }
+    yield "\n".join(
+        [f"| {bug.id} | |", "|---|---|", *(f"| {k} | {cell(v)} |" for k, v in rows.items())]
+    )
+    for example in bug.examples[:1]:
+        yield shown(example)
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def told(bug: Bug) -> str:
+    """Return how a divergence is known to be this bug."""
+    if bug.imitation is not None:
+        way = "the reference that imitates it agrees on the whole case"
+        return f"{way} and both sides agree without autocast" if bug.bare == "agrees" else way
+    kinds = ", ".join(bug.kinds)
+    if bug.without:
+        return f"{kinds}: gone without {bug.without}"
+    texts = [
+        f"`{text}`" for text in (bug.where, bug.expected, bug.observed) if text not in ("", "*")
+    ]
+    says = f" that says {' and '.join(texts)}" if texts else ""
+    return f"{kinds}{says}"
+
+
+def shown(example: Example) -> str:
+    """Return the smallest case as the tool prints it."""
+    return f"Smallest case, on `{example.backend}`:\n\n```\n{example.case}\n```"
+
+
+def index(text: str) -> str:
+    """Return the README with the table of all bugs."""
+    before, _, rest = text.partition(START)
+    after = rest.partition(END)[2]
+    rows = ["| bug | what | torch | upstream |", "|---|---|---|---|"]
+    for file in FILES:
+        for bug in file.BUGS:
+            link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
+            at = target(bug.id, FOLDER / "README.md")
+            rows.append(f"| [{bug.id}]({at}) | {cell(bug.what)} | {bug.torch} | {link} |")
+    return f"{before}{START}\n" + "\n".join(rows) + f"\n{END}{after}"
+
+
+def number(link: str) -> str:
+    """Return the short name of an upstream link: ``#123``."""
+    found = re.search(r"/(?:issues|pull)/(\d+)", link)
+    return f"#{found[1]}" if found else "documented"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What holds for every known bug, over the records of `amp_fuzz.upstream`.
+
+Its example diverges without it, and with it is explained by it; a fault beside it, and a wrong
+kernel of the op that it is about, are reported all the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import NamedTuple
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.base import Backend
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.build import call, x
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream import BUGS, shipped
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import Known
+from tests.helpers import WrongKernel
+
+
+class Shown(NamedTuple):
+    """A bug and one of its examples."""
+
+    bug: Bug
+    example: Example
+
+    def __str__(self) -> str:
+        return self.bug.id
+
+
+class Remembered(WrongKernel):
+    """A backend that runs each case once, and a kernel of which may be wrong."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        found = [_run(self.inner.name, case) for case in cases]
+        return [self._wrong(case, seen) for case, seen in zip(cases, found, strict=True)]
+
+
+def _run(name: str, case: Case) -> Observation:
+    kept = _observed(name, case)
+    seen = copy.copy(kept)
+    seen.values = dict(kept.values)
+    return seen
+
+
+@cache
+def _observed(name: str, case: Case) -> Observation:
+    (seen,) = backends()[name].run([case])
+    return seen
+
+
+def shown() -> Iterator[Shown]:
+    for bug in BUGS.values():
+        for example in bug.examples:
+            yield Shown(bug, example)
+
+
+EXAMPLES = sorted(shown(), key=lambda shown: (shown.example.backend, shown.bug.id))
+every = pytest.mark.parametrize("shown", EXAMPLES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def installed(request: pytest.FixtureRequest) -> None:
+    """Skip a bug that the installed torch does not have, or whose backend is not installed."""
+    if "shown" not in request.fixturenames:
+        return
+    bug, example = request.getfixturevalue("shown")
+    if version("torch").partition("+")[0] not in SpecifierSet(bug.torch):
+        pytest.skip(f"torch {version('torch')} does not have it")
+    if backends()[example.backend].availability().status != "ready":
+        pytest.skip(f"{example.backend} is not installed")
+
+
+def judged(
+    one: Example, known: Sequence[Known], *, wrong: str = "", case: Case | None = None
+) -> Verdict:
+    backend: Backend = Remembered(backends()[one.backend], wrong)
+    with quiet():
+        return judge_of(backend, known, "all").judge(case or one.case)
+
+
+def beside(case: Case) -> Case:
+    """Return the case with a call before it that has nothing to do with it, and is returned."""
+    made = case.program
+    return case.with_program(
+        inputs=(*made.inputs, x("x90", 2)),
+        body=(call("neg", "x90", to="v90"), *made.body),
+        outputs=("v90", *made.outputs),
+    )
+
+
+@every
+def test_its_example_is_explained_by_it(shown: Shown) -> None:
+    verdict = judged(shown.example, shipped())
+    assert verdict.outcome == "known", verdict.divergence
+    assert shown.bug.id in verdict.known.split("+")
+
+
+@every
+def test_its_example_is_explained_by_no_other(shown: Shown) -> None:
+    others = [entry for entry in shipped() if entry.id != shown.bug.id]
+    assert judged(shown.example, others).outcome == "diverged"
+
+
+@every
+def test_a_fault_beside_it_is_reported(shown: Shown) -> None:
+    case = beside(shown.example.case)
+    assert judged(shown.example, shipped(), case=case).outcome == "known"
+    assert judged(shown.example, shipped(), case=case, wrong="neg").outcome == "diverged"
+
+
+@every
+def test_a_wrong_kernel_of_its_op_is_reported(shown: Shown) -> None:
+    wrong = shown.example.wrong
+    if wrong is None:
+        *_, last = statements(shown.example.case.program.body)
+        wrong = last.op
+    if wrong:
+        assert judged(shown.example, shipped(), wrong=wrong).outcome == "diverged"
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.id)
+def test_its_record_is_whole(bug: Bug) -> None:
+    assert bug.examples or bug.unshown
+    assert bug.imitation is not None or (bug.kinds and bug.ops)
+    SpecifierSet(bug.torch)
+    assert [name for name in backends() if bug.entry.on(name)]

@@ -1,0 +1,42 @@
+"""The pages of known bugs are what their records say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from amp_fuzz.upstream.registry import BUGS, FILES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pages", DOCS / "findings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.__name__.rpartition(".")[2])
+def test_a_page_is_what_the_file_says(pages: ModuleType, file: ModuleType) -> None:
+    assert pages.path_of(file).read_text() == pages.page(file), "run make pages"
+
+
+def test_the_table_lists_every_bug(pages: ModuleType) -> None:
+    readme = (DOCS / "findings" / "README.md").read_text()
+    assert readme == pages.index(readme), "run make pages"
+
+
+def test_each_bug_has_a_section(pages: ModuleType) -> None:
+    heads = [line for f in FILES for line in (f.__doc__ or "").splitlines() if line[:3] == "## "]
+    assert sorted(name for head in heads for name in pages.ids(head)) == sorted(BUGS)
+
+
+def test_each_file_of_a_page_is_written(pages: ModuleType) -> None:
+    assert {pages.path_of(file) for file in FILES} == set((DOCS / "findings").glob("*/*.md"))
