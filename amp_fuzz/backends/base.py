@@ -198,9 +198,6 @@ class Calls(Protocol):
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         """Call a callable as a plan says, and return what was observed."""
 
-    def traced(self) -> Callable[..., Any] | None:
-        """Return what the reference makes of a function of tensors, where quirks are imitated."""
-
 
 @runtime_checkable
 class Watches(Protocol):

@@ -22,8 +22,6 @@ from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.base import Backend, Call, Facts, documentation
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations import aot
-from amp_fuzz.backends.imitations.lowered import lowered
 from amp_fuzz.backends.prelude import in_thread
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
@@ -48,9 +46,6 @@ NO_GRAD_QUIRK, CHECKPOINT_QUIRK = "export-no-grad", "export-checkpoint"
 INFERENCE_QUIRK, COMPOSITES_QUIRK = "export-inference-mode", "export-composites"
 LEFT_QUIRK, LOSS_QUIRK = "export-grad-mode-left", "export-loss-out"
 _QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
-
-# What a compiled program has as well.
-_TRACED = ("compile-functions", "compile-kernels", "compile-matrix-rank", "compile-out")
 
 # The program is the forward of an autograd.Function.
 _FUNCTIONS: tuple[Entry, ...] = ("custom_fwd", "cast_inputs", "setup_context")
@@ -170,7 +165,7 @@ class ExportBackend(TorchRepros, TorchBackend):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the CPU; it imitates what an export makes of a program."""
-        return _Exported(replace(TorchBackend.reference(self).runtime, scope=lowered))
+        return _Exported(TorchBackend.reference(self).runtime)
 
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
@@ -224,14 +219,12 @@ class _Exported(ReferenceRuntime):
             runtime = _under(runtime, _Losses)
         if CHECKPOINT_QUIRK in active_quirks():
             runtime = _traced_through(runtime)
-        for name in _TRACED:
-            if name in active_quirks():
-                runtime = _under(runtime, aot.QUIRKS[name])
         if COMPOSITES_QUIRK not in active_quirks():
             return runtime
         exported = _Conversions()
         with imitation.imitating(imitation.current().without(COMPOSITES_QUIRK)):
-            harness.run(self.meant(case), _under(runtime, lambda: exported))
+            meant, base = self._imitating(case)
+            harness.run(meant, _under(base, lambda: exported))
         return _under(runtime, lambda: _Conversions(exported.dtypes))
 
 

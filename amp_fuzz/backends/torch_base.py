@@ -91,10 +91,6 @@ class TorchBackend:
         """Call a callable as it is."""
         return call(self.runtime(), None)
 
-    def traced(self) -> Callable[..., Any] | None:
-        """Return nothing: a callable is not traced."""
-        return None
-
 
 def under(case: Case, context: Context) -> Case:
     """Return a case with all of its program's body under a context, once."""
