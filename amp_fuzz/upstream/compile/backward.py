@@ -133,6 +133,19 @@ BUGS = (
                     contexts=(),
                 ),
             ),
+            Example(
+                "compile[eager]",
+                case(
+                    [x("x0"), x("w1")],
+                    under(
+                        Checkpoint(use_reentrant=True),
+                        call("le", "x0", "w1"),
+                        call("add", "x0", "x0", to="v1"),
+                    ),
+                    call("neg", "x0", form="out", out="v1", to="v2"),
+                    contexts=(),
+                ),
+            ),
         ),
     ),
 )

@@ -39,6 +39,8 @@ import torch
 
 from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
 
@@ -77,6 +79,18 @@ def _in_place(name: str, first: Callable[..., torch.Tensor]) -> Callable[..., to
     return method
 
 
+def _rounded(op: str, other: float) -> Case:
+    """Call an op in place: 0.4 of the product, or quotient, is in float16's range, and it is not."""
+    given = [1.0, 300.0], [1.0, other]
+    inputs = [x("b0", 2, dtype="float16")]
+    inputs += [
+        x(name, 2, dtype="float16", values=bits_of(values, "float16"))
+        for name, values in zip(("x1", "x2"), given, strict=True)
+    ]
+    body = call(op, "b0", "x1", "x2", form="inplace", value=0.4)
+    return case(inputs, body, contexts=(), backward="none")
+
+
 BUGS = (
     Bug(
         id="compile-addcdiv",
@@ -100,6 +114,8 @@ BUGS = (
                     backward="none",
                 ),
             ),
+            Example("compile[eager]", _rounded("addcmul", 400.0)),
+            Example("compile[eager]", _rounded("addcdiv", 2.0**-9)),
         ),
     ),
 )

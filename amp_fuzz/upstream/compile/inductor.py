@@ -425,6 +425,18 @@ BUGS = (
                     backward="none",
                 ),
             ),
+            Example(
+                INDUCTOR,
+                case(
+                    [x("x0", 16, values=bits_of([float(2**100)] * 16, "float32")), x("x1", 16)],
+                    call("remainder.scalar", "x0", 300.0),
+                    call("mul", "v0", "x1", to="v1"),
+                    call("exp", "x1", to="v2"),
+                    returns=("v1", "v2"),  # what is computed from a remainder, and another value
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
         ),
     ),
 )

@@ -49,7 +49,8 @@ from typing import Any
 import torch
 
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.program import InferenceMode
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.lowering import HALVES, Lowerings, kernels, out_of, promoted, wide
 
@@ -306,6 +307,18 @@ BUGS = (
                     backward="none",
                 ),
             ),
+            *(
+                Example(
+                    backend,
+                    case(
+                        [x("x0", 2, 3, dtype="bfloat16"), x("x1", 3)],
+                        under(InferenceMode(), call("matmul", "x0", "x1")),
+                        contexts=(),
+                        backward="none",
+                    ),
+                )
+                for backend in (DECOMPOSED, "export[decomposed]")
+            ),
         ),
     ),
     Bug(
@@ -362,6 +375,17 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+            ),
+            *(
+                Example(
+                    DECOMPOSED,
+                    case(
+                        [x("w0", 6), x("x1", 6, dtype="float64")],
+                        call("huber_loss", "w0", "x1", reduction=reduction),
+                        contexts=(),
+                    ),
+                )
+                for reduction in ("none", "sum")
             ),
         ),
     ),

@@ -354,6 +354,15 @@ BUGS = (
                     backward="none",
                 ),
             ),
+            Example(
+                DECOMPOSED,
+                case(
+                    [x("x0", 4, 3, dtype="bfloat16"), x("x1", 4, 1)],
+                    call("_weight_norm", "x0", "x1", 0),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
         ),
     ),
 )

@@ -203,6 +203,17 @@ def _again(output: torch.Tensor) -> torch.Tensor:
     return base.as_strided(output.shape, output.stride(), output.storage_offset())
 
 
+def _viewed(scaler: bool) -> Case:
+    """Return a view of a result, whose gradient eager refuses or, scaled, leaves out."""
+    return case(
+        [x("x0", 2, 2), x("w1", 2, 2)],
+        call("mm", "x0", "w1"),
+        under(NoGrad(), call("unsqueeze", "v0", -1, form="method", to="v1")),
+        contexts=(),
+        scaler=scaler,
+    )
+
+
 # Each wraps the program that the one before it has wrapped.
 BUGS = (
     Bug(
@@ -273,6 +284,25 @@ BUGS = (
                     backward="none",
                 ),
             ),
+            Example(
+                AOT,
+                case(
+                    [x("w0", 2, 2)],
+                    call("linalg.cond.p_str", "w0", p="fro"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+            Example(
+                AOT,
+                case(
+                    [x("w0", 3), x("x1", 1)],
+                    call("aminmax", "w0", dim=0, keepdim=True, to="v0 v1"),
+                    call("mul", "v0", "x1", form="inplace", to="v2"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
         ),
     ),
     Bug(
@@ -307,6 +337,18 @@ BUGS = (
                     [x("x0", 3), x("w1", 3)],
                     under(NoGrad(), call("dropout", "w1", p=0.0, training=True)),
                     contexts=(),
+                ),
+            ),
+            Example(
+                AOT,
+                case(
+                    [x("x0", 3)],
+                    call("neg", "x0"),
+                    call("dropout", "v0", p=0.5, training=False, to="v1"),
+                    call("exp2", "v1", form="inplace", to="v2"),
+                    returns=("v0", "v2"),
+                    contexts=(),
+                    backward="none",
                 ),
             ),
         ),
@@ -351,6 +393,7 @@ BUGS = (
                     under(NoGrad(), call("unsqueeze", "w1", -1, form="method", to="v1")),
                 ),
             ),
+            *(Example(AOT, _viewed(scaler), wrong="mm") for scaler in (False, True)),
         ),
     ),
 )
