@@ -93,7 +93,7 @@ class Judge:
         clock.lap("reference")
         observed = backend.run([case])[0]
         clock.lap("backend")
-        trial, unjudged = Trial(case, backend, expected, observed), set[str]()
+        trial, unjudged = Trial(case, backend, expected, observed).settled(), set[str]()
         found = trial.compare(unjudged=unjudged) or trial.within()
         said = Explanation() if found else self.explain.left_out(trial)
         clock.lap("oracle")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 import torch
 
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare, single
+from amp_fuzz.cases.program import returning_all
+from amp_fuzz.oracle import gauge
 from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, same
 from amp_fuzz.oracle.errors import alike, raised
 from amp_fuzz.oracle.relations import within
@@ -40,7 +43,8 @@ class Trial:
     """One case on one backend.
 
     expected: what the reference did. observed: what the backend did. imitated: a key for the bugs
-    that the reference imitates; None: no bug. scope: the context in which it does so.
+    that the reference imitates; None: no bug. scope: the context in which it does so. choice: what
+    the reference takes from the backend, since it is free: see `gauge`.
     """
 
     case: Case
@@ -49,6 +53,7 @@ class Trial:
     observed: Observation
     imitated: Hashable = None
     scope: Scope = nullcontext
+    choice: tuple[gauge.Pair, ...] = ()
     _kept: _Kept = field(default_factory=_Kept, repr=False)
 
     @classmethod
@@ -62,8 +67,28 @@ class Trial:
 
     def refer(self, case: Case) -> Observation:
         """Run a case under the reference, which imitates what it imitates in this trial."""
-        with self.scope():
+        with self.within_scope():
             return self.backend.reference().run(case)
+
+    def within_scope(self) -> AbstractContextManager[object]:
+        """Return the context that the reference runs in."""
+        return _scope(self.scope, self.choice)
+
+    def settled(self) -> Trial:
+        """Return the trial in which the reference makes the choices of the backend.
+
+        Only of what the documentation leaves free, and only where the two differ.
+        """
+        backend, case = self.backend, self.case
+        inexact = backend.values and not backend.exact
+        if not (inexact and gauge.decomposes(case.program)) or self.compare() is None:
+            return self
+        values = self.observed.values
+        if (whole := returning_all(case.program)) != case.program:  # it may not return them
+            values = self.run_once(msgspec.structs.replace(case, program=whole)).values
+        choice = gauge.pairs(case.program, values)
+        made = replace(self, choice=choice, _kept=_Kept(runs=self._kept.runs))
+        return replace(made, expected=made.refer(case))
 
     def run(self, case: Case) -> Observation:
         """Run a case on the backend."""
@@ -77,13 +102,13 @@ class Trial:
 
     def again(self) -> Trial:
         """Run both sides again, and everything else with them."""
-        return replace(Trial.of(self.case, self.backend, self.scope), imitated=self.imitated)
+        again = replace(self, observed=self.run(self.case), _kept=_Kept())
+        return replace(again, expected=again.refer(self.case))
 
     def under(self, imitated: Hashable, scope: Scope) -> Trial:
         """Return the trial in which the reference imitates bugs."""
-        with scope():
-            expected = self.backend.reference().run(self.case)
-        return replace(self, expected=expected, imitated=imitated, scope=scope)
+        made = replace(self, imitated=imitated, scope=scope)
+        return replace(made, expected=made.refer(self.case))
 
     def bare(self) -> Trial:
         """Return the trial of the case without autocast.
@@ -99,8 +124,8 @@ class Trial:
                 expected = self.refer(plain)
             kept = _Kept(runs=self._kept.runs)
             sides = expected, self.run_once(plain)
-            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, kept)
-            self._kept.bare[self.imitated] = trial
+            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, (), kept)
+            self._kept.bare[self.imitated] = trial.settled()
         return self._kept.bare[self.imitated]
 
     # -- comparing --------------------------------------------------------------------------------
@@ -157,14 +182,15 @@ class Trial:
 
     def shadowed(self, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
         """Run the case with shadows; see `ReferenceRuntime.shadowed`."""
-        return _shadowed(self.case, self.backend, self.scope, *args, **how)
+        return _shadowed(self.case, self.backend, self.within_scope, *args, **how)
 
     def rounding(self) -> Rounding:
         """Return what tells rounding from more under what the reference imitates."""
         if self.imitated not in self._kept.shadows:
             # Of no trial: it would keep itself.
-            run = partial(_shadowed, self.case, self.backend, self.scope)
-            with self.scope():
+            scope = partial(_scope, self.scope, self.choice)
+            run = partial(_shadowed, self.case, self.backend, scope)
+            with scope():
                 written = self.backend.reference().casts(self.case)
             promised = partial(run, promise="written") if written else None
             self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
@@ -193,6 +219,12 @@ class Trial:
         values = [value for value in (want, got) if not same(right, value)]
         far = any(rounding(label, right, value) is not None for value in values)
         return differ(label, want, got) if far or rounding.unjudged else None
+
+
+@contextmanager
+def _scope(scope: Scope, choice: tuple[gauge.Pair, ...]) -> Iterator[None]:
+    with scope(), gauge.taking(choice) if choice else nullcontext():
+        yield
 
 
 def _shadowed(

@@ -69,8 +69,6 @@ torchax-softmax-dtype: softmax knows no ``dtype=`` in a program whose first call
     inference_mode (the backend's part).
 torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
 torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
-torchax-svd-signs: singular vectors have the signs that were observed, which U and V share
-    (`amp_fuzz.backends.imitations.gauge`).
 torchax-torch-autocast: a context casts nothing.
 torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
 torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
@@ -170,7 +168,6 @@ NAMES = (
     "torchax-softmax-dtype",
     "torchax-stale-jit",
     "torchax-sums",
-    "torchax-svd-signs",
     "torchax-torch-autocast",
     "torchax-type-as",
     "torchscript-addmm",

@@ -16,7 +16,6 @@ import torch
 from amp_fuzz.backends import backends, harness
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, quiet
-from amp_fuzz.backends.imitations import gauge
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case, bare, single
 from amp_fuzz.cases.literals import bits_of
@@ -38,7 +37,6 @@ from amp_fuzz.runs.setup import known_of
 from amp_fuzz.upstream import BUGS, QUIRKS, active_quirks, shipped
 from amp_fuzz.upstream.evidence import Imitated, Left
 from amp_fuzz.upstream.explain import Explainer, judge_of
-from amp_fuzz.upstream.imitate import imitating, vectors
 from amp_fuzz.upstream.known import Known, KnownError, load_known
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
@@ -1333,47 +1331,6 @@ def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.Monke
     found = judge_of(Off(labels=("v1",)), (gone,), "none").judge(TWICE).divergence
     assert found is not None
     assert found.where == "v1"
-
-
-@pytest.mark.parametrize("outputs", [None, ("v3",)], ids=["all", "one"])
-def test_singular_vectors_are_read_of_each_decomposition_at_each_call(
-    outputs: tuple[str, ...] | None,
-) -> None:
-    """Of U and V, whether or not the program returns them."""
-    calls = (
-        call("linalg.svd", "x0", full_matrices=False, to="v0 v1 v2"),
-        call("neg", "x0", to="v3"),
-        call("svd", "v3", to="v4 v5 v6"),
-    )
-    whole = case([x("x0", 3, 2)], *calls, calls=2, contexts=(), backward="none")
-    one = whole
-    if outputs:
-        program = msgspec.structs.replace(whole.program, outputs=outputs)
-        one = msgspec.structs.replace(whole, program=program)
-    values, observed = (eager().run([c])[0].values for c in (whole, one))
-    found = vectors(Trial(one, eager(), Observation(), Observation(values=observed)))
-    names = [
-        (f"call{n}.{u}", f"call{n}.{v}") for n in range(2) for u, v in (("v0", "v2"), ("v4", "v6"))
-    ]
-    assert len(found) == len(names)
-    for pair, labels in zip(found, names, strict=True):
-        for made, label in zip(pair, labels, strict=True):
-            want = values[label]
-            assert made is not None
-            assert want is not None
-            assert torch.equal(made, want)
-
-
-def test_singular_vectors_are_read_for_the_bug_that_they_are_part_of_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one = case([x("x0", 3, 2)], call("linalg.svd", "x0", to="v0 v1 v2"), backward="none")
-    trial = Trial.of(one, eager())
-    for name, seen in (("torchax-svd-signs", 1), ("torchax-formulas", 0)):
-        with imitating(trial, [name])():
-            assert len(gauge._observed) == seen
-            assert name in active_quirks()
-    assert not gauge._observed
 
 
 def test_an_entry_may_ask_that_autocast_has_no_part_in_it() -> None:

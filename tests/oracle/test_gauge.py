@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from amp_fuzz.backends.imitations import gauge
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.case import Case
+from amp_fuzz.oracle import gauge
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.upstream.explain import judge_of
+from tests.helpers import eager
+
+SVD = torch.ops.aten._linalg_svd.default
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -24,7 +34,7 @@ def chosen(
     x: torch.Tensor, *seen: tuple[torch.Tensor | None, torch.Tensor | None], full: bool = False
 ) -> Any:
     with gauge.observing(seen):
-        return gauge.linalg_svd(torch.linalg.svd, x, full)
+        return gauge.decomposed(SVD, x, full)
 
 
 def phases(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -124,18 +134,14 @@ def test_gradients_are_those_of_the_vectors_that_were_chosen() -> None:
 def test_what_was_observed_is_forgotten_after_the_block() -> None:
     x, (u, _, vh) = made(3, 3)
     chosen(x, (-u, -vh))
-    one, *_ = gauge.linalg_svd(torch.linalg.svd, x, False)
+    one, *_ = gauge.decomposed(SVD, x, False)
     assert one.equal(u)
 
 
-def test_each_way_to_decompose_gives_the_same() -> None:
-    x, (u, s, vh) = made(4, 3)
+def test_what_computes_no_vectors_chooses_none() -> None:
+    x, (u, *_) = made(4, 3)
     with gauge.observing([(-u, None)]):
-        one = gauge.decomposed(torch.ops.aten._linalg_svd.default, x)
-        other = gauge.svd(torch.ops.aten.svd.default, x)
-        bare = gauge.svd(torch.ops.aten.svd.default, x, True, False)
-    torch.testing.assert_close(one, (-u, s, -vh))
-    torch.testing.assert_close(other, (-u, s, -vh.mH))
+        bare = gauge.decomposed(SVD, x, True, False)
     assert not bare[0].any()
 
 
@@ -171,3 +177,71 @@ def test_what_is_not_finite_is_left() -> None:
     x = torch.full((2, 2), torch.inf)
     one = chosen(x, (torch.eye(2), torch.eye(2)))
     assert one[0].isnan().all()
+
+
+# -- in a trial ------------------------------------------------------------------------------------
+
+SVDS = case(
+    [x("x0", 3, 2)],
+    call("linalg.svd", "x0", full_matrices=False, to="v0 v1 v2"),
+    call("neg", "x0", to="v3"),
+    call("svd", "v3", to="v4 v5 v6"),
+    calls=2,
+    contexts=(),
+    backward="none",
+)
+
+
+@dataclass(frozen=True)
+class Turned(EagerBackend):
+    """An inexact backend that chooses other signs of some values."""
+
+    device: str = "cpu"
+    exact: bool = False
+    turned: tuple[str, ...] = ()
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        made = EagerBackend.run(self, cases)
+        for seen in made:
+            for label, value in seen.values.items():
+                if value is not None and label.rpartition(".")[2] in self.turned:
+                    seen.values[label] = -value
+        return made
+
+
+@pytest.mark.parametrize("outputs", [None, ("v3",)], ids=["all", "one"])
+def test_vectors_are_read_of_each_decomposition_at_each_call(
+    outputs: tuple[str, ...] | None,
+) -> None:
+    """Of U and V, whether or not the program returns them."""
+    one = SVDS.with_program(outputs=outputs) if outputs else SVDS
+    values = eager().run([SVDS])[0].values
+    settled = Trial.of(one, Turned(turned=("v0", "v2", "v3"))).settled()
+    names = [
+        (f"call{n}.{u}", f"call{n}.{v}") for n in range(2) for u, v in (("v0", "v2"), ("v4", "v6"))
+    ]
+    assert len(settled.choice) == len(names)
+    for pair, labels in zip(settled.choice, names, strict=True):
+        for vectors, label in zip(pair, labels, strict=True):
+            want = values[label]
+            assert vectors is not None
+            assert want is not None
+            turned = label.rpartition(".")[2] in ("v0", "v2")
+            assert torch.equal(vectors, -want if turned else want)
+
+
+@pytest.mark.parametrize(
+    ("turned", "where"),
+    [(("v0", "v2"), ""), (("v0",), "call0.v0"), (("v0", "v1", "v2"), "call0.v1")],
+    ids=["both", "one", "values"],
+)
+def test_signs_that_u_and_v_share_are_free_and_no_others(
+    turned: tuple[str, ...], where: str
+) -> None:
+    found = judge_of(Turned(turned=turned)).judge(SVDS).divergence
+    assert (found.where if found else "") in (where, where.replace("v0", "v2"))
+
+
+def test_an_exact_backend_chooses_as_the_reference_does() -> None:
+    trial = Trial.of(SVDS, eager())
+    assert trial.settled() is trial

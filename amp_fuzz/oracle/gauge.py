@@ -1,30 +1,35 @@
-"""Singular vectors are those that a backend chose, where that is to be imitated.
+"""What a decomposition leaves free is taken from the backend: it is no divergence.
 
-They are determined up to a sign, or a complex factor of size 1, which a column of U shares with
-that of V; those of equal singular values up to a rotation, which U and V share; those of 0, and
-those that full matrices have more, are any basis of what is left, of U and of V
-(https://docs.pytorch.org/docs/stable/generated/torch.linalg.svd.html). What a backend chose is read
-from what it returned of a decomposition. Only the choice is taken from there: values, gradients,
-and whether U and V agree on it, are compared as ever.
+Singular vectors are determined up to a sign, or a complex factor of size 1, which a column of U
+shares with that of V. Those of equal singular values are determined up to a rotation, which U and V
+share. Those of 0, and those that full matrices have more, are any basis of what is left, of U and
+of V (https://docs.pytorch.org/docs/stable/generated/torch.linalg.svd.html).
+
+A backend with other kernels may choose otherwise. The reference then makes the choice that was
+observed. Only the choice is taken: values, gradients, and whether U and V agree on it, are compared
+as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["DECOMPOSITIONS", "Pair", "decomposed", "linalg_svd", "observing", "svd"]
+from amp_fuzz.backends import imitation
+from amp_fuzz.backends.imitation import Imitation, compose
+from amp_fuzz.cases.program import Program, statements
 
-DECOMPOSITIONS = ("linalg.svd", "svd")
-"""Ops, by their names in the catalogue, that return U, singular values, and V or its adjoint."""
+__all__ = ["Pair", "decomposed", "decomposes", "observing", "pairs", "taking"]
+
+_DECOMPOSITIONS = ("linalg.svd", "svd")  # in the catalogue; they return U, S, and V or its adjoint
 
 Pair: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
 """U, and V or its adjoint, as one call returned them; None for what was not seen."""
 
-_observed: tuple[Pair, ...] = ()  # in every thread, as the bugs that are imitated
+_observed: tuple[Pair, ...] = ()  # in every thread
 
 # Vectors that are nearer than that to others, but for what is free, are those.
 _NEAR = 0.01
@@ -32,12 +37,37 @@ _NEAR = 0.01
 _EQUAL = 64
 
 
+def decomposes(program: Program) -> bool:
+    """Return whether a program has a decomposition that leaves a choice."""
+    return any(s.op in _DECOMPOSITIONS for s in statements(program.body))
+
+
+def pairs(program: Program, values: Mapping[str, torch.Tensor | None]) -> tuple[Pair, ...]:
+    """Return the singular vectors that were observed of each decomposition, at each call of it."""
+    calls = [s.outputs for s in statements(program.body) if s.op in _DECOMPOSITIONS]
+    ends = dict.fromkeys(label.rpartition(".")[0] for label in values)
+    return tuple(
+        (values.get(f"{of}{u}"), values.get(f"{of}{v}"))
+        for of in (f"{end}." if end else "" for end in ends)
+        for u, _, v in calls
+    )
+
+
 @contextmanager
-def observing(pairs: Iterable[Pair]) -> Iterator[None]:
+def taking(chosen: Iterable[Pair]) -> Iterator[None]:
+    """Have the reference make these choices for a block, beside what it imitates."""
+    parts = {**imitation.current().parts, "gauge": _GAUGE}
+    names = imitation.current().names
+    with observing(chosen), imitation.imitating(compose(parts, names=names)):
+        yield
+
+
+@contextmanager
+def observing(chosen: Iterable[Pair]) -> Iterator[None]:
     """Take the choice of singular vectors from these for a block, in every thread."""
     global _observed
     before = _observed
-    _observed = tuple(pairs)
+    _observed = tuple(chosen)
     try:
         yield
     finally:
@@ -57,25 +87,6 @@ def decomposed(
         return u, s, vh
     u, v = _chosen(u, s, vh.mH)
     return u, s, v.mH
-
-
-def linalg_svd(
-    plain: Callable[..., Any], x: torch.Tensor, full_matrices: bool = True, **how: Any
-) -> Any:
-    """Return what `torch.linalg.svd` does, with the vectors that were chosen."""
-    u, s, vh = plain(x, full_matrices, **how)
-    u, v = _chosen(u, s, vh.mH)
-    return u, s, v.mH
-
-
-def svd(
-    plain: Callable[..., Any], x: torch.Tensor, some: bool = True, compute_uv: bool = True
-) -> Any:
-    """Return what `torch.svd` does, which gives V, with the vectors that were chosen."""
-    u, s, v = plain(x, some, compute_uv)
-    if compute_uv:
-        u, v = _chosen(u, s, v)
-    return u, s, v
 
 
 def _chosen(u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,3 +189,6 @@ def _turn(basis: torch.Tensor, seen: torch.Tensor | None, columns: slice) -> tor
         turn = one @ other
     near = bool(turn.any() and (basis @ turn - seen).abs().max() < _NEAR)
     return turn if near else None
+
+
+_GAUGE = Imitation(kernels={torch.ops.aten._linalg_svd.default: decomposed})
