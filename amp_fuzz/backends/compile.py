@@ -32,7 +32,7 @@ from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitations import aot
 from amp_fuzz.backends.imitations.lowered import lowered
 from amp_fuzz.backends.prelude import in_thread
-from amp_fuzz.backends.reference import ReferenceRuntime, threading
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, threading
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
@@ -353,7 +353,8 @@ class CompileBackend(TorchRepros, TorchBackend):
         runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
         kind = _TracedReference if self.told else _UntoldReference
         # Inductor adds in loops of its own, and gives torch's convolutions channels last.
-        return kind(runtime, reorders=self.rung == "inductor", promise=self.promise)
+        numerics = Numerics(reorders=self.rung == "inductor")
+        return kind(runtime, numerics=numerics, promise=self.promise)
 
 
 @dataclass(frozen=True, slots=True)

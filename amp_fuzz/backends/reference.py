@@ -12,7 +12,6 @@ import torch
 from amp_fuzz import reference
 from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.backends.source import cast_lines
 from amp_fuzz.cases.case import Case
@@ -21,20 +20,39 @@ from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.written import casting
 
-__all__ = ["ReferenceRuntime", "reference_runtime", "threading"]
+__all__ = ["Numerics", "ReferenceRuntime", "reference_runtime", "threading"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """How a backend computes by its documentation, where eager's kernels do not.
+
+    reorders: it may add in another order. flushes: numbers below the smallest normal one may count
+    as 0. in_turn: a sum of float32 may add one term after the other. `Shadow` has what follows.
+    The last two make bands wider, and are used only where a value is outside the narrower one.
+    """
+
+    reorders: bool = False
+    flushes: bool = False
+    in_turn: bool = False
+
+    @property
+    def loose(self) -> bool:
+        """Whether there is a wider band."""
+        return self.flushes or self.in_turn
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRuntime:
     """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
 
-    reorders: what it is compared with may add in another order; see `Shadow`. wider: the quirks
-    under which it leaves out roundings, of what an `Observation` has as elided. promise: which
-    roundings it may not leave out; see `Shadow`.
+    numerics: how the backend computes that it is compared with. wider: the quirks under which that
+    leaves out roundings, of what an `Observation` has as elided. promise: which roundings it may
+    not leave out; see `Shadow`.
     """
 
     runtime: Runtime
-    reorders: bool = field(default=False, kw_only=True)
+    numerics: Numerics = field(default=Numerics(), kw_only=True)
     wider: tuple[str, ...] = field(default=("xla-excess-precision",), kw_only=True)
     promise: Promise = field(default="none", kw_only=True)
 
@@ -92,16 +110,20 @@ class ReferenceRuntime:
         reach: Reach = "nominal",
         *,
         promise: Promise = "none",
+        loose: bool = False,
     ) -> tuple[Observation, dict[str, Band]]:
-        """Run one case with shadows, and return a band for each value that is observed."""
-        flushes, in_turn = (name in active_quirks() for name in ("xla-subnormals", "xla-sums"))
+        """Run one case with shadows, and return a band for each value that is observed.
+
+        loose: the wider one that `numerics` allows.
+        """
+        numerics = self.numerics
         mode = Shadow(
             samples,
             seed,
             reach,
-            flushes=flushes,
-            reorders=self.reorders,
-            in_turn=in_turn,
+            flushes=loose and numerics.flushes,
+            reorders=numerics.reorders,
+            in_turn=loose and numerics.in_turn,
             promise=promise,
         )
         bands: dict[str, Band] = {}

@@ -22,7 +22,7 @@ from amp_fuzz.backends import harness
 from amp_fuzz.backends.base import Availability, Backend, Call
 from amp_fuzz.backends.devices import policies_of
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case, Plan
@@ -87,7 +87,7 @@ class VendorBackend(TorchRepros, TorchBackend):
         if self.exact:
             return _Fetched(found.runtime)
         runtime = replace(found.runtime, place=lambda tensor: tensor)
-        return ReferenceRuntime(runtime, reorders=True)
+        return ReferenceRuntime(runtime, numerics=Numerics(reorders=True))
 
 
 @dataclass(frozen=True, slots=True)

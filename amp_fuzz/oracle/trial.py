@@ -44,7 +44,8 @@ class Trial:
 
     expected: what the reference did. observed: what the backend did. imitated: a key for the bugs
     that the reference imitates; None: no bug. scope: the context in which it does so. choice: what
-    the reference takes from the backend, since it is free: see `gauge`.
+    the reference takes from the backend, since it is free: see `gauge`. loose: whether bands are as
+    wide as the backend's `Numerics` allow.
     """
 
     case: Case
@@ -54,6 +55,7 @@ class Trial:
     imitated: Hashable = None
     scope: Scope = nullcontext
     choice: tuple[gauge.Pair, ...] = ()
+    loose: bool = False
     _kept: _Kept = field(default_factory=_Kept, repr=False)
 
     @classmethod
@@ -75,19 +77,24 @@ class Trial:
         return _scope(self.scope, self.choice)
 
     def settled(self) -> Trial:
-        """Return the trial in which the reference makes the choices of the backend.
+        """Return the trial that allows the backend what its documentation, or torch's, allows.
 
-        Only of what the documentation leaves free, and only where the two differ.
+        Only where the two sides differ: its own choice of what a decomposition leaves free, and the
+        wider bands of its `Numerics`.
         """
         backend, case = self.backend, self.case
-        inexact = backend.values and not backend.exact
-        if not (inexact and gauge.decomposes(case.program)) or self.compare() is None:
+        if backend.exact or not backend.values:
             return self
+        free, loose = gauge.decomposes(case.program), backend.reference().numerics.loose
+        if not (free or loose) or self.compare() is None:
+            return self
+        if not free:
+            return replace(self, loose=loose, _kept=_Kept(runs=self._kept.runs))
         values = self.observed.values
         if (whole := returning_all(case.program)) != case.program:  # it may not return them
             values = self.run_once(msgspec.structs.replace(case, program=whole)).values
         choice = gauge.pairs(case.program, values)
-        made = replace(self, choice=choice, _kept=_Kept(runs=self._kept.runs))
+        made = replace(self, choice=choice, loose=loose, _kept=_Kept(runs=self._kept.runs))
         return replace(made, expected=made.refer(case))
 
     def run(self, case: Case) -> Observation:
@@ -124,7 +131,7 @@ class Trial:
                 expected = self.refer(plain)
             kept = _Kept(runs=self._kept.runs)
             sides = expected, self.run_once(plain)
-            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, (), kept)
+            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, _kept=kept)
             self._kept.bare[self.imitated] = trial.settled()
         return self._kept.bare[self.imitated]
 
@@ -182,14 +189,18 @@ class Trial:
 
     def shadowed(self, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
         """Run the case with shadows; see `ReferenceRuntime.shadowed`."""
-        return _shadowed(self.case, self.backend, self.within_scope, *args, **how)
+        return _shadowed(self.case, self.backend, self.within_scope, *args, **self._how, **how)
+
+    @property
+    def _how(self) -> dict[str, bool]:
+        return {"loose": True} if self.loose else {}
 
     def rounding(self) -> Rounding:
         """Return what tells rounding from more under what the reference imitates."""
         if self.imitated not in self._kept.shadows:
             # Of no trial: it would keep itself.
             scope = partial(_scope, self.scope, self.choice)
-            run = partial(_shadowed, self.case, self.backend, scope)
+            run = partial(_shadowed, self.case, self.backend, scope, **self._how)
             with scope():
                 written = self.backend.reference().casts(self.case)
             promised = partial(run, promise="written") if written else None

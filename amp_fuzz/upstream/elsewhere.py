@@ -102,10 +102,6 @@ xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which canc
     (`amp_fuzz.backends.imitations.xla`).
 xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
     is: a program that XLA compiles selects (`amp_fuzz.backends.imitations.lowered`).
-xla-subnormals: shadows take subnormal numbers for 0 at any op, half of the time: XLA's kernels
-    for the CPU do, and its moves do not.
-xla-sums: sums, means and `mse_loss` of float32 lose in the shadows what a sum loses that adds
-    one term after the other (`amp_fuzz.reference.shadow.sums`).
 """
 
 from __future__ import annotations
@@ -186,6 +182,4 @@ NAMES = (
     "xla-fast-tanh",
     "xla-gamma",
     "xla-masked-products",
-    "xla-subnormals",
-    "xla-sums",
 )

@@ -25,7 +25,7 @@ from amp_fuzz.backends.imitations.lowered import lowered
 from amp_fuzz.backends.jax.lowerings.missing import NOT_LOWERED
 from amp_fuzz.backends.jax.recording import Recorder
 from amp_fuzz.backends.process import Apart
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
@@ -127,7 +127,10 @@ def _reference(device: str) -> ReferenceRuntime:
 
     found = reference_runtime(device, scope=scope)
     runtime = replace(found.runtime, place=lambda tensor: tensor)
-    return ReferenceRuntime(runtime, reorders=True)
+    # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on, and its loops add
+    # up to 32 elements of a dimension one after the other.
+    numerics = Numerics(reorders=True, flushes=True, in_turn=True)
+    return ReferenceRuntime(runtime, numerics=numerics)
 
 
 def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -38,7 +38,7 @@ from amp_fuzz.backends.imitations import aot
 from amp_fuzz.backends.imitations.lowered import lowered
 from amp_fuzz.backends.imitations.torchax import Cutting, Unlisted, inside, torchs_derivatives
 from amp_fuzz.backends.process import REFUSES, Apart
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime, threading
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime, threading
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend
@@ -238,10 +238,13 @@ class TorchaxBackend(TorchRepros, TorchBackend):
                 thread=threading(lowered),
             )
             wider = ("torchax-backward-dtypes", "torchax-checkpoint")
-            return _Reference(runtime, reorders=True, wider=wider)
+            return _Reference(runtime, numerics=_NUMERICS, wider=wider)
         runtime = replace(runtime, checkpoint=_recomputed, driver=_imitating)
-        return _Reference(runtime, reorders=True)
+        return _Reference(runtime, numerics=_NUMERICS)
 
+
+# XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on.
+_NUMERICS = Numerics(reorders=True, flushes=True)
 
 _SETUP = """\
 warnings.filterwarnings("ignore", message=".*not writable")

@@ -206,8 +206,12 @@ class CheckedReference(ReferenceRuntime):
         reach: Reach = "nominal",
         *,
         promise: Promise = "none",
+        loose: bool = False,
     ) -> tuple[Observation, dict[str, Band]]:
-        """Call the subject with shadows; return a band for each value on which the sides differ."""
+        """Call the subject with shadows; return a band for each value on which the sides differ.
+
+        No backend of `check` has a wider band: `loose` says nothing here.
+        """
         wanted = _differing(self.checked.seen)
         key = (case.plan, samples, seed, reach, promise, active_quirks(), frozenset(wanted))
         if key not in self.checked.bands:
