@@ -1,4 +1,4 @@
-"""Which ops of the catalogue have no lowering, and why. Everything else has one."""
+"""The ops of the catalogue without a lowering, and why. All others have one."""
 
 from __future__ import annotations
 
@@ -73,4 +73,4 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
 NOT_LOWERED: Mapping[str, str] = MappingProxyType(
     {name: why for why, names in _REASONS.items() for name in names}
 )
-"""By name in the catalogue, the reason."""
+"""The reason by catalogue name."""
