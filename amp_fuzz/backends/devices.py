@@ -42,7 +42,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
         )
     if not _NAME.fullmatch(options.device):
         raise ConfigError(
-            f"{sources['device']}: {options.device!r} is no name of a device: write it as in "
+            f"{sources['device']}: {options.device!r} is not a device name: write it as in "
             f"torch.device('npu'), without a number"
         )
     policies = _found(options.policies or "", sources["policies"], folder)

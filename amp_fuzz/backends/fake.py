@@ -119,7 +119,7 @@ class FakeBackend(TorchRepros, TorchBackend):
         if not torch.amp.is_autocast_available(self.device):
             return Availability("missing", f"torch {torch.__version__} has no autocast for it")
         if not device_guards.known():
-            return Availability("broken", "libc10 has no registry of device guards that we know")
+            return Availability("broken", "libc10 has no known registry of device guards")
         return Availability("ready", f"torch {torch.__version__}, no values")
 
     def observe(self, case: Case) -> Observation:
@@ -146,7 +146,7 @@ class FakeBackend(TorchRepros, TorchBackend):
     def facts(self) -> Facts:
         """Return how a divergence was observed."""
         return Facts(
-            seen="It was seen on fake tensors, with torch's own autocast kernels for that device"
+            seen="It was observed on fake tensors, with torch's autocast kernels for that device"
         )
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:

@@ -32,7 +32,7 @@ from amp_fuzz.reference.suppositions import supposed
 
 __all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
 
-REFUSES = "its device is in a process of its own, which is given cases, not callables"
+REFUSES = "its device is in a separate process, which runs cases, not callables"
 
 
 class ApartError(RuntimeError):

@@ -78,8 +78,8 @@ def choose(names: Iterable[str]) -> list[Backend]:
             hint = f": did you mean {near[0]!r}?" if near else f": use {', '.join(known)} or all"
             if name.startswith("eager-"):
                 own = name.removeprefix("eager-").partition("[")[0]
-                hint += f" (a device that you have installed is named by --device={own})"
-            raise BackendError(f"no backend is called {name!r}{hint}")
+                hint += f" (name an installed device with --device={own})"
+            raise BackendError(f"unknown backend {name!r}{hint}")
     return list(chosen.values())
 
 

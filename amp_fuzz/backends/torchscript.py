@@ -175,7 +175,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
         """Return that callables are not judged."""
-        return "TorchScript's own casts can be told from bugs in drawn cases only"
+        return "TorchScript's own casts can be told from bugs only in drawn cases"
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of its scripting, for a repro."""
@@ -226,7 +226,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
             graph = function.graph.copy()
             torch._C._jit_pass_inline(graph)
             torch._C._jit_pass_autocast(graph)  # type: ignore[attr-defined]
-            return "\n".join(["# what TorchScript's pass makes of it:", *shown_casts(graph)])
+            return "\n".join(["# the casts of TorchScript's own pass:", *shown_casts(graph)])
 
     def ladder(self) -> Sequence[Backend]:
         """Return the backend of the unoptimised graph, which the first call runs and profiles."""

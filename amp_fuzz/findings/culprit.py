@@ -189,4 +189,4 @@ def _argument(value: Any, specs: list[TensorSpec]) -> Arg:
         return DType(str(value).removeprefix("torch."))
     if isinstance(value, (tuple, list)):
         return Items(tuple(_argument(item, specs) for item in value))
-    raise ProgramError(f"a case has no words for {type(value).__name__}")
+    raise ProgramError(f"a case cannot hold {type(value).__name__}")

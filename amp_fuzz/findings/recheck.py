@@ -85,7 +85,7 @@ def _judged(judge: Judge, entry: Entry, case: Case) -> Came:
         return Came("there")
     found = verdict.divergence
     if found is None and entry.kind == "nondeterminism":
-        return Came("not seen", f"in {TRIES} runs: it may come and go")
+        return Came("not seen", f"in {TRIES} runs: it may be nondeterministic")
     if found is None:
         return Came("fixed")
     if verdict.known:

@@ -83,7 +83,7 @@ def register_op(
     if not _NAME.fullmatch(name):
         raise RegistrationError(f"name={name!r}: write a namespace and a name, as in 'mylib.foo'")
     if name in CATALOGUE:
-        raise RegistrationError(f"name={name!r} is in the catalogue already: choose another")
+        raise RegistrationError(f"name={name!r} is already in the catalogue: choose another")
     space, _, own = name.partition(".")
     modules = (imports,) if isinstance(imports, str) else imports
     modules = (space,) if modules is None else modules

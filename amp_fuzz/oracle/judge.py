@@ -85,7 +85,7 @@ class Judge:
         backend = self.backend
         if (unsaid := unsupported(case, backend)) is not None:
             raise BackendError(
-                f"case {case.id}: {backend.name} has no words for {unsaid.op} as {unsaid.form}: "
+                f"case {case.id}: {backend.name} cannot express {unsaid.op} as {unsaid.form}: "
                 "choose another backend for it"
             )
         case = backend.fit(case)

@@ -122,9 +122,9 @@ def _check(path: Path, entries: Sequence[Entry]) -> None:
     for entry in entries:
         where = f"{path}: finding {entry.id!r}"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry.id):
-            raise BaselineError(f"{where}: an id is made of letters, digits, -, _ and .")
+            raise BaselineError(f"{where}: an id consists of letters, digits, -, _ and .")
         if entry.id in seen:
-            raise BaselineError(f"{where} stands there twice: give each an id of its own")
+            raise BaselineError(f"{where} appears twice: give each entry a separate id")
         seen[entry.id] = entry.fingerprint
         if not entry.reason.strip():
             raise BaselineError(f"{where}: the reason is empty: say why it is accepted")

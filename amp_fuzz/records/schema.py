@@ -284,7 +284,7 @@ def incident_line(record: IncidentRecord) -> str:
     what = f"{record.detail}, case {record.case.id} of {record.backend}"
     if record.of:
         return f"{what}: a smaller form of {record.of}, which goes on without it"
-    return f"{what}: it gave an answer when it ran again, so the machine is to blame, not the case"
+    return f"{what}: it gave an answer when it ran again, so the case is not to blame"
 
 
 class EndRecord(msgspec.Struct, frozen=True, tag="end"):

@@ -47,8 +47,8 @@ class Writer:
                 raise OSError(28, os.strerror(28))
         except OSError as error:
             raise StoreError(
-                f"{self.path}: cannot write ({error.strerror}): free some space; what stands there "
-                "already is whole up to its last line"
+                f"{self.path}: cannot write ({error.strerror}): free some space; earlier "
+                "records are intact"
             ) from error
 
     def close(self) -> None:

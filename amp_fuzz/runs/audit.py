@@ -231,14 +231,14 @@ def left_out(backend: Backend, ops: Iterable[Op]) -> dict[str, list[str]]:
     ops = tuple(ops)
     if not _dtypes(backend.device):
         low = " or ".join(AUTOCAST_DTYPES)
-        return {f"{backend.device} autocasts to none of {low}": [op.name for op in ops]}
+        return {f"{backend.device} does not autocast to {low}": [op.name for op in ops]}
     here = {op.name for op in usable(ops, backend.device)}
     able = {op.name for op in _able(backend, ops)}
     found = {
         f"other devices have them, {backend.device} does not": [
             op.name for op in ops if op.name not in here
         ],
-        f"{backend.name} cannot say them": [
+        f"{backend.name} cannot express them": [
             op.name for op in ops if op.name in here and op.name not in able
         ],
     }

@@ -105,8 +105,8 @@ def kept_findings(
         own = [kept for kept in found if kept.backend == name]
         some += own[:MOST]
         if len(own) > MOST:
-            more = f"the {len(own) - MOST} oldest findings of {name}: {MOST} are, the newest"
-            trouble.append(f"{more} (rm takes out what is settled: {store.root / 'findings'})")
+            more = f"the {len(own) - MOST} oldest findings of {name}; the newest {MOST} are"
+            trouble.append(f"{more} (remove settled ones with rm: {store.root / 'findings'})")
     return sorted(some, key=lambda kept: kept.name), trouble
 
 

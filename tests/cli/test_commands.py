@@ -158,7 +158,7 @@ def test_a_finding_with_unknown_words_is_one_line_or_has_no_control_characters(
     odd = "of\x1b[31m words\x07"
     for field, code, said in (
         ("kind", 2, "finding.json: $.kind='of\\x1b[31m words\\x07' is not a kind of divergence"),
-        ("backend", 2, "finding.json: no backend is called 'of\\x1b[31m words\\x07'"),
+        ("backend", 2, "finding.json: unknown backend 'of\\x1b[31m words\\x07'"),
         ("where", 2, "the reference observes nothing at 'of\\x1b[31m words\\x07'"),
         ("expected", 0, ""),
         ("observed", 0, ""),

@@ -77,7 +77,7 @@ def test_usage(command: Command, arguments: list[str], said: str) -> None:
         (
             ["--backends=eager-cup"],
             2,
-            "no backend is called 'eager-cup': did you mean 'eager-cpu'?",
+            "unknown backend 'eager-cup': did you mean 'eager-cpu'?",
         ),
         (
             ["--backends=broken-cpu"],
@@ -214,7 +214,7 @@ def test_a_case_for_a_backend_that_does_not_exist(amp_fuzz: Command, tmp_path: P
     (tmp_path / "case.json").write_bytes(CASE.json())
     done = amp_fuzz("replay", "case.json", "--backend=eager-cup")
     assert done.error == (
-        "amp-fuzz: case.json: no backend is called 'eager-cup': did you mean 'eager-cpu'? "
+        "amp-fuzz: case.json: unknown backend 'eager-cup': did you mean 'eager-cpu'? "
         "(a device that you have installed is named by --device=cup)"
     )
     assert done.code == 2

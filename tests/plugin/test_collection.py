@@ -111,7 +111,7 @@ def test_no_option_swallows_a_path(project: pytest.Pytester, args: list[str]) ->
     [
         (
             ["--amp-fuzz-backends=eager-cpuu"],
-            "no backend is called 'eager-cpuu': did you mean 'eager-cpu'? (a device *",
+            "unknown backend 'eager-cpuu': did you mean 'eager-cpu'? (a device *",
         ),
         (["--amp-fuzz-ops=matmull"], "no op or family matches 'matmull': did you mean 'matmul'?"),
         (["--amp-fuzz-cases=some"], "--amp-fuzz-cases: 'some' is not a whole number"),
@@ -126,7 +126,7 @@ def test_no_option_swallows_a_path(project: pytest.Pytester, args: list[str]) ->
         ),
         (
             ["--amp-fuzz-ops=mm", "amp-fuzz::eager-cpu::matmull"],
-            "no item is called 'amp-fuzz::eager-cpu::matmull': did you mean '*::matmul'?",
+            "unknown item 'amp-fuzz::eager-cpu::matmull': did you mean '*::matmul'?",
         ),
     ],
 )

@@ -114,7 +114,7 @@ class JaxBackend(TorchBackend):
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
         """Return the reason: only programs are lowered."""
-        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
+        return "it lowers only programs of the catalogue's ops to JAX, no callables"
 
 
 def _reference(device: str) -> ReferenceRuntime:

@@ -96,7 +96,7 @@ def install(
         raise DeviceError(
             f"PrivateUse1 is the device {taken!r} in this process already"
             + (f", with the policies of {_installed[1]}" if _installed else "")
-            + ": a process can name it once, use another process"
+            + ": a process can rename it only once, so use another process"
         )
     if policies in DEVICES:
         table = load_table(str(policies))

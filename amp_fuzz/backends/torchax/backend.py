@@ -136,7 +136,7 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
         whole = [op for op in CATALOGUE if op in self._lacks()]
         forms = len(self._lacks()) - len(whole)
-        left = f"{len(whole)} of {len(CATALOGUE)} ops and {forms} forms that it lacks left out"
+        left = f"without {len(whole)} of {len(CATALOGUE)} ops and {forms} forms, which it lacks"
         return Availability("ready", ", ".join([*versions, left]))
 
     def supports(self, op: str, form: str) -> bool:

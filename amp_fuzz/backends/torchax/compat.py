@@ -75,7 +75,7 @@ def named() -> Iterator[list[str]]:
     with patched(packet, "__getattr__", get):
         yield found
     if not found:
-        raise CompatError("torchax named no overload that torch lacks: this is not needed any more")
+        raise CompatError("torchax named no overload that torch lacks: compat is no longer needed")
 
 
 def load() -> Any:

@@ -341,12 +341,12 @@ def _relation(script: Script) -> list[str]:
     if name not in RELATIONS:
         first = where.replace("call1.", "call0.").replace("again.", "")
         if not (_labels(script, first) and _labels(script, where)) or first == where:
-            raise ReproError(f"$.where={script.finding.where!r} names no relation of the case")
+            raise ReproError(f"$.where={script.finding.where!r} is not a relation of the case")
         main = _CALL.format(target="expected, observed", call=script.call()) + _COMPARED
         return [_DIFFERS, script.inputs(), *script.source(first, where), main]
     pair = RELATIONS[name].pair(script.case)
     if pair is None:
-        raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
+        raise ReproError(f"case {script.case.id}: the relation {name!r} does not apply to its plan")
     if RELATIONS[name].together:
         return [script.inputs(), *script.source(), _raising(script, "no error")]
     meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())

@@ -279,14 +279,14 @@ def _target(job: Job, judge: Judge) -> Stuck | tuple[Target, DivergenceRecord]:
     """Return the divergence to keep, and its record."""
     if job.check:
         if _asking(job, judge, _CHECKED)(job.case).said != "diverged":
-            return Stuck("the command does not call the case itself bad (exit code 0)")
+            return Stuck("the command does not report the case itself as bad (exit code 0)")
         return _CHECKED, job.finding or _record(job, _CHECKED)
     verdict = judge.judge(job.case)
     if verdict.divergence is None:
         return Stuck(f"agrees with the reference on {job.backend}: nothing to minimise")
     if verdict.divergence.kind == "nondeterminism":
         return Stuck(
-            "comes out otherwise from run to run: one run of a candidate says nothing; give "
+            "differs from run to run, so one run of a candidate proves nothing: give "
             "--check=CMD, a command that runs a case often enough (exit code 0: bad, 1: good)"
         )
     stage = stage_of(judge, verdict)

@@ -197,7 +197,7 @@ class FuzzItem(pytest.Item):
         self._judge(outcome)
         if outcome.cut and not outcome.cases:
             seconds = self.run.settings.seconds
-            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} were over before")
+            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} had passed before")
 
     @property
     def cases(self) -> int:
@@ -349,7 +349,7 @@ def show(outcome: Outcome, run: Run) -> str:
     for record in outcome.new:
         lines += ["", *show_finding(record, run.store_option)]
         if (count := outcome.diverged[record.fingerprint]) > 1:
-            lines.append(f"{_count(count, 'case')} here of this cause")
+            lines.append(f"{_count(count, 'case')} here with this cause")
     own = {record.fingerprint for record in outcome.new}
     for fingerprint, count in outcome.diverged.items():
         if fingerprint in own:

@@ -47,7 +47,7 @@ __all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
 _KEY = "amp_fuzz"  # in xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
-_UNREACHED = "changes to torch do not reach the cases' processes"
+_UNREACHED = "changes to torch do not reach the processes of cases"
 _REFUSED = (
     BackendError,
     BaselineError,
@@ -181,7 +181,7 @@ def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
     for wanted in ids:
         if not any(f"{nodeid}::".startswith(f"{wanted}::") for nodeid in known):
             hint = did_you_mean(wanted, known) or ": pytest --amp-fuzz --collect-only -q lists them"
-            raise ConfigError(f"no item is called {wanted!r}{hint}")
+            raise ConfigError(f"unknown item {wanted!r}{hint}")
     if not ids:
         return found
     config.args[:] = others
