@@ -241,14 +241,14 @@ class Options:
         "integer",
         _DEFAULTS["cases"],
         "N",
-        "Most cases to draw for each backend, including aimed ones.",
+        "Draw at most N cases for each backend, including aimed ones.",
         minimum=1,
     )
     aimed: int = _option(
         "integer",
         20,
         "PERCENT",
-        "Most cases, in per cent, to aim at autocast kernels not yet reached; 0 aims none.",
+        "Aim at most this share of the cases at autocast kernels not yet reached; 0: none.",
         minimum=0,
         maximum=100,
     )
@@ -279,7 +279,7 @@ class Options:
         "integer",
         _DEFAULTS["floor"],
         "N",
-        "Least cases of each backend and family to judge, even after the time is up.",
+        "Judge at least N cases of each backend and family, even after the time is up.",
         minimum=0,
     )
     relations: str = _option(
@@ -314,13 +314,17 @@ class Options:
         "paths", (), "FOLDER", "Case files that every run judges first: a regression suite."
     )
     max_statements: int = _option(
-        "integer", _DEFAULTS["max-statements"], "N", "Most statements in a program.", minimum=1
+        "integer",
+        _DEFAULTS["max-statements"],
+        "N",
+        "Draw programs of at most N statements.",
+        minimum=1,
     )
     timeout: float = _option(
         "number",
         120.0,
         "S",
-        "CPU seconds that a case may take; it may wait 5 times as long by the clock.",
+        "CPU seconds that a case may take; the wall-clock limit is 5 times that.",
         minimum=1,
     )
     memory: float = _option(

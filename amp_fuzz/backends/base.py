@@ -113,7 +113,7 @@ class Backend(Protocol):
         """Return the reference, on the same tensors and kernels as in `run`."""
 
 
-# -- what a backend may say besides ---------------------------------------------------------------
+# -- optional protocols ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ __all__ = ["OPTIONS", "dest"]
 OPTIONS = {
     "backends": ("NAME,...", "Backends to test; * and all mean every backend that is ready here."),
     "ops": ("PATTERN,...", "Ops to draw from: names, families, globs over names."),
-    "cases": ("N", "Most cases to draw for each backend, including aimed ones."),
+    "cases": ("N", "Draw at most N cases for each backend, including aimed ones."),
     "aimed": (
         "PERCENT",
-        "Most cases, in per cent, to aim at autocast kernels not yet reached; 0 aims none.",
+        "Aim at most this share of the cases at autocast kernels not yet reached; 0: none.",
     ),
     "seed": ("N", "Seed of the cases; by default random, and printed."),
     "profile": (
@@ -24,7 +24,7 @@ OPTIONS = {
         "A set of options: dev, ci, nightly, or one from the configuration file.",
     ),
     "seconds": ("S", "Stop after S seconds of drawing, judging and minimising; 0 means never."),
-    "floor": ("N", "Least cases of each backend and family to judge, even after the time is up."),
+    "floor": ("N", "Judge at least N cases of each backend and family, even after the time is up."),
     "relations": ("none|one|all", "Metamorphic relations to check on each case."),
     "store": ("FOLDER", "Where records and findings are kept."),
     "report": ("FOLDER", "Where the report goes; it replaces the last one."),
@@ -43,8 +43,8 @@ OPTIONS = {
         "The findings that the project accepts; by default found here or in a parent folder.",
     ),
     "corpus": ("FOLDER", "Case files that every run judges first: a regression suite."),
-    "max-statements": ("N", "Most statements in a program."),
-    "timeout": ("S", "CPU seconds that a case may take; it may wait 5 times as long by the clock."),
+    "max-statements": ("N", "Draw programs of at most N statements."),
+    "timeout": ("S", "CPU seconds that a case may take; the wall-clock limit is 5 times that."),
     "memory": ("GIB", "Memory limit for the process of a case, in GiB."),
     "isolate": (
         "auto|always|never",

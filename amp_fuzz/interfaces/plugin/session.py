@@ -227,11 +227,11 @@ class FuzzSession:
 
     def _isolation_lines(self) -> list[str]:
         if not self.run.settings.isolate:
-            return ["amp-fuzz: cases run in this process, and one that crashes ends it"]
+            return ["amp-fuzz: cases run in this process, which a crash ends"]
         why = unshared(self.run.settings)
         if not why:
             return []
-        plugins = f"a module that {_PREFIX}plugins names makes them in both"
+        plugins = f"put them into a module and name it with {_PREFIX}plugins"
         return [f"amp-fuzz: {_UNREACHED}: {why}; {plugins}"]
 
     @pytest.hookimpl(wrapper=True)
@@ -356,7 +356,7 @@ class FuzzSession:
             lock = self.run.store.run_path(self.run.record.id) / f"running-{name}.lock"
             if said["cases"] and not lock.exists():
                 found = ", ".join(said["findings"]) or "none"
-                lines.append(f"the records of {name} are in a store elsewhere (findings: {found})")
+                lines.append(f"the records of {name} are in another store (findings: {found})")
         return lines
 
     def _last_lines(self) -> list[str]:
