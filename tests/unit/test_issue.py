@@ -147,7 +147,7 @@ def test_without_autocast_too() -> None:
     assert "casts written out" not in text
 
 
-def test_what_is_reported_already_stands_on_top() -> None:
+def test_an_earlier_report_is_linked_on_top() -> None:
     entry = Known(id="there", what="a", why="b", link="https://example.org/1", quirk="q")
     found = Examined(record("dtype", known="there"))
     text = written(found, known=[entry])
