@@ -251,4 +251,4 @@ def test_no_file_is_one_line_and_so_is_no_run(command: Command) -> None:
     assert command("baseline", "update").error.endswith("no run yet: amp-fuzz run")
     assert "is not a date: write it like" in command("baseline", "update", "--expires=soon").error
     assert "is in the past" in command("baseline", "update", "--expires=2020-01-01").error
-    assert "is no range" in command("baseline", "update", "--torch=two").error
+    assert "is not a version range" in command("baseline", "update", "--torch=two").error

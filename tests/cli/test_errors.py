@@ -215,7 +215,7 @@ def test_a_case_for_a_backend_that_does_not_exist(amp_fuzz: Command, tmp_path: P
     done = amp_fuzz("replay", "case.json", "--backend=eager-cup")
     assert done.error == (
         "amp-fuzz: case.json: unknown backend 'eager-cup': did you mean 'eager-cpu'? "
-        "(a device that you have installed is named by --device=cup)"
+        "(name an installed device with --device=cup)"
     )
     assert done.code == 2
     done = amp_fuzz("replay", "case.json", "--backend=broken-cpu")

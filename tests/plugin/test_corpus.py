@@ -212,7 +212,7 @@ def test_the_newest_findings_are_judged_and_the_others_named(
     found, trouble = kept_findings(store, [eager()])
     assert [kept.case for kept in found] == [GOOD]
     (said,) = trouble
-    assert said.startswith("the 1 oldest findings of eager-cpu: 1 are, the newest (rm takes out")
+    assert said.startswith("the 1 oldest findings of eager-cpu; the newest 1 are (remove settled")
     assert [k.case for k in kept_findings(store, [eager()], [KNOWN.id, "gone"])[0]] == [KNOWN]
 
 

@@ -102,7 +102,7 @@ def test_rounding_is_explained_where_it_was_measured() -> None:
     assert "honest kernels stay below 4." in text
     assert "Eager gives the expected result here." in text
     assert "First stage that shows it: `compile[inductor]`; `compile[aot_eager_decomp" in text
-    assert "Part of it, by torch's own bisector: `lowerings: mm`." in text
+    assert "Part that torch's own bisector names: `lowerings: mm`." in text
     text = written(Examined(off, (), "diverges"), "compile[inductor]")
     assert "Eager itself does not do here what its documentation says." in text
 
