@@ -130,7 +130,7 @@ def vendor(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Vendor:
         (("--device=leaves",), 4, "torch_leaves cannot be imported: SystemExit: no licence"),
         (("--device=mydev", "--plugins=torch_leaves"), 2, "cannot be imported: SystemExit: no lic"),
         (("--device=mydev", "--plugins=no_such"), 2, "--plugins: 'no_such' cannot be imported"),
-        (("--backends=eager-mydev",), 2, "a device that you have installed is named by --device="),
+        (("--backends=eager-mydev",), 2, "name an installed device with --device="),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(

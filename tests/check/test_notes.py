@@ -130,7 +130,7 @@ def _off(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [_same, _off, Pointwise.apply])
-def test_what_follows_the_policy_is_not_noted(function: Callable[[Tensor], Tensor]) -> None:
+def test_casts_that_follow_the_policy_are_not_noted(function: Callable[[Tensor], Tensor]) -> None:
     result = amp_fuzz.check(function, X, backends=CHEAP, store=None)
     assert result.ok, str(result)
     assert result.own_casts == ()
@@ -184,7 +184,7 @@ def test_the_text_of_what_cannot_be_judged() -> None:
 @pytest.mark.parametrize(
     ("function", "backends", "advice"),
     [
-        (lambda x: x @ x, CHEAP[:1], "Mend the callable or its inputs first"),
+        (lambda x: x @ x, CHEAP[:1], "Fix the callable or its inputs first"),
         (lambda x: None, CHEAP[:1], "Return the tensors to compare"),
         (lambda x: x @ x.t(), ["script"], "Choose a backend that can call it"),
         (lambda x: x @ x.t(), CHEAP[:1], "Nothing to do."),

@@ -65,7 +65,7 @@ def entries(folder: Path) -> list[dict[str, object]]:
     return found
 
 
-def test_what_is_known_passes(amp_fuzz: Command, found: None, tmp_path: Path) -> None:
+def test_an_accepted_finding_passes(amp_fuzz: Command, found: None, tmp_path: Path) -> None:
     accepted(amp_fuzz)
     done = amp_fuzz(*RUN)
     assert (done.code, done.err) == (0, "")
@@ -102,7 +102,7 @@ def test_a_new_one_in_the_same_cases_fails(amp_fuzz: Command, found: None, moods
     assert "baseline: 1 entry (1 there)" in done.out
 
 
-def test_what_no_longer_happens_is_reported(
+def test_a_fixed_entry_is_reported(
     amp_fuzz: Command, found: None, moods: Command, tmp_path: Path
 ) -> None:
     accepted(amp_fuzz)
@@ -124,7 +124,7 @@ def test_what_no_longer_happens_is_reported(
     assert amp_fuzz("baseline", "check").out == f"{FILE}: no findings\n"
 
 
-def test_what_has_expired_fails(
+def test_an_expired_entry_fails(
     amp_fuzz: Command, found: None, moods: Command, tmp_path: Path
 ) -> None:
     today = datetime.datetime.now(datetime.UTC).date()
@@ -145,7 +145,7 @@ def test_what_has_expired_fails(
     assert amp_fuzz(*FEW).code == 1  # until somebody looks at it
 
 
-def test_what_comes_and_goes_can_be_known(amp_fuzz: Command, moods: Command) -> None:
+def test_a_nondeterministic_finding_can_be_accepted(amp_fuzz: Command, moods: Command) -> None:
     moods(abs="coin")
     assert amp_fuzz(*RUN).code == 1
     done = accepted(amp_fuzz)
@@ -197,7 +197,9 @@ def test_a_reason_is_asked_for(amp_fuzz: Command, found: None) -> None:
     )
 
 
-def test_what_cannot_run_here_says_why(amp_fuzz: Command, found: None, tmp_path: Path) -> None:
+def test_an_entry_that_cannot_run_here_says_why(
+    amp_fuzz: Command, found: None, tmp_path: Path
+) -> None:
     accepted(amp_fuzz, "--torch=>=99")
     checked = amp_fuzz("baseline", "check")
     assert checked.code == 5
@@ -249,4 +251,4 @@ def test_no_file_is_one_line_and_so_is_no_run(command: Command) -> None:
     assert command("baseline", "update").error.endswith("no run yet: amp-fuzz run")
     assert "is not a date: write it like" in command("baseline", "update", "--expires=soon").error
     assert "is in the past" in command("baseline", "update", "--expires=2020-01-01").error
-    assert "is no range" in command("baseline", "update", "--torch=two").error
+    assert "is not a version range" in command("baseline", "update", "--torch=two").error

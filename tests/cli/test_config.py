@@ -247,7 +247,7 @@ def test_several_known_lists_in_a_variable(tmp_path: Path) -> None:
         ("cases =\n", "not TOML: Invalid value (at line 1, column 8)"),
     ],
 )
-def test_what_a_file_may_not_say(
+def test_invalid_values_in_a_file(
     tmp_path: Path, write: Callable[..., Path], text: str, said: str
 ) -> None:
     file = write(text)
@@ -283,7 +283,7 @@ def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
         ("AMP_FUZZ_FAIL_FAST", "x", "'x' is neither yes nor no"),
     ],
 )
-def test_what_a_variable_may_not_say(tmp_path: Path, variable: str, text: str, said: str) -> None:
+def test_invalid_values_in_a_variable(tmp_path: Path, variable: str, text: str, said: str) -> None:
     assert refused(tmp_path, **{variable: text}).startswith(f"{variable}: {said}")
 
 

@@ -215,7 +215,7 @@ def test_a_case_for_a_backend_that_does_not_exist(amp_fuzz: Command, tmp_path: P
     done = amp_fuzz("replay", "case.json", "--backend=eager-cup")
     assert done.error == (
         "amp-fuzz: case.json: unknown backend 'eager-cup': did you mean 'eager-cpu'? "
-        "(a device that you have installed is named by --device=cup)"
+        "(name an installed device with --device=cup)"
     )
     assert done.code == 2
     done = amp_fuzz("replay", "case.json", "--backend=broken-cpu")
@@ -229,7 +229,7 @@ def test_a_case_for_a_backend_that_does_not_exist(amp_fuzz: Command, tmp_path: P
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["list"]])
-def test_what_needs_no_torch_does_not_import_it(arguments: list[str], tmp_path: Path) -> None:
+def test_commands_without_torch_do_not_import_it(arguments: list[str], tmp_path: Path) -> None:
     code = (
         f"import sys; from amp_fuzz.interfaces.cli import main; code = main({arguments}); "
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"

@@ -167,7 +167,7 @@ def test_lines_fit_a_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 96
 
 
-def test_what_agrees_is_said_to_agree() -> None:
+def test_a_case_that_agrees_is_shown_to_agree() -> None:
     with quiet():
         found = explain(LAYER, eager())
     assert (found.kind, found.first, found.flips) == ("", "", ())

@@ -91,7 +91,7 @@ def test_a_violation_is_found_and_named(name: str) -> None:
     assert found.where.startswith(f"{name}: ")
 
 
-def test_what_raises_is_named_though_it_is_not_returned() -> None:
+def test_the_value_that_raises_is_named_even_if_it_is_not_returned() -> None:
     def raises_at_v0(case: Case) -> Observation:
         seen = honest(case)
         if case.plan.transform != "none" and case.plan.contexts:

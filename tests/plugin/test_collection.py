@@ -111,7 +111,7 @@ def test_no_option_swallows_a_path(project: pytest.Pytester, args: list[str]) ->
     [
         (
             ["--amp-fuzz-backends=eager-cpuu"],
-            "unknown backend 'eager-cpuu': did you mean 'eager-cpu'? (a device *",
+            "unknown backend 'eager-cpuu': did you mean 'eager-cpu'? (name an *",
         ),
         (["--amp-fuzz-ops=matmull"], "no op or family matches 'matmull': did you mean 'matmul'?"),
         (["--amp-fuzz-cases=some"], "--amp-fuzz-cases: 'some' is not a whole number"),

@@ -120,7 +120,7 @@ def test_cells_are_cases_that_can_be_made_again() -> None:
         assert again.id == cell.case_id
 
 
-def test_what_has_no_cell_says_why() -> None:
+def test_an_op_without_a_cell_has_a_reason() -> None:
     ops = [CATALOGUE["mm"], CATALOGUE["_mps_convolution"]]
     assert left_out(CPU, ops) == {"other devices have them, cpu does not": ["_mps_convolution"]}
     assert left_out(backends()["fake-mps"], ops) == {}
@@ -388,7 +388,7 @@ def test_devices_are_compared_on_inputs_of_several_dtypes_and_errors_come_first(
     ]
 
 
-def test_what_a_fake_device_cannot_do_is_no_difference() -> None:
+def test_errors_of_fake_devices_are_no_difference() -> None:
     broken = "raises DataDependentOutputException"
     cells = [
         cell("eager-cpu", "cov", "none"),

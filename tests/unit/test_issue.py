@@ -102,7 +102,7 @@ def test_rounding_is_explained_where_it_was_measured() -> None:
     assert "honest kernels stay below 4." in text
     assert "Eager gives the expected result here." in text
     assert "First stage that shows it: `compile[inductor]`; `compile[aot_eager_decomp" in text
-    assert "Part of it, by torch's own bisector: `lowerings: mm`." in text
+    assert "Part that torch's own bisector names: `lowerings: mm`." in text
     text = written(Examined(off, (), "diverges"), "compile[inductor]")
     assert "Eager itself does not do here what its documentation says." in text
 
@@ -147,7 +147,7 @@ def test_without_autocast_too() -> None:
     assert "casts written out" not in text
 
 
-def test_what_is_reported_already_stands_on_top() -> None:
+def test_an_earlier_report_is_linked_on_top() -> None:
     entry = Known(id="there", what="a", why="b", link="https://example.org/1", quirk="q")
     found = Examined(record("dtype", known="there"))
     text = written(found, known=[entry])

@@ -83,7 +83,7 @@ def test_a_program_that_raises_under_autocast_alone_is_noted_with_devices_that_r
     )
 
 
-def test_what_follows_the_statement_that_raised_does_not_hide_the_note() -> None:
+def test_statements_after_the_error_do_not_hide_the_note() -> None:
     """Without autocast the program gets further, to a statement that raises anyway."""
     body = [*NO_POLICY.program.body, call("mm", "v1", "x2", to="v2")]
     wrong = msgspec.structs.replace(
@@ -110,7 +110,7 @@ def test_what_follows_the_statement_that_raised_does_not_hide_the_note() -> None
         pytest.param(under(NO_POLICY, Plan((), backward="none")), id="no autocast"),
     ],
 )
-def test_what_raises_without_autocast_too_is_not_noted(honest: Case) -> None:
+def test_an_error_that_also_occurs_without_autocast_is_not_noted(honest: Case) -> None:
     assert not [n for n in noted(honest) if n.kind == "autocast-raises"]
 
 
@@ -175,7 +175,7 @@ def test_fake_devices_and_the_cpu_differ_the_other_way_round() -> None:
         ),
     ],
 )
-def test_what_is_the_same_everywhere_is_not_noted(honest: Case) -> None:
+def test_equal_dtypes_on_all_devices_are_not_noted(honest: Case) -> None:
     assert noted(honest) == ()
 
 
