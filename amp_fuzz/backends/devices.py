@@ -6,8 +6,10 @@ Processes started from here inherit both, like plugins, through the options' env
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path
 if TYPE_CHECKING:
     from amp_fuzz.reference.tables import PolicyTable
 
-__all__ = ["policies_of", "with_device"]
+__all__ = ["check_ops", "policies_of", "with_device"]
 
 DEFAULT = "cuda"
 _OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends anyway
@@ -88,7 +90,39 @@ def policies_of(device: str, policies: str) -> PolicyTable:
         problem = f"no such table: use one of {', '.join(DEVICES)}, or the path of a TOML file"
         raise PolicyTableError("", path.name, problem)
     table = load_table_file(path)
-    from amp_fuzz.reference.schemas import check_ops
-
     check_ops(table, name)
     return dataclasses.replace(table, device=device, source=path.name)
+
+
+def check_ops(table: PolicyTable, file: str) -> None:
+    """Raise `PolicyTableError` for an op of a table that this torch does not have.
+
+    Only of torch's own: a library of a vendor's may not be loaded yet. file: where the table is.
+    """
+    from amp_fuzz.reference.tables import PolicyTableError, all_overloads
+
+    for rule in table.rules.values():
+        for op in filter(None, (rule.overload, rule.redispatch)):
+            name, _, overload = op.partition(".")
+            there = [o.removeprefix("default") for o in _overloads(name)]
+            if "::" in op or overload in there:
+                continue
+            others = [f"{name}.{o}".removesuffix(".") for o in there]
+            others = others or sorted(all_overloads())
+            near = difflib.get_close_matches(op, others, n=1)
+            way_out = f"did you mean {near[0]!r}?" if near else "write it as in 'sum.dim_IntList'"
+            place = f"{rule.policy}, {rule.versions}"
+            problem = f"torch {table.torch_version} has no op {op!r}; {way_out}"
+            raise PolicyTableError(file, place, problem)
+
+
+def _overloads(name: str) -> Sequence[str]:
+    """Return the overloads of one of torch's ops, or () if there is none of the name."""
+    import torch
+
+    try:
+        packet = getattr(torch.ops.aten, name)
+    except AttributeError:
+        return ()
+    found: Sequence[str] = packet.overloads()
+    return found

@@ -192,7 +192,7 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
         if runtime.driver is not None:
             names = {**names, **runtime.driver(names)}
         exec(driver, names)
-        tensors = [_materialise(spec, case.seed, runtime) for spec in case.program.inputs]
+        tensors = _inputs(case, runtime)
         torch.default_generator.manual_seed(case.seed)
         try:
             if case.plan.thread == "whole":
@@ -241,18 +241,23 @@ def _observer(
     return observe
 
 
-def _materialise(spec: TensorSpec, seed: int, runtime: Runtime) -> torch.Tensor:
+def _inputs(case: Case, runtime: Runtime) -> list[torch.Tensor]:
+    specs = case.program.inputs
     if runtime.fake:
-        strides, dtype = inputs.strides(spec), getattr(torch, spec.dtype)
-        fake = torch.empty_strided(spec.shape, strides, dtype=dtype, device=runtime.device)
-        return fake.requires_grad_() if spec.requires_grad else fake
-    with _disable_current_modes():  # creating inputs is not part of the case
-        tensor = inputs.tensor(spec, seed)
-    if runtime.place is not None:
-        tensor = runtime.place(tensor)
-    elif runtime.device != "cpu":
-        tensor = tensor.to(runtime.device)
-    return tensor.requires_grad_() if spec.requires_grad else tensor
+        tensors = [_fake(spec, runtime.device) for spec in specs]
+    else:
+        with _disable_current_modes():  # creating inputs is not part of the case
+            tensors = [inputs.tensor(spec, case.seed) for spec in specs]
+        if runtime.place is not None:
+            tensors = [runtime.place(x) for x in tensors]
+        elif runtime.device != "cpu":
+            tensors = [x.to(runtime.device) for x in tensors]
+    return [x.requires_grad_(s.requires_grad) for x, s in zip(tensors, specs, strict=True)]
+
+
+def _fake(spec: TensorSpec, device: str) -> torch.Tensor:
+    strides, dtype = inputs.strides(spec), getattr(torch, spec.dtype)
+    return torch.empty_strided(spec.shape, strides, dtype=dtype, device=device)
 
 
 def _raised(error: Exception, source: Compiled) -> Raised:

@@ -22,13 +22,13 @@ from typing import NoReturn, Protocol
 import msgspec
 import torch
 
-from amp_fuzz.backends import imitation
+from amp_fuzz.backends import flips, imitation
+from amp_fuzz.backends.flips import Decision, Flip
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.cases.case import Case
-from amp_fuzz.reference import Policy, flips, supposing
-from amp_fuzz.reference.flips import Decision, Flip
-from amp_fuzz.reference.suppositions import supposed
+from amp_fuzz.reference import Policy, supposing
+from amp_fuzz.reference.state import here
 
 __all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
 
@@ -124,7 +124,7 @@ class Apart:
             reference,
             torch.get_num_threads(),
             imitation.current(),
-            supposed(),
+            here().supposed,
             current is not None,
             current.flip if current else None,
         )

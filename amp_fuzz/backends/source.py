@@ -112,9 +112,11 @@ def cast_lines(program: Program) -> dict[int, bool]:
     For each, whether its result is used only once, and not returned.
     """
     body = list(statements(program.body))
+    if not any(s.op in CASTS for s in body):
+        return {}
     used = Counter([*program.outputs, *program.outputs, *(n for s in body for n in uses(s))])
     casts = {statement_source(s): used[s.outputs[0]] == 1 for s in body if s.op in CASTS}
-    lines = enumerate(program_source(program).splitlines(), 1) if casts else ()
+    lines = enumerate(program_source(program).splitlines(), 1)
     return {number: casts[line.strip()] for number, line in lines if line.strip() in casts}
 
 

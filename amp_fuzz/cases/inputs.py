@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 from amp_fuzz.cases.program import TensorSpec
@@ -29,6 +30,17 @@ _TINY = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}
 Array: TypeAlias = "NDArray[np.float64]"
 
 
+class _Key(ISeedSequence):
+    """A key for Philox: given as ``key=``, it costs a seed from the system's entropy besides."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> NDArray[np.uint64]:
+        """Return the two words of Philox's key."""
+        return np.array((self.key, 0), dtype=np.uint64)
+
+
 class _Draws:
     """Values made from Philox's raw 64-bit words by exact arithmetic alone.
 
@@ -37,7 +49,7 @@ class _Draws:
     """
 
     def __init__(self, key: int, shape: tuple[int, ...]) -> None:
-        self._philox = np.random.Philox(key=key)
+        self._philox = np.random.Philox(_Key(key))  # type: ignore[arg-type]  # its stubs want a SeedSequence
         self.shape = shape
         self.n = math.prod(shape)
 

@@ -265,10 +265,11 @@ def refs(arg: Arg) -> Iterator[str]:
 
 def uses(statement: Statement) -> Iterator[str]:
     """Yield the names that a statement reads, in the order of its arguments."""
-    for arg in statement.args:
-        yield from refs(arg)
-    for _, arg in statement.kwargs:
-        yield from refs(arg)
+    for arg in (*statement.args, *(arg for _, arg in statement.kwargs)):
+        if isinstance(arg, Ref):
+            yield arg.name
+        elif isinstance(arg, Items):
+            yield from refs(arg)
 
 
 def substituted(statement: Statement, names: Mapping[str, str]) -> Statement:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends.flips import Decision, Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, bits, quiet
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Case
@@ -28,7 +29,6 @@ from amp_fuzz.oracle import Divergence, Rounding, compare, differ
 from amp_fuzz.oracle.compare import describe, real, same
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.records.schema import Note
-from amp_fuzz.reference.flips import Decision, Flip, deciding, flips
 from amp_fuzz.reference.shadow.band import Band, distance
 from amp_fuzz.reference.shadow.mode import Promise, Reach
 from amp_fuzz.upstream.explain import judge_of

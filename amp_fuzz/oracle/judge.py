@@ -148,7 +148,7 @@ def _related(
     case = trial.case
 
     def run(variant: Case) -> Observation:
-        return observed if variant is case else trial.run(variant)
+        return observed if variant == case else trial.run(variant)
 
     together = observed.raised is not None
     chosen = [r for r in RELATIONS.values() if r.together == together]

@@ -19,10 +19,13 @@ def guilty_op(case: Case, divergence: Divergence) -> str:
     gradient the statement that uses the leaf, if there is only one.
     """
     made = {name: s.op for s in statements(case.program.body) for name in s.outputs}
-    for name in {spec.name for spec in case.program.inputs}:
-        users = [s.op for s in statements(case.program.body) if name in uses(s)]
-        if len(users) == 1:
-            made[f"{name}.grad"] = users[0]
+    users: dict[str, list[str]] = {}
+    for statement in statements(case.program.body):
+        for name in {*uses(statement)}:
+            users.setdefault(name, []).append(statement.op)
+    for spec in case.program.inputs:
+        if len(ops := users.get(spec.name, [])) == 1:
+            made[f"{spec.name}.grad"] = ops[0]
     where = divergence.where
     if divergence.kind == "raise" and " = " in where:
         where = where.partition(" = ")[0].partition(",")[0].strip()
@@ -33,8 +36,8 @@ def guilty_op(case: Case, divergence: Divergence) -> str:
         return cast
     if label in made:
         return made[label]
-    ops = {s.op for s in statements(case.program.body)}
-    return ops.pop() if len(ops) == 1 else ""
+    called = {s.op for s in statements(case.program.body)}
+    return called.pop() if len(called) == 1 else ""
 
 
 def _cast(case: Case, label: str) -> str:

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.flips import Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.interfaces.cli.explain import told
-from amp_fuzz.reference.flips import Flip, deciding, flips
 from amp_fuzz.reference.tables import Policy
 from tests.helpers import F16, call, case, eager, under, x
 

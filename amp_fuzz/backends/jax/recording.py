@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.schemas import bound, draws
+from amp_fuzz.reference.shadow.schemas import bound, draws
 
 __all__ = ["Memory", "Place", "Read", "Recorder", "Recording", "Step", "functional"]
 

@@ -89,18 +89,16 @@ class Flips:
 
 def current() -> Flips | None:
     """Return what `deciding` is under way in this thread, if any."""
-    return here().flips
+    found: Flips | None = here().flips
+    return found
 
 
 @contextmanager
 def deciding(flip: Flip | None = None) -> Iterator[Flips]:
     """Take down what autocast decides in the block, and flip one of its decisions."""
-    state, made = here(), Flips(flip)
-    before, state.flips = state.flips, made
-    try:
+    made = Flips(flip)
+    with here().having(flips=made):
         yield made
-    finally:
-        state.flips = before
 
 
 def flips(decisions: list[Decision]) -> Iterator[Flip]:
