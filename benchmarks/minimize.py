@@ -59,7 +59,7 @@ from amp_fuzz.findings.wrong_policy import general
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import (
     ROOT,
@@ -314,15 +314,12 @@ def finding(
 
 
 def examples() -> Mapping[str, tuple[str, Case]]:
-    """Return the tests' example of each known bug of torch's own: a backend, and a case."""
-    from tests.backends.test_compiled_known import EXAMPLES as COMPILERS
+    """Return the smallest example of each known bug of torch's own: a backend, and a case."""
     from tests.unit.test_known import EXAMPLES
 
     found = {name: (example.backend, example.case) for name, example in EXAMPLES.items()}
-    for name, one in COMPILERS.items():
-        names = one.returns or one.case.program.outputs
-        program = msgspec.structs.replace(one.case.program, outputs=names)
-        found[name] = one.backend, msgspec.structs.replace(one.case, program=program)
+    smallest = {name: bug.examples[0] for name, bug in BUGS.items() if bug.examples}
+    found |= {name: (example.backend, example.case) for name, example in smallest.items()}
     found |= _more_examples()
     # Of a GRU on fake tensors torch dies of candidates, which are judged here without a supervisor.
     others = ("torchax-", "xla-", "any-query-misses-devices")

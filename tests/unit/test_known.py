@@ -1044,7 +1044,7 @@ def test_each_shipped_entry_has_an_example_here() -> None:
         if k.id not in BUGS and not k.id.startswith(("torchax-", "xla-"))
     ]
     assert {k.id for k in entries if k.quirk and k.id not in BUGS} == set(EXAMPLES)
-    # Those of compilers are in tests/backends/test_compiled_known.py.
+    # Those of compilers that have no record yet are in tests/upstream/test_compile.py.
     said = [k for k in entries if not (k.quirk or k.observed or k.without)]
     others = [k for k in said if not k.id.startswith("compile-")]
     assert {k.kinds[0] for k in others} <= {"nondeterminism"}
