@@ -73,27 +73,6 @@ torchax-svd-signs: singular vectors have the signs that were observed, which U a
     (`amp_fuzz.backends.imitations.gauge`).
 torchax-torch-autocast: a context casts nothing.
 torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
-torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
-    (`amp_fuzz.backends.imitations.formulas`).
-torchscript-autodiff: from the third call on, the gradients of a scripted program come from
-    TorchScript's own formulas, which cast and round elsewhere.
-torchscript-common-subexpressions: of two calls with the same arguments one is made, though the
-    other stands in another grad mode (`amp_fuzz.backends.imitations.merged`).
-torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
-    given what does, is cast once more; an addmm there is a product, and a sum in float32.
-torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and softplus are
-    computed as TorchScript does, without autocast too (`amp_fuzz.backends.imitations.formulas`).
-torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
-    is multiplied with it in place (`amp_fuzz.backends.imitations.formulas`).
-torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
-    the autocast around it (`amp_fuzz.backends.torchscript_autocast`).
-torchscript-reduction: losses that are called by their overload without `reduction` take the
-    mean, as their schema says.
-trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.
-trace-max-out: max and min of all elements with ``out=`` are those of two tensors, element by
-    element; what they should write to is taken for the result from there on.
-trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
-    the trace.
 xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
     channels of the others, with 0 (`amp_fuzz.backends.imitations.xla`).
 xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
@@ -173,17 +152,6 @@ NAMES = (
     "torchax-svd-signs",
     "torchax-torch-autocast",
     "torchax-type-as",
-    "torchscript-addmm",
-    "torchscript-autodiff",
-    "torchscript-common-subexpressions",
-    "torchscript-fallback",
-    "torchscript-formulas",
-    "torchscript-mul-scalar",
-    "torchscript-pass",
-    "torchscript-reduction",
-    "trace-grad-modes",
-    "trace-max-out",
-    "trace-weight-cache",
     "xla-depthwise",
     "xla-excess-precision",
     "xla-fast-tanh",

@@ -61,20 +61,6 @@ def small(op: str) -> Case:
     return case(inputs, NEG, call(op, "x1"), contexts=(), backward="none")
 
 
-def merged() -> Case:
-    """Compute the same of a weight under no_grad and then without it; return neither."""
-    made = case(
-        [x("x0", 2), x("w1", 2)],
-        NEG,
-        under(NoGrad(), call("exp", "w1"), call("mul", "v0", "x0", to="v1")),
-        call("exp", "w1", to="v2"),
-        call("add", "v2", "x0", to="v3"),
-        contexts=(),
-    )
-    program = msgspec.structs.replace(made.program, outputs=("v9", "v1", "v3"))
-    return msgspec.structs.replace(made, program=program)
-
-
 AOT = "compile[aot_eager]"
 DECOMPOSED = "compile[aot_eager_decomp_partition]"
 INDUCTOR = "compile[inductor]"
@@ -490,94 +476,6 @@ EXAMPLES: Mapping[str, Example] = {
             contexts=(),
             backward="none",
         ),
-    ),
-    "torchscript-autodiff": Example(
-        "script",
-        case(
-            [x("x0", 2, 2, domain="integers"), x("w1", 2, 2)],
-            NEG,
-            under(F16, call("mm", "x0", "w1")),
-            contexts=(BF16,),
-        ),
-    ),
-    "torchscript-fallback": Example(
-        "script",
-        case(
-            [x("x0", 1, 2), x("w1", 2, 1), x("x2", 1, 1), x("w3", 2)],
-            NEG,
-            call("mul", "x0", "w3", to="v1"),
-            under(NoGrad(), call("addmm", "x2", "x0", "w1")),
-        ),
-    ),
-    "torchscript-addmm": Example(
-        "script",
-        case(
-            [
-                x("x0", 2, 1, dtype="float16", values=bits_of([2.0, -2048.0], "float16")),
-                x("x1", 2, 2, dtype="float16", values=bits_of([1.0, 1.0, 2048.0, 1.0], "float16")),
-                x("x2", 2, 1, dtype="float16", values=bits_of([1.0, 1.0], "float16")),
-            ],
-            NEG,
-            call("addmm", "x0", "x1", "x2"),
-            contexts=(),
-        ),
-    ),
-    "torchscript-common-subexpressions": Example("script", merged()),
-    "torchscript-formulas": Example(
-        "script",
-        case(
-            [x("x0", 2), x("w1", 8)],
-            NEG,
-            call("relu", "w1"),
-            call("pow.Tensor_Scalar", "v0", 0.5, to="v1"),
-            contexts=(),
-        ),
-    ),
-    "torchscript-mul-scalar": Example(
-        "script",
-        case(
-            [x("x0", 2), x("b1", 2, dtype="float16", values="b800" * 2)],
-            NEG,
-            call("mul.scalar", "b1", 65536.0, form="inplace", to="v1"),
-            call("exp", "x0", to="v2"),
-            contexts=(),
-        ),
-    ),
-    "torchscript-reduction": Example(
-        "script",
-        case(
-            [x("x0", 3, domain="uniform"), x("x1", 3, domain="uniform")],
-            NEG,
-            call("kl_div", "x0", "x1", form="overload", log_target=True),
-            contexts=(),
-        ),
-    ),
-    "torchscript-pass": Example(
-        "script",
-        case([x("x0", 2, dtype="bfloat16", domain="integers")], NEG, call("exp", "x0")),
-    ),
-    "trace-grad-modes": Example(
-        "trace",
-        case(
-            [x("x0", 2), x("x1", 1, 8), x("w2", 1, 1, domain="positive")],
-            NEG,
-            call("gaussian_nll_loss", "x1", "x1", "w2", eps=100.0, reduction="sum"),
-            contexts=(),
-        ),
-    ),
-    "trace-max-out": Example(
-        "trace",
-        case(
-            [x("x0", 2, 3), x("b1")],
-            NEG,
-            call("max", "x0", form="out", out="b1"),
-            call("neg", "b1", to="v1"),
-            contexts=(),
-            backward="none",
-        ),
-    ),
-    "trace-weight-cache": Example(
-        "trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], NEG, call("mm", "x0", "w1"))
     ),
 }  # fmt: skip
 
