@@ -25,15 +25,8 @@ compile-weight-cache: a compiled program neither sees nor leaves a cast in the w
 compile-written-casts: what is computed from a float32 that the program casts to 16 bits takes
     it as it was before, but for ops that are kernels by themselves
     (`amp_fuzz.reference.shadow.written`).
-export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
-    under which what comes after it is, too, and so is one in another that is not reentrant.
-export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
-    off.
-export-embedding-bag, export-loss-out, export-take: a call raises as it does where it is
+export-embedding-bag, export-take: a call raises as it does where it is
     exported, or the export decomposed.
-export-inference-mode: in an exported program an inference mode region is its body.
-export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
-    body, and gradients are on after it; a checkpoint's is, too.
 torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
     are products with what was given, not with its casts.
 torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
@@ -125,12 +118,7 @@ NAMES = (
     "compile-weight-norm",
     "compile-written-casts",
     "compile-zero-dim-loss",
-    "export-checkpoint",
     "export-embedding-bag",
-    "export-grad-mode-left",
-    "export-inference-mode",
-    "export-loss-out",
-    "export-no-grad",
     "export-promotion",
     "export-take",
     "torchax-backward-dtypes",
