@@ -12,20 +12,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-import msgspec
 import torch
 from torch.autograd import profiler
 
-from amp_fuzz.backends import harness, prelude
+from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
 from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations.formulas import scripted
-from amp_fuzz.backends.imitations.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
@@ -41,31 +38,14 @@ from amp_fuzz.backends.torchscript_autocast import (
 )
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
-from amp_fuzz.cases.program import (
-    Autocast,
-    Checkpoint,
-    InferenceMode,
-    NoGrad,
-    Program,
-    Ref,
-    Statement,
-    substituted,
-    transform,
-    unwrapped,
-)
+from amp_fuzz.cases.program import Autocast, Checkpoint, InferenceMode, NoGrad, Program, unwrapped
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.reference.autocast import snapshot, torch_answers
 
-__all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
+__all__ = ["ScriptBackend", "backends", "script_source"]
 
 Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
-QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
-CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
-REDUCTION_QUIRK = "torchscript-reduction"
-EXTREMUM_QUIRK = "trace-max-out"
-MERGING_QUIRK = "torchscript-common-subexpressions"
-_QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
 
 _MADE: Mapping[Mode, str] = {"script": "scripted", "trace": "traced"}
@@ -233,124 +213,126 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return () if self.calls == 1 else [replace(self, calls=1, freeze=False, check=False)]
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device; it imitates TorchScript's pass if asked to."""
-        return _ImitatingReference(TorchBackend.reference(self).runtime, self)
+        """Return the reference on the same device; it runs TorchScript's graph if asked to."""
+        return _Reference(TorchBackend.reference(self).runtime, self)
 
 
 @dataclass(frozen=True, slots=True)
-class _ImitatingReference(ReferenceRuntime):
-    """The reference; under the quirk, the program is a graph with the casts of TorchScript's list.
-
-    The graph is TorchScript's own, run without its pass; the casts are those of
-    `torchscript_autocast`, and what surrounds the program is the reference's autocast.
-    """
+class _Reference(ReferenceRuntime):
+    """The reference, whose program can be TorchScript's own graph, with our casts in it."""
 
     backend: ScriptBackend
 
-    def follows(self) -> bool:
-        # TorchScript's interpreter under a dispatch mode corrupts the heap (torch 2.13).
-        return active_quirks().isdisjoint(_QUIRKS)
-
-    def meant(self, case: Case) -> Case:
-        """Return the case as TorchScript has it, where that is another program."""
-        if REDUCTION_QUIRK not in active_quirks():
-            return case
-        return msgspec.structs.replace(case, program=_reduced(case.program))
-
-    def may(self, quirk: str, case: Case) -> bool:
-        """Return whether imitating a bug may change anything of a case."""
-        if quirk != MERGING_QUIRK:
-            return True
-        program = _reduced(case.program)  # then more calls are the same, and none fewer
-        return merged(program) != program
-
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
-        if self.follows():
-            return replace(self.runtime, driver=lambda names: self.plain(case, names))
-        return replace(
-            self.runtime,
-            driver=lambda names: _driver(case, names, _Imitated(self.backend, case, names)),
-        )
 
-    def plain(self, case: Case, names: Names) -> dict[str, Any]:
-        """Return the program as the driver calls it; a frozen module's weights require no grad."""
-        program = names["program"]
-        changes = [change for quirk, change in _CHANGES.items() if quirk in active_quirks()]
-        if changes and case.plan.entry not in CUSTOM_OPS:
-            changed = self.meant(case).program
-            for change in changes:
+        def driver(names: Names) -> dict[str, Any]:
+            return _driver(case, names, _Read(self.backend, case, names))
+
+        return replace(self.runtime, driver=driver)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What TorchScript does to a graph that the reference does too; nothing by default.
+
+    casts: it writes casts after its own list. formulas: the graph is optimised, and its gradients
+    are those of TorchScript's formulas. again: after `casts`, fallback functions are cast once
+    more. cached: a checked trace is made twice in one weight cache.
+    """
+
+    casts: bool = False
+    formulas: bool = False
+    again: bool = False
+    cached: bool = False
+
+    def __bool__(self) -> bool:
+        return self.casts or self.formulas or self.cached
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The program as the reference runs it in place of TorchScript. Imitations of bugs change it.
+
+    changes: from the program to that which TorchScript makes of it. contexts: each call runs in
+    them. lowering: what is done to the graph; if anything is, the program is its graph, which has
+    the changes already. A custom op is what it is in Python.
+    """
+
+    backend: ScriptBackend
+    case: Case
+    names: Names
+    changes: tuple[Callable[[Program], Program], ...] = ()
+    contexts: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()
+    lowering: Lowering = Lowering()
+
+    def changed(self, change: Callable[[Program], Program]) -> _Read:
+        """Return the program with one more change."""
+        return replace(self, changes=(*self.changes, change))
+
+    def within(self, context: Callable[[], AbstractContextManager[Any]]) -> _Read:
+        """Return the program in one more context."""
+        return replace(self, contexts=(*self.contexts, context))
+
+    def lowered(self, **parts: bool) -> _Read:
+        """Return the program as a graph to which more is done."""
+        return replace(self, lowering=replace(self.lowering, **parts))
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self.made(*inputs)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether a graph runs, and not Python."""
+        return bool(self.lowering) and self.case.plan.entry not in CUSTOM_OPS
+
+    @cached_property
+    def made(self) -> Callable[..., Any]:
+        """What is called."""
+        if self.is_graph:
+            return _Imitated(self.backend, self.case, self.names, self.lowering)
+        return self.python()
+
+    def decorated(self, context: Autocast) -> _Read:
+        """Return the graph with all of its body under a context."""
+        return replace(self, case=under(self.case, context))
+
+    def python(self) -> Callable[..., Any]:
+        """Return the program as Python; a frozen module's weights need no grad."""
+        program: Callable[..., Any] = self.names["program"]
+        if self.changes and self.case.plan.entry not in CUSTOM_OPS:
+            changed = imitation.current().rewrite(self.case).program
+            for change in self.changes:
                 changed = change(changed)
-            made = {**names}
+            made = {**self.names}
             exec(program_source(changed), made)
             program = made["program"]
-        program = scripted(program)
-        if self.backend.mode == "script" and case.plan.entry not in CUSTOM_OPS:
+        if self.contexts:
+            program = _entering(program, self.contexts)
+        if self.backend.mode == "script" and self.case.plan.entry not in CUSTOM_OPS:
             program = _in_order(program)
-        weights = numbers(case, "weight") if self.backend.freeze else ()
+        weights = numbers(self.case, "weight") if self.backend.freeze else ()
         if not weights:
-            return {"program": program}
+            return program
 
         def frozen(*inputs: torch.Tensor) -> Any:
             return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
 
-        return {"program": frozen}
+        return frozen
 
 
-# The number of the argument `reduction` of losses that Python calls by their overload.
-_REDUCTIONS = {
-    "binary_cross_entropy_with_logits": 4,
-    "cosine_embedding_loss": 4,
-    "ctc_loss": 5,
-    "ctc_loss.lists": 5,
-    "hinge_embedding_loss": 3,
-    "kl_div": 2,
-    "margin_ranking_loss": 4,
-    "triplet_margin_loss": 7,
-}
+def _entering(
+    program: Callable[..., Any], contexts: Sequence[Callable[[], AbstractContextManager[Any]]]
+) -> Callable[..., Any]:
+    """Return a program whose calls run in contexts, the first outermost."""
 
+    def run(*inputs: torch.Tensor) -> Any:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            return program(*inputs)
 
-def _reduced(program: Program) -> Program:
-    """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
-
-    def said(call: Statement) -> tuple[Statement]:
-        number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
-        if number is None or len(call.args) > number or "reduction" in dict(call.kwargs):
-            return (call,)
-        return (msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1))),)
-
-    return msgspec.structs.replace(program, body=transform(program.body, statement=said))
-
-
-_OF_TWO = {"max": "maximum", "min": "minimum"}
-
-
-def _of_two(program: Program) -> Program:
-    """Return a program in which max(x, out=b) is max(x, b), and b from there on what that returns.
-
-    It returns as many values, of other names: what is b in Python is one value, the last.
-    """
-    names: dict[str, str] = {}
-
-    def two(call: Statement) -> tuple[Statement]:
-        call = substituted(call, names)
-        out = dict(call.kwargs).get("out")
-        if call.op not in _OF_TWO or not isinstance(out, Ref):
-            return (call,)
-        made = f"{out.name}_" if call.outputs == ("_",) else call.outputs[0]
-        older = [name for name, now in names.items() if now == out.name]
-        names.update(dict.fromkeys([out.name, *older], made))
-        return (Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,)),)
-
-    body = transform(program.body, statement=two)
-    outputs = tuple(names.get(name, name) for name in program.outputs)
-    return msgspec.structs.replace(program, body=body, outputs=outputs)
-
-
-_CHANGES: Mapping[str, Callable[[Program], Program]] = {
-    EXTREMUM_QUIRK: _of_two,
-    MERGING_QUIRK: merged,
-}
+    return run
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -367,22 +349,23 @@ def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
-    """Return the driver's names: the scripted program, and its decorator."""
+def _driver(case: Case, names: Names, program: _Scripted | _Read) -> dict[str, Any]:
+    """Return what the driver calls by these names: the program, and its decorator."""
     base: Any = names["autocast"]
 
     class around(base):  # type: ignore[misc]
-        """A context; as a decorator of the program it is scripted with it."""
+        """A context; as a decorator of a scripted program it is scripted with it."""
 
         def __call__(self, function: Callable[..., Any]) -> Any:
-            if function is not program:
+            if not getattr(function, "is_graph", False):
                 return super().__call__(function)
-            return program.decorated(case.plan.contexts[-1])
+            return function.decorated(case.plan.contexts[-1])  # type: ignore[attr-defined]
 
-    def opaque(_: Any, *how: Any) -> Any:
+    def opaque(program: _Scripted, *how: Any) -> Any:
         return program.calling(prelude.as_custom_op(program.plain(), *how))
 
-    return {"program": program, "autocast": around, "as_custom_op": opaque}
+    made: dict[str, Any] = {"program": program, "autocast": around}
+    return {**made, "as_custom_op": opaque} if isinstance(program, _Scripted) else made
 
 
 class _Scripted:
@@ -390,6 +373,8 @@ class _Scripted:
 
     opaque: the custom op with the program as its body; a call of the op is scripted or traced.
     """
+
+    is_graph = True
 
     def __init__(
         self, backend: ScriptBackend, case: Case, names: Names, opaque: Any = None
@@ -503,10 +488,11 @@ def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> 
 class _Imitated(_Scripted):
     """The program as TorchScript's pass should make it: its graph, the casts written by us."""
 
-    def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
+    def __init__(self, backend: ScriptBackend, case: Case, names: Names, how: Lowering) -> None:
         super().__init__(backend, case, names)
+        self.how = how
         # From the third call on, gradients come from TorchScript's own formulas.
-        self.calls = backend.calls if AUTODIFF_QUIRK in active_quirks() else 1
+        self.calls = backend.calls if how.formulas else 1
         self.function: Any = None
         self.functions: dict[object, Any] = {}
         self.graphs: dict[object, Any] = {}
@@ -518,13 +504,9 @@ class _Imitated(_Scripted):
             key = snapshot().contexts
             if key not in self.functions:
                 self.functions[key] = self.lowered(inputs)
-            if {QUIRK, FALLBACK_QUIRK} <= active_quirks():
+            if self.how.casts and self.how.again:
                 return self.falling_back(key, inputs)(*inputs)
             return self.functions[key](*inputs)
-
-    def calling(self, opaque: Any) -> Any:
-        """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
-        return opaque
 
     def define(self, text: str) -> Any:
         """Return a unit in which a text is compiled, which may have been before."""
@@ -560,7 +542,7 @@ class _Imitated(_Scripted):
         if self.function is None:  # what is traced keeps the state of its first call
             written = numbers(self.case, "buffer")
             given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
-            if self.backend.check and CACHE_QUIRK in active_quirks():
+            if self.backend.check and self.how.cached:
                 prelude.traced(self.plain(), given, numbers(self.case, "weight"))  # it may raise
             self.function = self.compiled(given)
         graph = self.function.graph.copy()
@@ -575,10 +557,10 @@ class _Imitated(_Scripted):
         called = inline(graph)
         for prepare in _BEFORE:
             prepare(graph)
-        if QUIRK in active_quirks():
+        if self.how.casts:
             current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
             write_casts(graph, _ambient(), current, called)
-        if FALLBACK_QUIRK in active_quirks():
+        if self.how.casts and self.how.again:
             key = snapshot().contexts
             probe = graph.copy()
             take_apart(probe)  # where it is optimised it is, and what it makes then has no names

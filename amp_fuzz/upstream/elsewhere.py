@@ -25,15 +25,8 @@ compile-weight-cache: a compiled program neither sees nor leaves a cast in the w
 compile-written-casts: what is computed from a float32 that the program casts to 16 bits takes
     it as it was before, but for ops that are kernels by themselves
     (`amp_fuzz.reference.shadow.written`).
-export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
-    under which what comes after it is, too, and so is one in another that is not reentrant.
-export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
-    off.
-export-embedding-bag, export-loss-out, export-take: a call raises as it does where it is
+export-embedding-bag, export-take: a call raises as it does where it is
     exported, or the export decomposed.
-export-inference-mode: in an exported program an inference mode region is its body.
-export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
-    body, and gradients are on after it; a checkpoint's is, too.
 torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
     are products with what was given, not with its casts.
 torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
@@ -71,27 +64,6 @@ torchax-stale-jit: a program runs under the autocast of its first call (the back
 torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
 torchax-torch-autocast: a context casts nothing.
 torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
-torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
-    (`amp_fuzz.backends.imitations.formulas`).
-torchscript-autodiff: from the third call on, the gradients of a scripted program come from
-    TorchScript's own formulas, which cast and round elsewhere.
-torchscript-common-subexpressions: of two calls with the same arguments one is made, though the
-    other stands in another grad mode (`amp_fuzz.backends.imitations.merged`).
-torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
-    given what does, is cast once more; an addmm there is a product, and a sum in float32.
-torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and softplus are
-    computed as TorchScript does, without autocast too (`amp_fuzz.backends.imitations.formulas`).
-torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
-    is multiplied with it in place (`amp_fuzz.backends.imitations.formulas`).
-torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
-    the autocast around it (`amp_fuzz.backends.torchscript_autocast`).
-torchscript-reduction: losses that are called by their overload without `reduction` take the
-    mean, as their schema says.
-trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.
-trace-max-out: max and min of all elements with ``out=`` are those of two tensors, element by
-    element; what they should write to is taken for the result from there on.
-trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
-    the trace.
 xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
     channels of the others, with 0 (`amp_fuzz.backends.imitations.xla`).
 xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
@@ -140,12 +112,7 @@ NAMES = (
     "compile-weight-norm",
     "compile-written-casts",
     "compile-zero-dim-loss",
-    "export-checkpoint",
     "export-embedding-bag",
-    "export-grad-mode-left",
-    "export-inference-mode",
-    "export-loss-out",
-    "export-no-grad",
     "export-promotion",
     "export-take",
     "torchax-backward-dtypes",
@@ -166,17 +133,6 @@ NAMES = (
     "torchax-sums",
     "torchax-torch-autocast",
     "torchax-type-as",
-    "torchscript-addmm",
-    "torchscript-autodiff",
-    "torchscript-common-subexpressions",
-    "torchscript-fallback",
-    "torchscript-formulas",
-    "torchscript-mul-scalar",
-    "torchscript-pass",
-    "torchscript-reduction",
-    "trace-grad-modes",
-    "trace-max-out",
-    "trace-weight-cache",
     "xla-depthwise",
     "xla-excess-precision",
     "xla-fast-tanh",

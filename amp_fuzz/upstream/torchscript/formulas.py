@@ -1,24 +1,67 @@
-"""What TorchScript gets wrong in any program, with no autocast at all: imitated for `quirks`.
+"""TorchScript's own gradient formulas, some of which are wrong.
 
-TorchScript has gradient formulas of its own (torch/csrc/jit/runtime/symbolic_script.cpp). A few do
-not come to what autograd's come to where a gradient is not finite, where a bound of ``clamp`` is a
-tensor, or near the threshold of ``softplus``: they are written here again, from what they do, so
-that shadows follow them. It multiplies in place by a number with another kernel than eager, and
-takes addmm apart. And a trace keeps no grad modes, not even those of torch's own functions.
+They stand in `torch/csrc/jit/runtime/symbolic_script.cpp`, and no autocast is needed.
+
+## torchscript-formulas: masks that multiply, a divisor that is squared, a threshold of the result
+
+From the second call on, the gradients of `relu`, `clamp`, `where`, `addcmul`, `div` and
+`softplus` are TorchScript's. The reference computes them the same way.
+
+- `relu`, `clamp` and `where` multiply the gradient by a mask, where autograd selects. An infinite
+  gradient becomes NaN, not 0. The gradient of `lp_pool1d` at 0 does too.
+- The gradient of a divisor is `-grad * x / (y * y)`. `y * y` may leave the range where `x / y / y`
+  does not.
+- `addcmul` multiplies the gradient by `value` first, which may leave the range.
+- `softplus` is linear where `x * beta` is over its threshold. The formula compares the result,
+  which is greater. Where only the result is over it, the gradient is that of `x`.
+- The bounds of `clamp` get none: [torchscript-clamp-bounds]. Where autograd raises for them
+  ("output with shape [] doesn't match the broadcast shape [6]") a scripted program does not.
+
+```python
+import torch
+
+
+@torch.jit.script
+def root(w):
+    return torch.relu(w).pow(0.5)
+
+
+@torch.jit.script
+def quotient(x, w):
+    return x / (w * 5e19)
+
+
+@torch.jit.script
+def soft(w):
+    return torch.nn.functional.softplus(w * 2, threshold=1.0)
+
+
+w, x = torch.tensor([-1.0, 4.0], requires_grad=True), torch.tensor([1e38])
+for _ in range(2):
+    print(torch.autograd.grad(root(w).sum(), w)[0])  # [0, 0.25], then [nan, 0.25]
+w = torch.tensor([1.0], requires_grad=True)
+for _ in range(2):
+    print(torch.autograd.grad(quotient(x, w).sum(), w)[0])  # [-2e18], then [-0.]
+w = torch.tensor([0.45], requires_grad=True)
+for _ in range(2):
+    print(torch.autograd.grad(soft(w).sum(), w)[0])  # [1.4219], then [2.]
+```
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.reference.state import enabled_devices
+from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.program import Statement
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.torchscript.programs import Replaced, replaced, within
 
-__all__ = ["QUIRKS", "scripted"]
+__all__ = ["BUGS"]
 
 Tensor: TypeAlias = torch.Tensor
 Number: TypeAlias = int | float
@@ -204,7 +247,7 @@ def _trains(value: Any) -> bool:
 
 
 _F = torch.nn.functional
-_FORMULAS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+_FORMULAS: Replaced = (
     (torch, "relu", _relu),
     (_F, "relu", _relu),
     (Tensor, "relu", _relu),
@@ -221,93 +264,55 @@ _FORMULAS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
 )
 
 
-def _by_number(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Call the overload for numbers in place, which eager does not: it makes a tensor of them."""
-
-    def times(x: Tensor, other: Any, /) -> Tensor:
-        if not isinstance(other, (int, float)):
-            return honest(x, other)
-        result: Tensor = torch.ops.aten.mul_.Scalar(x, other)
-        return result
-
-    return times
+def _shown(*body: Statement, wrong: str | None = None, **plan: Any) -> Example:
+    inputs = [x("x0", 8), x("w1", 8), x("x2", 8)]
+    return Example("script", case(inputs, *body, contexts=(), **plan), wrong)
 
 
-_NUMBERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (Tensor, "mul_", _by_number),
-    (Tensor, "__imul__", _by_number),
+ROOT = call("pow.Tensor_Scalar", "v0", 0.5, to="v1")
+SOFTPLUS = call("neg", "w1"), call("softplus", "v0", threshold=0.5, to="v1")
+
+BUGS = (
+    Bug(
+        id="torchscript-formulas",
+        what="gradients at relu, clamp, where, addcmul, div and softplus of a scripted program, where something is not finite, a bound is a tensor or a threshold is near",
+        why="TorchScript's formulas multiply by a mask where autograd selects, square a divisor, give bounds none, and compare softplus's result with its threshold",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("script*", "trace*"),
+        ops=("addcmul", "clamp*", "div", "lp_pool*", "relu", "softplus", "where"),
+        imitation=Imitation(wrap=within(lambda: replaced(_FORMULAS))),
+        examples=(
+            _shown(call("relu", "w1"), ROOT),
+            _shown(call("clamp", "w1", 0.0, None), ROOT),
+            _shown(
+                call("gt", "x0", "w1"),
+                call("where", "w1", "v0", "x2", to="v1"),
+                call("mul.scalar", "v1", 1000.0, to="v2"),
+                call("exp", "v2", to="v3"),
+                wrong="where",
+            ),
+            _shown(
+                call("mul.scalar", "x2", 1e-20),
+                call("addcmul", "x0", "w1", "v0", value=1e20, to="v1"),
+                call("mul.scalar", "v1", 1e20, to="v2"),
+            ),
+            _shown(
+                call("mul.scalar", "x0", 5e37),
+                call("mul.scalar", "w1", 5e19, to="v1"),
+                call("div", "v0", "v1", to="v2"),
+            ),
+            _shown(*SOFTPLUS),
+            _shown(*SOFTPLUS, second="double"),
+            # The dividend, and a factor of addcmul, are not saved, and may be written.
+            _shown(
+                call("relu", "w1"),
+                ROOT,
+                call("mul.scalar", "v1", 2.0, to="v2"),
+                call("div", "v2", "x0", to="v3"),
+                call("addcmul", "x0", "v2", "x0", value=2.0, to="v4"),
+                call("mul.scalar", "v2", 3.0, form="inplace", to="v5"),
+            ),
+        ),
+    ),
 )
-
-
-def _apart(honest: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a product, which is rounded, and a sum, which takes what addmm refuses.
-
-    Under autocast the bias has the dtype of the product: the pass has cast it before.
-    """
-
-    def addmm(b: Tensor, x: Tensor, w: Tensor, /, **named: Any) -> Tensor:
-        if "out" in named or (named.get("beta", 1), named.get("alpha", 1)) != (1, 1):
-            return honest(b, x, w, **named)
-        product = torch.mm(x, w)
-        cast = enabled_devices() and b.is_floating_point() and b.dtype is not torch.float64
-        return torch.add(b.to(product.dtype) if cast else b, product)
-
-    return addmm
-
-
-_SUMS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (torch, "addmm", _apart),
-    (Tensor, "addmm", _apart),
-)
-
-
-@contextmanager
-def _replaced(functions: tuple[tuple[Any, str, Callable[..., Any]], ...]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for holder, name, make in functions:
-            own = name in vars(holder)
-            honest = getattr(holder, name)
-            setattr(holder, name, make(honest))
-            undo = (setattr, holder, name, honest) if own else (delattr, holder, name)
-            stack.callback(*undo)
-        yield
-
-
-class _Modeless:
-    """What the functions of `torch.nn.functional` know as ``torch``, without ``no_grad``."""
-
-    no_grad = staticmethod(nullcontext)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-@contextmanager
-def _modeless() -> Iterator[None]:
-    names = vars(_F)
-    names["torch"] = _Modeless()
-    try:
-        yield
-    finally:
-        names["torch"] = torch
-
-
-QUIRKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "torchscript-addmm": lambda: _replaced(_SUMS),
-    "torchscript-formulas": lambda: _replaced(_FORMULAS),
-    "torchscript-mul-scalar": lambda: _replaced(_NUMBERS),
-    "trace-grad-modes": _modeless,
-}
-"""The quirks, and the context in which a program runs that imitates each."""
-
-
-def scripted(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a program that has the bugs of a scripted one which the quirks ask for."""
-
-    def run(*inputs: Tensor) -> Any:
-        with ExitStack() as stack:
-            for name in sorted(active_quirks() & QUIRKS.keys()):
-                stack.enter_context(QUIRKS[name]())
-            return program(*inputs)
-
-    return run
