@@ -31,7 +31,7 @@ from amp_fuzz.cases.case import Case, load, loads
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.records.fingerprint import fingerprint
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments
 from benchmarks.open_cases import OPEN, index
@@ -94,11 +94,8 @@ def main() -> int:
 
 def drawn() -> Iterator[tuple[str, Case]]:
     """Yield each golden case with its backend."""
-    from tests.backends.test_compiled_known import EXAMPLES as COMPILED
-    from tests.unit.test_known import EXAMPLES
-
-    for table in (EXAMPLES, COMPILED):
-        yield from ((example.backend, example.case) for example in table.values())
+    for bug in BUGS.values():
+        yield from ((example.backend, example.case) for example in bug.examples)
     for name, entry in index().items():
         yield entry["backend"], load(OPEN / f"{name}.json")
     for name, count in COUNTS.items():

@@ -59,7 +59,7 @@ from amp_fuzz.findings.wrong_policy import general
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import (
     ROOT,
@@ -314,15 +314,9 @@ def finding(
 
 
 def examples() -> Mapping[str, tuple[str, Case]]:
-    """Return the tests' example of each known bug of torch's own: a backend, and a case."""
-    from tests.backends.test_compiled_known import EXAMPLES as COMPILERS
-    from tests.unit.test_known import EXAMPLES
-
-    found = {name: (example.backend, example.case) for name, example in EXAMPLES.items()}
-    for name, one in COMPILERS.items():
-        names = one.returns or one.case.program.outputs
-        program = msgspec.structs.replace(one.case.program, outputs=names)
-        found[name] = one.backend, msgspec.structs.replace(one.case, program=program)
+    """Return the smallest example of each known bug of torch's own: a backend, and a case."""
+    smallest = {name: bug.examples[0] for name, bug in BUGS.items() if bug.examples}
+    found = {name: (example.backend, example.case) for name, example in smallest.items()}
     found |= _more_examples()
     # Of a GRU on fake tensors torch dies of candidates, which are judged here without a supervisor.
     others = ("torchax-", "xla-", "any-query-misses-devices")
@@ -333,42 +327,18 @@ def examples() -> Mapping[str, tuple[str, Case]]:
 def _more_examples() -> dict[str, tuple[str, Case]]:
     """Return cases of tests that are about one known bug each."""
     from tests.backends.test_custom_op import REGISTERED
-    from tests.backends.test_scripted import NORM
-    from tests.helpers import BF16, call, case, x
+    from tests.helpers import call, case, x
     from tests.unit.test_known import NORMS
 
     plan = msgspec.structs.replace(REGISTERED.plan, backward="none")
     forward = msgspec.structs.replace(REGISTERED, plan=plan)
-    product = call("mul", "x0", "x0")
-    clamp = call("clamp.Tensor", "v0", None, "w1", to="v1")
-    statistics = call("batch_norm.batch_statistics", "w1", None, None, "x2", "x3", True)
     cond = call("linalg.cond.p", "w0", p=-1), call("sin", "v0", to="v1")
-    doubled = call("mm", "w0", "w0"), call("mul.scalar", "v0", 2.0, form="inplace", to="v1")
-    out = call("max", "x0", form="out", out="b1")
     return {
         "register-autocast-key": ("fake-mtia", forward),
         "vmap-batching-rules": ("eager-cpu", NORMS),
         "linalg-cond-backward": (
             "eager-cpu",
             case([x("w0", 3, 3)], *cond, checkpoint="non_reentrant"),
-        ),
-        "torchscript-clamp-bounds": ("script", case([x("x0", 4), x("w1", 4)], product, clamp)),
-        "torchscript-mixed-gradients": ("script", case(*NORM, contexts=())),
-        "torchscript-backward-pass": (
-            "script",
-            case(
-                NORM[0],
-                *(statistics, call("sigmoid", "v0", to="v1")),
-                contexts=(),
-                backward="under",
-                backward_context=BF16,
-                second="double",
-            ),
-        ),
-        "trace-max-out": ("trace", case([x("x0", 2, 3), x("b1")], out, backward="none")),
-        "trace-inference-constants": (
-            "trace",
-            case([x("w0", 2, 2)], *doubled, first_pass="inference_mode", contexts=()),
         ),
     }
 

@@ -34,11 +34,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from amp_fuzz.reference.schemas import bound
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, Band, distance
 from amp_fuzz.reference.shadow.call import Call
 from amp_fuzz.reference.shadow.copies import no_modes, tensors_in
 from amp_fuzz.reference.shadow.mode import Shadow
+from amp_fuzz.reference.shadow.schemas import bound
 
 THRESHOLD = 4.0
 MANY = 64

@@ -1,14 +1,15 @@
-"""A device that the user has installed, by name: which policies it follows, and who is told.
+"""The user's installed device: its name and its policies.
 
-Processes that are started from here inherit both through the options' environment variables, as
-they do plugins.
+Processes started from here inherit both, like plugins, through the options' environment variables.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,19 +18,19 @@ from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path
 if TYPE_CHECKING:
     from amp_fuzz.reference.tables import PolicyTable
 
-__all__ = ["policies_of", "with_device"]
+__all__ = ["check_ops", "policies_of", "with_device"]
 
 DEFAULT = "cuda"
-_OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends without being named
+_OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends anyway
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 
 
 def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
-    """Return the options with the backends of the device that they name, if they name one.
+    """Return the options with the backends of the device that they name, if any.
 
-    Tells this process of it, and those started from here. folder: what a file of policies is
-    relative to, by default the current one; a file that a configuration names is relative to that.
-    Raises `ConfigError`, one line.
+    Sets the device for this process and those started from here. folder: the folder that a file of
+    policies is relative to, by default the current one; a file named in a configuration is relative
+    to that. Raises `ConfigError` with one line.
     """
     options, sources = resolved.options, resolved.sources
     if not options.device:
@@ -43,7 +44,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
         )
     if not _NAME.fullmatch(options.device):
         raise ConfigError(
-            f"{sources['device']}: {options.device!r} is no name of a device: write it as in "
+            f"{sources['device']}: {options.device!r} is not a device name: write it as in "
             f"torch.device('npu'), without a number"
         )
     policies = _found(options.policies or "", sources["policies"], folder)
@@ -60,7 +61,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
 
 
 def _found(policies: str, source: str, folder: Path | None) -> str:
-    """Return the name of a table, or the whole path of a file with one."""
+    """Return the name of a table, or the full path of a table's file."""
     from amp_fuzz.reference.tables import DEVICES
 
     if not policies or policies in DEVICES:
@@ -74,10 +75,10 @@ def _found(policies: str, source: str, folder: Path | None) -> str:
 
 
 def policies_of(device: str, policies: str) -> PolicyTable:
-    """Return the policies that a device is held to: a table of another device, or a file's.
+    """Return the policies for a device: the table of another device, or of a file.
 
-    "" is CUDA's. Raises `PolicyTableError`, a ValueError; for a file that names an op which torch
-    does not have, too.
+    "" is CUDA's. Raises `PolicyTableError`, a ValueError, also if a file names an op that torch
+    does not have.
     """
     from amp_fuzz.reference.tables import DEVICES, PolicyTableError, load_table, load_table_file
 
@@ -89,7 +90,39 @@ def policies_of(device: str, policies: str) -> PolicyTable:
         problem = f"no such table: use one of {', '.join(DEVICES)}, or the path of a TOML file"
         raise PolicyTableError("", path.name, problem)
     table = load_table_file(path)
-    from amp_fuzz.reference.schemas import check_ops
-
     check_ops(table, name)
     return dataclasses.replace(table, device=device, source=path.name)
+
+
+def check_ops(table: PolicyTable, file: str) -> None:
+    """Raise `PolicyTableError` for an op of a table that this torch does not have.
+
+    Only of torch's own: a library of a vendor's may not be loaded yet. file: where the table is.
+    """
+    from amp_fuzz.reference.tables import PolicyTableError, all_overloads
+
+    for rule in table.rules.values():
+        for op in filter(None, (rule.overload, rule.redispatch)):
+            name, _, overload = op.partition(".")
+            there = [o.removeprefix("default") for o in _overloads(name)]
+            if "::" in op or overload in there:
+                continue
+            others = [f"{name}.{o}".removesuffix(".") for o in there]
+            others = others or sorted(all_overloads())
+            near = difflib.get_close_matches(op, others, n=1)
+            way_out = f"did you mean {near[0]!r}?" if near else "write it as in 'sum.dim_IntList'"
+            place = f"{rule.policy}, {rule.versions}"
+            problem = f"torch {table.torch_version} has no op {op!r}; {way_out}"
+            raise PolicyTableError(file, place, problem)
+
+
+def _overloads(name: str) -> Sequence[str]:
+    """Return the overloads of one of torch's ops, or () if there is none of the name."""
+    import torch
+
+    try:
+        packet = getattr(torch.ops.aten, name)
+    except AttributeError:
+        return ()
+    found: Sequence[str] = packet.overloads()
+    return found

@@ -1,11 +1,10 @@
 """TorchScript: ``torch.jit.script``, ``torch.jit.trace`` and ``torch.jit.freeze`` on the CPU.
 
-The program is scripted, or traced, and called three times before what it returns counts: the first
-call profiles, the second optimises, and only then does the optimised graph run. The plan's contexts
-stand around the scripted program; its regions, and the context of the ``decorator`` entry, stand
-inside it. TorchScript writes casts after a list of its own
-(`amp_fuzz.backends.torchscript_autocast`): where that documented difference explains a divergence,
-the quirk ``torchscript-pass`` says so.
+The program is scripted, or traced, and called three times before its results count: the first call
+profiles, the second optimises, and only then the optimised graph runs. The plan's contexts are
+around the scripted program; its regions, and the context of the ``decorator`` entry, are inside it.
+TorchScript adds casts by its own list (`amp_fuzz.backends.torchscript_autocast`). If this
+documented difference explains a divergence, the quirk ``torchscript-pass`` names it.
 """
 
 from __future__ import annotations
@@ -13,20 +12,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-import msgspec
 import torch
 from torch.autograd import profiler
 
-from amp_fuzz.backends import harness, prelude
+from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
 from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations.formulas import scripted
-from amp_fuzz.backends.imitations.merged import merged
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
@@ -42,49 +38,32 @@ from amp_fuzz.backends.torchscript_autocast import (
 )
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
-from amp_fuzz.cases.program import (
-    Autocast,
-    Checkpoint,
-    InferenceMode,
-    NoGrad,
-    Program,
-    Ref,
-    Statement,
-    substituted,
-    transform,
-    unwrapped,
-)
+from amp_fuzz.cases.program import Autocast, Checkpoint, InferenceMode, NoGrad, Program, unwrapped
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.reference.autocast import snapshot, torch_answers
 
-__all__ = ["QUIRK", "ScriptBackend", "backends", "script_source"]
+__all__ = ["ScriptBackend", "backends", "script_source"]
 
 Names: TypeAlias = Mapping[str, Any]
 Mode: TypeAlias = Literal["script", "trace"]
-QUIRK, AUTODIFF_QUIRK = "torchscript-pass", "torchscript-autodiff"
-CACHE_QUIRK, FALLBACK_QUIRK = "trace-weight-cache", "torchscript-fallback"
-REDUCTION_QUIRK = "torchscript-reduction"
-EXTREMUM_QUIRK = "trace-max-out"
-MERGING_QUIRK = "torchscript-common-subexpressions"
-_QUIRKS = {QUIRK, AUTODIFF_QUIRK, CACHE_QUIRK}
 PROBED = 3  # calls until a graph is optimised
 
 _MADE: Mapping[Mode, str] = {"script": "scripted", "trace": "traced"}
 
-# A scripted function cannot make a module, and torch refuses to trace one that is called with
-# weights which are not its own.
+# A scripted function cannot create a module, and torch rejects tracing a module that is called
+# with weights other than its own.
 _UNSAYABLE_CALLS: Mapping[Mode, re.Pattern[str]] = {
     "script": re.compile(r"torch\.nn\.[A-Z]"),
     "trace": re.compile(r"functional_call"),
 }
-# TorchScript wants several out= as keywords of their own names.
+# TorchScript needs several out= as keywords with their own names.
 _SEVERAL_OUT = (
     "aminmax cummax cummin geqrf kthvalue linalg.cholesky_ex linalg.eig linalg.eigh linalg.inv_ex "
     "linalg.ldl_factor linalg.lstsq linalg.lu linalg.lu_factor linalg.qr linalg.solve_ex "
     "linalg.svd max max.dim median.dim min min.dim mode nanmedian.dim qr slogdet sort svd topk "
     "triangular_solve"
 )
-# What else its language lacks: methods, comprehensions, ellipses with tensors, function arguments.
+# Its language also lacks methods, comprehensions, ellipses with tensors, function arguments.
 _REFUSED = frozenset(
     {
         *((op, "out") for op in _SEVERAL_OUT.split()),
@@ -105,9 +84,9 @@ class ScriptBackend(TorchRepros, TorchBackend):
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count; with 1 no call runs an optimised graph, however often the
-    plan calls. freeze: the program is a module whose weights are its parameters, frozen; its plans
-    only infer. check: what is traced is a module with the weights as its parameters, and a second
-    trace checks the first, as `torch.jit.trace` does by default.
+    plan calls. freeze: the program is a frozen module with the weights as its parameters; its plans
+    only infer. check: a module with the weights as its parameters is traced, and a second trace
+    checks the first, as `torch.jit.trace` does by default.
     """
 
     mode: Mode
@@ -124,27 +103,26 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return f"{self.mode}[{label}]" if label else self.mode
 
     def availability(self) -> Availability:
-        """Say whether TorchScript can compile programs here that know nothing of each other."""
+        """Return whether TorchScript can compile independent programs here."""
         problem = usable()
         if problem:
             return Availability("broken", problem)
         return TorchBackend.availability(self)
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether a call can be traced, or TorchScript's language has words for it."""
+        """Return whether a call can be traced, or expressed in TorchScript's language."""
         if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
             return False
         return self.mode == "trace" or (op, form) not in _REFUSED
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what TorchScript cannot say.
+        """Return the case without what TorchScript cannot express.
 
-        A scripted function knows neither ``torch.inference_mode`` nor checkpoints, and a trace
-        keeps neither grad modes nor what a checkpoint's body stands under: such bodies stand where
-        the regions stood. A checkpoint that is not reentrant ends its recomputation by an
-        exception, which TorchScript turns into another: such a one is reentrant here. Function
-        transforms are left out. A frozen module has no gradients, and keeps the casts of the
-        thread that froze it.
+        A scripted function supports neither ``torch.inference_mode`` nor checkpoints, and a trace
+        keeps neither grad modes nor the context of a checkpoint's body: such regions are replaced
+        by their bodies. A non-reentrant checkpoint ends its recomputation by an exception, which
+        TorchScript turns into another, so checkpoints are reentrant here. Function transforms are
+        left out. A frozen module has no gradients, and keeps the casts of the thread that froze it.
         """
         body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
         case = case.with_program(body=body).with_plan(transform="none")
@@ -177,10 +155,10 @@ class ScriptBackend(TorchRepros, TorchBackend):
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
         """Return that callables are not judged."""
-        return "TorchScript's own casts can be told from bugs in drawn cases only"
+        return "TorchScript's own casts can be told from bugs only in drawn cases"
 
     def source(self, case: Case) -> str:
-        """Return the source of the program and of how it is scripted, for a repro."""
+        """Return the source of the program and of its scripting, for a repro."""
         if case.plan.entry == "decorator":
             case = under(case, case.plan.contexts[-1])
         text = script_source(case) if self.mode == "script" else program_source(case.program)
@@ -201,13 +179,13 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
 
     def opaque(self, case: Case) -> str:
-        """Return the source that does so with a call of the custom op ``called``, for a repro."""
+        """Return the source that compiles a call of the custom op ``called``, for a repro."""
         return self.expression("opaque" if self.mode == "script" else "called", case)
 
     def driver(self, text: str, case: Case) -> str:
         """Return the source of the driver, for a repro.
 
-        The decorator's context is a region of the program already; of a custom op, the call is
+        The decorator's context is already a region of the program. For a custom op, the call is
         scripted.
         """
         text = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", text)
@@ -215,7 +193,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, text)
 
     def explicit(self, case: Case) -> str:
-        """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""
+        """Return the casts that TorchScript's own pass adds to a scripted program, or ""."""
         if self.mode != "script":
             return ""
         program = _Scripted(self, case, {})
@@ -228,131 +206,133 @@ class ScriptBackend(TorchRepros, TorchBackend):
             graph = function.graph.copy()
             torch._C._jit_pass_inline(graph)
             torch._C._jit_pass_autocast(graph)  # type: ignore[attr-defined]
-            return "\n".join(["# what TorchScript's pass makes of it:", *shown_casts(graph)])
+            return "\n".join(["# the casts of TorchScript's own pass:", *shown_casts(graph)])
 
     def ladder(self) -> Sequence[Backend]:
-        """Return the graph before it is optimised: what the first call runs, and profiles."""
+        """Return the backend of the unoptimised graph, which the first call runs and profiles."""
         return () if self.calls == 1 else [replace(self, calls=1, freeze=False, check=False)]
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device; it imitates TorchScript's pass if asked to."""
-        return _ImitatingReference(TorchBackend.reference(self).runtime, self)
+        """Return the reference on the same device; it runs TorchScript's graph if asked to."""
+        return _Reference(TorchBackend.reference(self).runtime, self)
 
 
 @dataclass(frozen=True, slots=True)
-class _ImitatingReference(ReferenceRuntime):
-    """The reference; under the quirk, the program is a graph with the casts of TorchScript's list.
-
-    The graph is TorchScript's own, run without its pass; the casts are those of
-    `torchscript_autocast`, and what surrounds the program is the reference's autocast.
-    """
+class _Reference(ReferenceRuntime):
+    """The reference, whose program can be TorchScript's own graph, with our casts in it."""
 
     backend: ScriptBackend
 
-    def follows(self) -> bool:
-        # TorchScript's interpreter under a dispatch mode corrupts the heap (torch 2.13).
-        return active_quirks().isdisjoint(_QUIRKS)
-
-    def meant(self, case: Case) -> Case:
-        """Return the case as TorchScript has it, where that is another program."""
-        if REDUCTION_QUIRK not in active_quirks():
-            return case
-        return msgspec.structs.replace(case, program=_reduced(case.program))
-
-    def may(self, quirk: str, case: Case) -> bool:
-        """Return whether imitating a bug may change anything of a case."""
-        if quirk != MERGING_QUIRK:
-            return True
-        program = _reduced(case.program)  # then more calls are the same, and none fewer
-        return merged(program) != program
-
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case."""
-        if self.follows():
-            return replace(self.runtime, driver=lambda names: self.plain(case, names))
-        return replace(
-            self.runtime,
-            driver=lambda names: _driver(case, names, _Imitated(self.backend, case, names)),
-        )
 
-    def plain(self, case: Case, names: Names) -> dict[str, Any]:
-        """Return the program as the driver calls it; a frozen module's weights need no grad."""
-        program = names["program"]
-        changes = [change for quirk, change in _CHANGES.items() if quirk in active_quirks()]
-        if changes and case.plan.entry not in CUSTOM_OPS:
-            changed = self.meant(case).program
-            for change in changes:
+        def driver(names: Names) -> dict[str, Any]:
+            return _driver(case, names, _Read(self.backend, case, names))
+
+        return replace(self.runtime, driver=driver)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What TorchScript does to a graph that the reference does too; nothing by default.
+
+    casts: it writes casts after its own list. formulas: the graph is optimised, and its gradients
+    are those of TorchScript's formulas. again: after `casts`, fallback functions are cast once
+    more. cached: a checked trace is made twice in one weight cache.
+    """
+
+    casts: bool = False
+    formulas: bool = False
+    again: bool = False
+    cached: bool = False
+
+    def __bool__(self) -> bool:
+        return self.casts or self.formulas or self.cached
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The program as the reference runs it in place of TorchScript. Imitations of bugs change it.
+
+    changes: from the program to that which TorchScript makes of it. contexts: each call runs in
+    them. lowering: what is done to the graph; if anything is, the program is its graph, which has
+    the changes already. A custom op is what it is in Python.
+    """
+
+    backend: ScriptBackend
+    case: Case
+    names: Names
+    changes: tuple[Callable[[Program], Program], ...] = ()
+    contexts: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()
+    lowering: Lowering = Lowering()
+
+    def changed(self, change: Callable[[Program], Program]) -> _Read:
+        """Return the program with one more change."""
+        return replace(self, changes=(*self.changes, change))
+
+    def within(self, context: Callable[[], AbstractContextManager[Any]]) -> _Read:
+        """Return the program in one more context."""
+        return replace(self, contexts=(*self.contexts, context))
+
+    def lowered(self, **parts: bool) -> _Read:
+        """Return the program as a graph to which more is done."""
+        return replace(self, lowering=replace(self.lowering, **parts))
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self.made(*inputs)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether a graph runs, and not Python."""
+        return bool(self.lowering) and self.case.plan.entry not in CUSTOM_OPS
+
+    @cached_property
+    def made(self) -> Callable[..., Any]:
+        """What is called."""
+        if self.is_graph:
+            return _Imitated(self.backend, self.case, self.names, self.lowering)
+        return self.python()
+
+    def decorated(self, context: Autocast) -> _Read:
+        """Return the graph with all of its body under a context."""
+        return replace(self, case=under(self.case, context))
+
+    def python(self) -> Callable[..., Any]:
+        """Return the program as Python; a frozen module's weights need no grad."""
+        program: Callable[..., Any] = self.names["program"]
+        if self.changes and self.case.plan.entry not in CUSTOM_OPS:
+            changed = imitation.current().rewrite(self.case).program
+            for change in self.changes:
                 changed = change(changed)
-            made = {**names}
+            made = {**self.names}
             exec(program_source(changed), made)
             program = made["program"]
-        program = scripted(program)
-        if self.backend.mode == "script" and case.plan.entry not in CUSTOM_OPS:
+        if self.contexts:
+            program = _entering(program, self.contexts)
+        if self.backend.mode == "script" and self.case.plan.entry not in CUSTOM_OPS:
             program = _in_order(program)
-        weights = numbers(case, "weight") if self.backend.freeze else ()
+        weights = numbers(self.case, "weight") if self.backend.freeze else ()
         if not weights:
-            return {"program": program}
+            return program
 
         def frozen(*inputs: torch.Tensor) -> Any:
             return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
 
-        return {"program": frozen}
+        return frozen
 
 
-# The number of the argument `reduction` of losses that Python calls by their overload.
-_REDUCTIONS = {
-    "binary_cross_entropy_with_logits": 4,
-    "cosine_embedding_loss": 4,
-    "ctc_loss": 5,
-    "ctc_loss.lists": 5,
-    "hinge_embedding_loss": 3,
-    "kl_div": 2,
-    "margin_ranking_loss": 4,
-    "triplet_margin_loss": 7,
-}
+def _entering(
+    program: Callable[..., Any], contexts: Sequence[Callable[[], AbstractContextManager[Any]]]
+) -> Callable[..., Any]:
+    """Return a program whose calls run in contexts, the first outermost."""
 
+    def run(*inputs: torch.Tensor) -> Any:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            return program(*inputs)
 
-def _reduced(program: Program) -> Program:
-    """Return a program whose losses, where they say no `reduction`, take the schema's: the mean."""
-
-    def said(call: Statement) -> tuple[Statement]:
-        number = _REDUCTIONS.get(call.op) if call.form == "overload" else None
-        if number is None or len(call.args) > number or "reduction" in dict(call.kwargs):
-            return (call,)
-        return (msgspec.structs.replace(call, kwargs=(*call.kwargs, ("reduction", 1))),)
-
-    return msgspec.structs.replace(program, body=transform(program.body, statement=said))
-
-
-_OF_TWO = {"max": "maximum", "min": "minimum"}
-
-
-def _of_two(program: Program) -> Program:
-    """Return a program in which max(x, out=b) is max(x, b), and b from there on what that returns.
-
-    It returns as many values, of other names: what is b in Python is one value, the last.
-    """
-    names: dict[str, str] = {}
-
-    def two(call: Statement) -> tuple[Statement]:
-        call = substituted(call, names)
-        out = dict(call.kwargs).get("out")
-        if call.op not in _OF_TWO or not isinstance(out, Ref):
-            return (call,)
-        made = f"{out.name}_" if call.outputs == ("_",) else call.outputs[0]
-        older = [name for name, now in names.items() if now == out.name]
-        names.update(dict.fromkeys([out.name, *older], made))
-        return (Statement(_OF_TWO[call.op], "function", (*call.args, out), outputs=(made,)),)
-
-    body = transform(program.body, statement=two)
-    outputs = tuple(names.get(name, name) for name in program.outputs)
-    return msgspec.structs.replace(program, body=body, outputs=outputs)
-
-
-_CHANGES: Mapping[str, Callable[[Program], Program]] = {
-    EXTREMUM_QUIRK: _of_two,
-    MERGING_QUIRK: merged,
-}
+    return run
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -369,42 +349,45 @@ def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
-    """Return what the driver calls by these names: the scripted program, and its decorator."""
+def _driver(case: Case, names: Names, program: _Scripted | _Read) -> dict[str, Any]:
+    """Return what the driver calls by these names: the program, and its decorator."""
     base: Any = names["autocast"]
 
     class around(base):  # type: ignore[misc]
-        """A context; as a decorator of the program it is scripted with it."""
+        """A context; as a decorator of a scripted program it is scripted with it."""
 
         def __call__(self, function: Callable[..., Any]) -> Any:
-            if function is not program:
+            if not getattr(function, "is_graph", False):
                 return super().__call__(function)
-            return program.decorated(case.plan.contexts[-1])
+            return function.decorated(case.plan.contexts[-1])  # type: ignore[attr-defined]
 
-    def opaque(_: Any, *how: Any) -> Any:
+    def opaque(program: _Scripted, *how: Any) -> Any:
         return program.calling(prelude.as_custom_op(program.plain(), *how))
 
-    return {"program": program, "autocast": around, "as_custom_op": opaque}
+    made: dict[str, Any] = {"program": program, "autocast": around}
+    return {**made, "as_custom_op": opaque} if isinstance(program, _Scripted) else made
 
 
 class _Scripted:
-    """The program, scripted or traced at its first call and called often enough to be optimised.
+    """The program, scripted or traced at its first call and called until it is optimised.
 
-    opaque: the custom op that it is the body of: what is scripted or traced is a call of the op.
+    opaque: the custom op with the program as its body; a call of the op is scripted or traced.
     """
+
+    is_graph = True
 
     def __init__(
         self, backend: ScriptBackend, case: Case, names: Names, opaque: Any = None
     ) -> None:
         self.backend, self.case, self.names, self.opaque = backend, case, names, opaque
-        self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
+        self.units: list[Any] = []  # a graph does not keep its functions alive
         self.call = _optimised(self.make, numbers(case, "buffer"), backend.calls)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.call(*inputs)
 
     def decorated(self, context: Autocast) -> _Scripted:
-        """Return the program with all of its body under a context."""
+        """Return the program with its whole body under a context."""
         return type(self)(self.backend, under(self.case, context), self.names)
 
     def calling(self, opaque: Any) -> Any:
@@ -438,10 +421,10 @@ class _Scripted:
         return _defined(text)
 
     def plain(self) -> Any:
-        """Return the program as Python, under the implementation of autocast that is tested."""
+        """Return the program as Python, under the tested implementation of autocast."""
         if self.opaque is not None:
             return self.opaque
-        names = {**self.names, "__name__": "program"}  # the tracer asks for a module
+        names = {**self.names, "__name__": "program"}  # the tracer needs a module
         exec(program_source(self.case.program), names)
         return names["program"]
 
@@ -464,14 +447,14 @@ def _defined_once(text: str) -> Any:
 
 
 def script_source(case: Case) -> str:
-    """Return the program in TorchScript's language: devices written out, overloads by name."""
+    """Return the program in TorchScript's language, with explicit devices and overloads."""
     text = program_source(case.program).replace("autocast(device", 'autocast("cpu"')
     text = text.replace("autocast(", "torch.autocast(")
     return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
 
 
 def opaque_source(case: Case) -> str:
-    """Return a call of the custom op that `prelude.as_custom_op` makes, in TorchScript's words."""
+    """Return a call of the custom op of `prelude.as_custom_op` in TorchScript's language."""
     names = [spec.name for spec in case.program.inputs]
     first, second, rest = names[0], [*names[1:2], "None"][0], ", ".join(names[2:])
     rest = f"[{rest}]" if rest else f"[{first}][1:]"  # an empty list has to be one of tensors
@@ -505,10 +488,11 @@ def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> 
 class _Imitated(_Scripted):
     """The program as TorchScript's pass should make it: its graph, the casts written by us."""
 
-    def __init__(self, backend: ScriptBackend, case: Case, names: Names) -> None:
+    def __init__(self, backend: ScriptBackend, case: Case, names: Names, how: Lowering) -> None:
         super().__init__(backend, case, names)
+        self.how = how
         # From the third call on, gradients come from TorchScript's own formulas.
-        self.calls = backend.calls if AUTODIFF_QUIRK in active_quirks() else 1
+        self.calls = backend.calls if how.formulas else 1
         self.function: Any = None
         self.functions: dict[object, Any] = {}
         self.graphs: dict[object, Any] = {}
@@ -520,13 +504,9 @@ class _Imitated(_Scripted):
             key = snapshot().contexts
             if key not in self.functions:
                 self.functions[key] = self.lowered(inputs)
-            if {QUIRK, FALLBACK_QUIRK} <= active_quirks():
+            if self.how.casts and self.how.again:
                 return self.falling_back(key, inputs)(*inputs)
             return self.functions[key](*inputs)
-
-    def calling(self, opaque: Any) -> Any:
-        """Return the custom op as it is: nothing is cast after TorchScript's list in its body."""
-        return opaque
 
     def define(self, text: str) -> Any:
         """Return a unit in which a text is compiled, which may have been before."""
@@ -562,7 +542,7 @@ class _Imitated(_Scripted):
         if self.function is None:  # what is traced keeps the state of its first call
             written = numbers(self.case, "buffer")
             given = [x.clone() if i in written else x for i, x in enumerate(inputs)]
-            if self.backend.check and CACHE_QUIRK in active_quirks():
+            if self.backend.check and self.how.cached:
                 prelude.traced(self.plain(), given, numbers(self.case, "weight"))  # it may raise
             self.function = self.compiled(given)
         graph = self.function.graph.copy()
@@ -577,10 +557,10 @@ class _Imitated(_Scripted):
         called = inline(graph)
         for prepare in _BEFORE:
             prepare(graph)
-        if QUIRK in active_quirks():
+        if self.how.casts:
             current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
             write_casts(graph, _ambient(), current, called)
-        if FALLBACK_QUIRK in active_quirks():
+        if self.how.casts and self.how.again:
             key = snapshot().contexts
             probe = graph.copy()
             take_apart(probe)  # where it is optimised it is, and what it makes then has no names
@@ -633,7 +613,7 @@ def _without_pass() -> Iterator[None]:
 
 
 def backends() -> list[Backend]:
-    """Return script and trace, as they are and frozen, and the trace that is checked."""
+    """Return script and trace, plain and frozen, and the checked trace."""
     return [
         ScriptBackend("script"),
         ScriptBackend("script", freeze=True),

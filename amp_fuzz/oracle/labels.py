@@ -1,4 +1,4 @@
-"""Say which statement of a case a divergence shows at, and what differs because that does."""
+"""Find the statement at which a divergence shows, and the values that differ because of it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ __all__ = ["Named", "guilty_op", "named", "tainted"]
 
 
 def guilty_op(case: Case, divergence: Divergence) -> str:
-    """Return the op of the statement where a divergence shows, or "" where none is named.
+    """Return the op of the statement at which a divergence shows, or "".
 
-    A value names the statement that made it, an error the line that raised it. A gradient names the
-    statement that uses the leaf, if there is only one.
+    For a value it is the statement that computed it, for an error the line that raised it, for a
+    gradient the statement that uses the leaf, if there is only one.
     """
     made = {name: s.op for s in statements(case.program.body) for name in s.outputs}
-    for name in {spec.name for spec in case.program.inputs}:
-        users = [s.op for s in statements(case.program.body) if name in uses(s)]
-        if len(users) == 1:
-            made[f"{name}.grad"] = users[0]
+    users: dict[str, list[str]] = {}
+    for statement in statements(case.program.body):
+        for name in {*uses(statement)}:
+            users.setdefault(name, []).append(statement.op)
+    for spec in case.program.inputs:
+        if len(ops := users.get(spec.name, [])) == 1:
+            made[f"{spec.name}.grad"] = ops[0]
     where = divergence.where
     if divergence.kind == "raise" and " = " in where:
         where = where.partition(" = ")[0].partition(",")[0].strip()
@@ -33,8 +36,8 @@ def guilty_op(case: Case, divergence: Divergence) -> str:
         return cast
     if label in made:
         return made[label]
-    ops = {s.op for s in statements(case.program.body)}
-    return ops.pop() if len(ops) == 1 else ""
+    called = {s.op for s in statements(case.program.body)}
+    return called.pop() if len(called) == 1 else ""
 
 
 def _cast(case: Case, label: str) -> str:
@@ -54,14 +57,14 @@ _ROUNDING = CASTS - {"float"}
 
 
 def named(label: str) -> str:
-    """Return what a label is of: ``v3`` for ``step0.v3``, ``w1.grad`` for ``again.w1.grad``."""
+    """Return the name in a label: ``v3`` for ``step0.v3``, ``w1.grad`` for ``again.w1.grad``."""
     *prefix, last = label.split(".")
     return f"{prefix[-1]}.grad" if last == "grad" and prefix else last
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Whether a label is of one of these names."""
+    """Whether a label belongs to one of these names."""
 
     names: set[str]
 
@@ -70,7 +73,7 @@ class Named:
 
 
 def tainted(case: Case, label: str) -> set[str]:
-    """Return the names of what may differ because the value of a label does."""
+    """Return the names of values that may differ because the value of a label does."""
     program, name = case.program, named(label)
     grads = {f"{spec.name}.grad" for spec in program.inputs}
     if name in grads:
@@ -85,6 +88,6 @@ def tainted(case: Case, label: str) -> set[str]:
         for spec in program.inputs:
             if names & downstream(program, spec.name):
                 names.add(f"{spec.name}.grad")
-    if case.plan.scaler and names & grads:  # weights are made of gradients
+    if case.plan.scaler and names & grads:  # weights are computed from gradients
         names |= {spec.name for spec in program.inputs}.union(program.outputs, {"updated"})
     return names

@@ -1,18 +1,21 @@
-"""Hold one case on one backend: what is expected, what was observed, and how they compare."""
+"""Hold one case on one backend: expected and observed results, and their comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 import torch
 
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare, single
+from amp_fuzz.cases.program import returning_all
+from amp_fuzz.oracle import gauge
 from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, same
 from amp_fuzz.oracle.errors import alike, raised
 from amp_fuzz.oracle.relations import within
@@ -27,10 +30,10 @@ Skip: TypeAlias = Callable[[str], bool]
 
 @dataclass(slots=True)
 class _Kept:
-    """What a trial runs at most once, whatever the reference imitates."""
+    """Results that a trial computes at most once, whatever the reference imitates."""
 
-    shadows: dict[Hashable, Rounding] = field(default_factory=dict)  # by what is imitated
-    bare: dict[Hashable, Trial] = field(default_factory=dict)  # by what is imitated
+    shadows: dict[Hashable, Rounding] = field(default_factory=dict)  # by imitation
+    bare: dict[Hashable, Trial] = field(default_factory=dict)  # by imitation
     runs: dict[str, Observation] = field(default_factory=dict)  # of the backend, by case
     right: Mapping[str, torch.Tensor | None] | None = None
 
@@ -40,7 +43,9 @@ class Trial:
     """One case on one backend.
 
     expected: what the reference did. observed: what the backend did. imitated: a key for the bugs
-    that the reference imitates; None: no bug. scope: the context in which it does so.
+    that the reference imitates, or None. scope: the context in which it imitates them. choice: what
+    the reference takes from the backend because it is free; see `gauge`. loose: whether bands are
+    as wide as the backend's `Numerics` allow.
     """
 
     case: Case
@@ -49,6 +54,8 @@ class Trial:
     observed: Observation
     imitated: Hashable = None
     scope: Scope = nullcontext
+    choice: tuple[gauge.Pair, ...] = ()
+    loose: bool = False
     _kept: _Kept = field(default_factory=_Kept, repr=False)
 
     @classmethod
@@ -61,35 +68,59 @@ class Trial:
     # -- running ----------------------------------------------------------------------------------
 
     def refer(self, case: Case) -> Observation:
-        """Run a case under the reference, which imitates what it imitates in this trial."""
-        with self.scope():
+        """Run a case under the reference with this trial's imitation."""
+        with self.within_scope():
             return self.backend.reference().run(case)
+
+    def within_scope(self) -> AbstractContextManager[object]:
+        """Return the context that the reference runs in."""
+        return _scope(self.scope, self.choice)
+
+    def settled(self) -> Trial:
+        """Return the trial that allows the backend what its documentation, or torch's, allows.
+
+        Only where the two sides differ: its own choice of what a decomposition leaves free, and the
+        wider bands of its `Numerics`.
+        """
+        backend, case = self.backend, self.case
+        if backend.exact or not backend.values:
+            return self
+        free, loose = gauge.decomposes(case.program), backend.reference().numerics.loose
+        if not (free or loose) or self.compare() is None:
+            return self
+        if not free:
+            return replace(self, loose=loose, _kept=_Kept(runs=self._kept.runs))
+        values = self.observed.values
+        if (whole := returning_all(case.program)) != case.program:  # it may not return them
+            values = self.run_once(msgspec.structs.replace(case, program=whole)).values
+        choice = gauge.pairs(case.program, values)
+        made = replace(self, choice=choice, loose=loose, _kept=_Kept(runs=self._kept.runs))
+        return replace(made, expected=made.refer(case))
 
     def run(self, case: Case) -> Observation:
         """Run a case on the backend."""
         return self.backend.run([case])[0]
 
     def run_once(self, case: Case) -> Observation:
-        """Run a case on the backend, or return what it did before in this trial."""
+        """Run a case on the backend, or return its earlier result in this trial."""
         if case.id not in self._kept.runs:
             self._kept.runs[case.id] = self.run(case)
         return self._kept.runs[case.id]
 
     def again(self) -> Trial:
         """Run both sides again, and everything else with them."""
-        return replace(Trial.of(self.case, self.backend, self.scope), imitated=self.imitated)
+        again = replace(self, observed=self.run(self.case), _kept=_Kept())
+        return replace(again, expected=again.refer(self.case))
 
     def under(self, imitated: Hashable, scope: Scope) -> Trial:
         """Return the trial in which the reference imitates bugs."""
-        with scope():
-            expected = self.backend.reference().run(self.case)
-        return replace(self, expected=expected, imitated=imitated, scope=scope)
+        made = replace(self, imitated=imitated, scope=scope)
+        return replace(made, expected=made.refer(self.case))
 
     def bare(self) -> Trial:
         """Return the trial of the case without autocast.
 
-        A case that only runs under autocast, which brings operands of two dtypes together, runs in
-        float32.
+        A case that only runs under autocast, because its operands have two dtypes, runs in float32.
         """
         if self.imitated not in self._kept.bare:
             plain = bare(self.case)
@@ -99,8 +130,8 @@ class Trial:
                 expected = self.refer(plain)
             kept = _Kept(runs=self._kept.runs)
             sides = expected, self.run_once(plain)
-            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, kept)
-            self._kept.bare[self.imitated] = trial
+            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, _kept=kept)
+            self._kept.bare[self.imitated] = trial.settled()
         return self._kept.bare[self.imitated]
 
     # -- comparing --------------------------------------------------------------------------------
@@ -110,25 +141,25 @@ class Trial:
     ) -> Divergence | None:
         """Return the first divergence of the two sides.
 
-        skip: labels to leave out. unjudged: takes the labels of which shadows can say nothing.
+        skip: labels to leave out. unjudged: collects the labels that no shadow could judge.
         """
         rounding = None if self.backend.exact else self._judgement(unjudged)
         sides = self.expected, self.observed
         return compare(*sides, values=self.backend.values, rounding=rounding, skip=skip)
 
     def within(self) -> Divergence | None:
-        """Check what holds inside the observation; no bits if the backend does not repeat them."""
+        """Check the relations inside the observation; bits only if the backend repeats them."""
         return self.holds_within(self.observed)
 
     def holds_within(self, seen: Observation) -> Divergence | None:
-        """Check what must hold inside any observation of the case."""
+        """Check the relations that must hold inside any observation of the case."""
         values = self.backend.values and self.backend.repeats
         return within(self.case, seen, values=values)
 
     def changed(self, skip: Skip = lambda label: False) -> Divergence | None:
         """Run both sides again and return what changed. If results are exact, run each three times.
 
-        The order is that of the calls: a result may change at every other call.
+        The order of the calls matters: a result may change at every other call.
         """
         reference: tuple[Observation, Callable[[Case], Observation]] = self.expected, self.refer
         backend = self.observed, self.run
@@ -142,14 +173,14 @@ class Trial:
         return None
 
     def steady(self) -> bool:
-        """Return whether an exact backend does the same again; another need not."""
+        """Return whether a backend repeats its result, if it is exact; others need not."""
         if not self.backend.exact:
             return True
         again = self.run(self.case)
         return compare(self.observed, again, values=self.backend.values) is None
 
     def raises_another(self) -> bool:
-        """Return whether both sides raise, and say different things. Exact ones may word it."""
+        """Return whether both sides raise different errors; exact ones may differ in wording."""
         both = self.expected.raised is not None and self.observed.raised is not None
         return both and not self.backend.exact and not alike(self.expected, self.observed)
 
@@ -157,14 +188,19 @@ class Trial:
 
     def shadowed(self, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
         """Run the case with shadows; see `ReferenceRuntime.shadowed`."""
-        return _shadowed(self.case, self.backend, self.scope, *args, **how)
+        return _shadowed(self.case, self.backend, self.within_scope, *args, **self._how, **how)
+
+    @property
+    def _how(self) -> dict[str, bool]:
+        return {"loose": True} if self.loose else {}
 
     def rounding(self) -> Rounding:
-        """Return what tells rounding from more under what the reference imitates."""
+        """Return the oracle of rounding under this trial's imitation."""
         if self.imitated not in self._kept.shadows:
-            # Of no trial: it would keep itself.
-            run = partial(_shadowed, self.case, self.backend, self.scope)
-            with self.scope():
+            # Not bound to the trial: it would keep itself alive.
+            scope = partial(_scope, self.scope, self.choice)
+            run = partial(_shadowed, self.case, self.backend, scope, **self._how)
+            with scope():
                 written = self.backend.reference().casts(self.case)
             promised = partial(run, promise="written") if written else None
             self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
@@ -180,8 +216,8 @@ class Trial:
     def _either(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
         """Return a divergence from an imitation that shadows cannot follow, bit for bit.
 
-        There is none where the bug does not act: where rounding explains both values under the
-        reference without it. A sum in another order is no fault.
+        There is none if the bug has no effect: if rounding explains both values under the reference
+        without it. A sum in another order is no fault.
         """
         plain = replace(self, imitated=None, scope=nullcontext)
         if self._kept.right is None:
@@ -193,6 +229,12 @@ class Trial:
         values = [value for value in (want, got) if not same(right, value)]
         far = any(rounding(label, right, value) is not None for value in values)
         return differ(label, want, got) if far or rounding.unjudged else None
+
+
+@contextmanager
+def _scope(scope: Scope, choice: tuple[gauge.Pair, ...]) -> Iterator[None]:
+    with scope(), gauge.taking(choice) if choice else nullcontext():
+        yield
 
 
 def _shadowed(

@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -27,12 +27,7 @@ __all__ = ["Snapshot", "autocast", "reset", "snapshot", "state", "torch_answers"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_queries = Queries(
-    inside=lambda: here().nesting > 0 and here().answers,
-    enabled=lambda device: here().semantics.enabled(here(), device),
-    dtype=lambda device: here().dtype(device) if has_table(device) else torch.float16,
-    any_enabled=lambda: here().semantics.any_enabled(here()),
-)
+_queries = Queries(here, lambda d: here().dtype(d) if has_table(d) else torch.float16)
 
 torch_answers = _queries.suspended
 
@@ -149,26 +144,18 @@ class Snapshot:
                 stack.enter_context(autocast(device, dtype, enabled, cache, table=table))
             yield
 
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Disable the autocast of these devices."""
-        with ExitStack() as stack:
-            for device, dtype, _, cache, table in self.contexts:
-                stack.enter_context(autocast(device, dtype, False, cache, table=table))
-            yield
+    def disabled(self) -> AbstractContextManager[None]:
+        """Enter the same state with autocast disabled for these devices."""
+        contexts = ((d, dtype, False, cache, table) for d, dtype, _, cache, table in self.contexts)
+        return Snapshot(tuple(contexts)).restored()
 
 
 def snapshot(*devices: str) -> Snapshot:
     """Return the state of these devices, and of the CPU."""
+    s = here()
     return Snapshot(
         tuple(
-            (
-                d,
-                here().dtype(d),
-                here().enabled.get(d, False),
-                here().cache_enabled,
-                here().tables.get(d),
-            )
+            (d, s.dtype(d), s.enabled.get(d, False), s.cache_enabled, s.tables.get(d))
             for d in dict.fromkeys((*devices, "cpu"))
         )
     )

@@ -21,7 +21,8 @@ class Call:
     """One call of an op, where autocast decides about it.
 
     name: of the overload, without ``aten::``. function: what is called with the casts: the
-    overload. onward: makes the call as it is made without autocast, by the keys of the dispatch.
+    overload. tensors: those among the arguments, in order. onward: makes the call as it is made
+    without autocast, by the keys of the dispatch.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
     state: State
     onward: Callable[[Call], Any]
     keyset: Any
@@ -41,8 +43,7 @@ class Treatment(NamedTuple):
     rule: Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(NamedTuple):
     """One cast that the reference made: which tensor (by `id`), from and to which dtype."""
 
     source: int
@@ -51,8 +52,7 @@ class Cast:
     cached: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
+class KernelCall(NamedTuple):
     """One call that reached an autocast kernel of the reference.
 
     overload: without ``aten::``. policy: its policy. dtypes: of its tensor arguments, in order.

@@ -6,7 +6,7 @@ Reference"), not by asking torch. `amp_fuzz.reference.semantics` says where each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,6 +126,6 @@ def tensors_of(args: Iterable[object]) -> list[torch.Tensor]:
     for arg in args:
         if isinstance(arg, torch.Tensor):
             found.append(arg)
-        elif isinstance(arg, Sequence) and not isinstance(arg, str):
+        elif isinstance(arg, (list, tuple)):
             found += [a for a in arg if isinstance(a, torch.Tensor)]
     return found

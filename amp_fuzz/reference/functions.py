@@ -30,7 +30,7 @@ def checkpoint(device: str) -> Callable[..., Any]:
 
         def body(*inputs: Any) -> Any:
             state = here()
-            with state.answering(True):
+            with state.having(answers=True):
                 if first.pop() if first else False:
                     return function(*inputs)
                 with state.semantics.recomputed(forward):
@@ -39,7 +39,7 @@ def checkpoint(device: str) -> Callable[..., Any]:
         # torch's checkpoint asks for the autocast state, to restore torch's own: it must not be
         # told the reference's.
         state = here()
-        with state.answering(False):
+        with state.having(answers=False):
             return state.semantics.checkpoint(body, *args, use_reentrant=use_reentrant)
 
     return run

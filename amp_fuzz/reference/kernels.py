@@ -9,6 +9,7 @@ from typing import Any
 
 from amp_fuzz.reference import dispatch, tables
 from amp_fuzz.reference.calls import Call
+from amp_fuzz.reference.casts import tensors_of
 from amp_fuzz.reference.state import here, own_table
 from amp_fuzz.reference.tables import Rule
 
@@ -41,7 +42,8 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = here()
-        call = Call(name, overload, overload, args, kwargs, state, onward, keyset)
+        tensors = tensors_of((*args, *kwargs.values()))
+        call = Call(name, overload, overload, args, kwargs, tensors, state, onward, keyset)
         found = state.semantics.rule(call)
         if state.flips is not None:
             found = state.flips.treatment(call, found)
@@ -63,9 +65,14 @@ def register(names: Collection[str]) -> None:
 
     names: the same collection again costs nothing, once all of its ops have their kernels.
     """
-    if _complete.get(id(names)) == (names, len(_keys)):
-        return
-    places = list(itertools.product(names, _keys))
+    if _complete.get(id(names)) != (names, len(_keys)):
+        places = list(itertools.product(names, _keys))
+        _register(places)
+        if _registered.issuperset(places):
+            _complete[id(names)] = names, len(_keys)
+
+
+def _register(places: Iterable[tuple[str, str]]) -> None:
     for name, key in places:
         if (name, key) in _registered or (name, key) in _passing:
             continue
@@ -75,16 +82,17 @@ def register(names: Collection[str]) -> None:
         _registered.add((name, key))
         if overload is not None:  # this torch is older or newer than the rule
             dispatch.register(name, _kernel(name, overload, key), key)
-    if _registered.issuperset(places):
-        _complete[id(names)] = names, len(_keys)
 
 
 def register_ahead() -> None:
-    """Put the kernels before the function transforms, too, and on every op with a policy."""
+    """Put the kernels before the function transforms, too, on every op with a policy anywhere.
+
+    An op without one on this device is whole for the transforms, as it is for autocast.
+    """
     if dispatch.FIRST not in _keys:
         _keys.append(dispatch.FIRST)
-        # Also those that have no policy on this device.
-        register(tables.all_overloads() | tables.declared_overloads())
+        names = tables.all_overloads() | tables.declared_overloads()
+        _register(itertools.product(names, [dispatch.FIRST]))
 
 
 def lend(names: Iterable[str]) -> None:

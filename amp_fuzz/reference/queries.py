@@ -42,20 +42,11 @@ def any_enabled(state: State) -> bool:
 class Queries:
     """Wraps torch's query functions while `enter` was called more often than `leave`.
 
-    inside: whether this thread is inside a reference context. enabled: whether autocast is on
-    there, for a device type, or for any (None). dtype: the autocast dtype of a device type.
-    any_enabled: the answer to the private question whether any autocast is on.
+    state: returns that of this thread. dtype: the autocast dtype of a device type there.
     """
 
-    def __init__(
-        self,
-        inside: Callable[[], bool],
-        enabled: Callable[[str | None], bool],
-        dtype: Callable[[str], torch.dtype],
-        any_enabled: Callable[[], bool],
-    ) -> None:
-        self._inside, self._enabled, self._dtype = inside, enabled, dtype
-        self._any_enabled = any_enabled
+    def __init__(self, state: Callable[[], State], dtype: Callable[[str], torch.dtype]) -> None:
+        self._state, self._dtype = state, dtype
         self._lock = threading.Lock()
         self._depth = 0
         self._originals: dict[str, Any] = {}
@@ -97,16 +88,23 @@ class Queries:
             for name, function in wrapped.items():
                 setattr(torch, name, function)
 
+    def _inside(self) -> bool:
+        """Return whether this thread is inside a reference context."""
+        state = self._state()
+        return state.nesting > 0 and state.answers
+
     def _is_enabled(self, device_type: str | None = None) -> bool:
         if not self._inside():
             original = self._originals["is_autocast_enabled"]
             return bool(original() if device_type is None else original(device_type))
-        return self._enabled(device_type)
+        state = self._state()
+        return state.semantics.enabled(state, device_type)
 
     def _is_any_enabled(self) -> bool:
         if not self._inside() and self._original_any is not None:
             return bool(self._original_any())
-        return self._any_enabled()
+        state = self._state()
+        return state.semantics.any_enabled(state)
 
     def _get_dtype(self, device_type: str) -> torch.dtype:
         if not self._inside():

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +91,7 @@ class Semantics:
     rule: Callable[[Call], Treatment | None] = treatments.of_table
     call: Callable[[Call, Treatment | None], Any] = treatments.treated
     eligible: Callable[[torch.Tensor, str], bool] = casts.eligible
-    promoting: Callable[[Call], Collection[torch.Tensor]] = treatments.tensors
+    promoting: Callable[[Call], Collection[torch.Tensor]] = attrgetter("tensors")
     promoted: Callable[[Collection[torch.Tensor], str, torch.dtype], torch.dtype] = casts.promoted
     extra: Callable[[], Collection[str]] = tuple
 
@@ -109,7 +109,9 @@ class Semantics:
     ahead: Callable[[], AbstractContextManager[Any]] = dispatch.first
     around_grad: Callable[[Snapshot], AbstractContextManager[Any]] = methodcaller("disabled")
     body: Callable[[Callable[..., Any], Sequence[Any]], Any] = _called
-    body_cache: Callable[[State], AbstractContextManager[Any]] = methodcaller("keeping_no_casts")
+    body_cache: Callable[[State], AbstractContextManager[Any]] = methodcaller(
+        "having", keeps_casts=False
+    )
 
     in_autograd_thread: Callable[[State], State] = _itself
 

@@ -22,7 +22,6 @@ from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, load_table
 
 if TYPE_CHECKING:
     from amp_fuzz.reference.calls import KernelCall
-    from amp_fuzz.reference.flips import Flips
 
 __all__ = [
     "ForwardState",
@@ -51,17 +50,17 @@ class ForwardState(NamedTuple):
 class State:
     """The autocast state of a thread, and of those of autograd that work for it.
 
-    semantics: the rules that hold. supposed, flips: what is supposed beside them, see
-    `amp_fuzz.reference.suppositions`. answers: whether torch's questions are answered for it.
-    keeps_casts: whether casts of weights are kept in the cache. intercepts: in how many blocks
-    calls of ops without a policy come to the kernels, with autocast or without.
+    semantics: the rules that hold. supposed: policies that replace those of the tables, by
+    overload. flips: is told each decision, and may change it. answers: whether torch's questions
+    are answered for it. keeps_casts: whether casts of weights are kept in the cache. intercepts: in
+    how many blocks calls of ops without a policy come to the kernels, with autocast or without.
     """
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.semantics: Semantics = DOCUMENTED
         self.supposed: Mapping[str, Policy | None] = {}
-        self.flips: Flips | None = None
+        self.flips: Any = None
         self.enabled: dict[str, bool] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.tables: dict[str, PolicyTable] = {}
@@ -82,23 +81,23 @@ class State:
         extra = self.nesting and self.semantics.extra()
         return bool(extra or self.intercepts) or any(self.enabled.values())
 
-    @contextmanager
-    def keeping_no_casts(self) -> Iterator[None]:
-        """Make casts of weights for a block without keeping them in the cache."""
-        before, self.keeps_casts = self.keeps_casts, False
-        try:
-            yield
-        finally:
-            self.keeps_casts = before
+    def devices(self) -> list[str]:
+        """Return the device types whose autocast is on, accelerators first, as in torch's keys."""
+        found = [device for device, on in self.enabled.items() if on]
+        found.sort(key="cpu".__eq__)
+        return found
 
     @contextmanager
-    def answering(self, answers: bool) -> Iterator[None]:
-        """Answer torch's questions for this state in a block, or let torch answer for its own."""
-        before, self.answers = self.answers, answers
+    def having(self, **fields: Any) -> Iterator[None]:
+        """Give the state other values of some fields for a block."""
+        before = {name: getattr(self, name) for name in fields}
+        for name, value in fields.items():
+            setattr(self, name, value)
         try:
             yield
         finally:
-            self.answers = before
+            for name, value in before.items():
+                setattr(self, name, value)
 
 
 _KEY = "amp_fuzz.reference.autocast"
@@ -172,18 +171,15 @@ def restore(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 def enabled_devices() -> list[str]:
     """Return the device types whose autocast is on in this thread, accelerators first."""
-    return sorted((d for d, on in here().enabled.items() if on), key=lambda d: d == "cpu")
+    return here().devices()
 
 
 @contextmanager
 def log_kernels() -> Iterator[list[KernelCall]]:
     """Collect every call that reaches a kernel of the reference in this thread."""
     log: list[KernelCall] = []
-    before, here().log = here().log, log
-    try:
+    with here().having(log=log):
         yield log
-    finally:
-        here().log = before
 
 
 @contextmanager
@@ -192,11 +188,5 @@ def default_dtypes(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
 
     `torch.set_autocast_dtype` does so for torch's own.
     """
-    s = here()
-    before = dict(s.dtypes)
-    s.dtypes.update(dtypes)
-    try:
+    with here().having(dtypes={**here().dtypes, **dtypes}):
         yield
-    finally:
-        s.dtypes.clear()
-        s.dtypes.update(before)

@@ -14,19 +14,15 @@ from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.reference.state import here
 from amp_fuzz.reference.tables import Policy
 
-__all__ = ["inherited", "intercepting", "supposed", "supposing", "under"]
+__all__ = ["inherited", "intercepting", "supposing", "under"]
 
 
 @contextmanager
 def under(semantics: Semantics) -> Iterator[None]:
     """Follow these rules in this thread for a block."""
-    state = here()
-    before, state.semantics = state.semantics, semantics
-    try:
-        with kernels.lending() if semantics.extra() else nullcontext():
-            yield
-    finally:
-        state.semantics = before
+    lending = kernels.lending() if semantics.extra() else nullcontext()
+    with here().having(semantics=semantics), lending:
+        yield
 
 
 @contextmanager
@@ -36,17 +32,8 @@ def supposing(policies: Mapping[str, Policy | None]) -> Iterator[None]:
     policies: by overload, as in `Rule.overload`; one that the device's table has not stays without.
     A divergence that vanishes under it is one of that policy, whatever it shows as.
     """
-    state = here()
-    before, state.supposed = state.supposed, dict(policies)
-    try:
+    with here().having(supposed=dict(policies)):
         yield
-    finally:
-        state.supposed = before
-
-
-def supposed() -> Mapping[str, Policy | None]:
-    """Return the policies that are supposed in this thread."""
-    return here().supposed
 
 
 def inherited() -> Callable[[], AbstractContextManager[None]]:
@@ -56,13 +43,8 @@ def inherited() -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def entered() -> Iterator[None]:
-        own = here()
-        before, own.flips = own.flips, flips
-        try:
-            with under(semantics), supposing(policies):
-                yield
-        finally:
-            own.flips = before
+        with under(semantics), here().having(supposed=policies, flips=flips):
+            yield
 
     return entered
 

@@ -10,10 +10,10 @@ import torch
 
 from amp_fuzz.reference import cache, dispatch
 from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
-from amp_fuzz.reference.casts import cast_eligible, device_of, eligible, tensors_of
+from amp_fuzz.reference.casts import cast_eligible, device_of, eligible
 from amp_fuzz.reference.tables import Policy
 
-__all__ = ["asked_device", "of_table", "tensors", "treated"]
+__all__ = ["asked_device", "of_table", "treated"]
 
 # In which order the arguments of one op are cast. Autocast's wrapper casts them inside one C++
 # call, whose order of evaluation the language leaves open: GCC goes from the last to the first,
@@ -22,21 +22,10 @@ __all__ = ["asked_device", "of_table", "tensors", "treated"]
 _LAST_FIRST = "GCC" in torch.__config__.show()
 
 
-def tensors(call: Call) -> list[torch.Tensor]:
-    """Return the tensors among the arguments of a call, in order."""
-    return tensors_of((*call.args, *call.kwargs.values()))
-
-
 def asked_device(call: Call) -> str | None:
-    """Return the enabled device which has a tensor among the arguments of a call, or None.
-
-    An accelerator comes before the CPU, as in the order of torch's dispatch keys.
-    """
-    enabled = [d for d, on in call.state.enabled.items() if on]
-    if len(enabled) > 1:
-        enabled.sort(key=lambda d: d == "cpu")
-    given = tensors(call) if enabled else ()
-    return next((d for d in enabled if any(device_of(t) == d for t in given)), None)
+    """Return the first enabled device which has a tensor among the arguments of a call, or None."""
+    given = {device_of(tensor) for tensor in call.tensors}
+    return next((device for device in call.state.devices() if device in given), None)
 
 
 def of_table(call: Call) -> Treatment | None:
@@ -77,22 +66,21 @@ class _Caster:
 
     def log(self, *, sets_dtype: bool = False) -> None:
         if (log := self.state.log) is not None:
-            dtypes = tuple(t.dtype for t in tensors(self.call))
+            dtypes = tuple([tensor.dtype for tensor in self.call.tensors])
             device, rule, made = self.device, self.rule, tuple(self.casts)
             log.append(KernelCall(device, rule.overload, rule.policy, dtypes, made, sets_dtype))
 
     def run(self, to: torch.dtype) -> Any:
         """Cast every eligible tensor to `to` and call the op."""
         args, kwargs = self.call.args, self.call.kwargs
-        given = [*args, *kwargs.values()]
+        given = [*args, *kwargs.values()][:: -1 if _LAST_FIRST else 1]
+        made = [self._argument(value, to) for value in given]
         if _LAST_FIRST:
-            cast_args = [self._argument(a, to) for a in reversed(given)][::-1]
+            made.reverse()
             self.casts.reverse()
-        else:
-            cast_args = [self._argument(a, to) for a in given]
         self.log()
         n = len(args)
-        return self.call.function(*cast_args[:n], **dict(zip(kwargs, cast_args[n:], strict=True)))
+        return self.call.function(*made[:n], **dict(zip(kwargs, made[n:], strict=True)))
 
     def _argument(self, arg: Any, to: torch.dtype) -> Any:
         if isinstance(arg, torch.Tensor):
@@ -164,7 +152,7 @@ def _cast_inputs(c: _Caster) -> Any:
     to = getattr(torch, cast(str, c.rule.cast_inputs))
     c.casts += [
         Cast(id(t), t.dtype, to)
-        for t in tensors(c.call)
+        for t in c.call.tensors
         if t.dtype is not to and eligible(t, c.device)
     ]
     c.log()

@@ -2,14 +2,6 @@
 
 That module asks `amp_fuzz.backends.imitated.active_quirks`. Each name has a page in docs/findings/.
 
-export-checkpoint: in an exported program a reentrant checkpoint is its body under ``no_grad``,
-    under which what comes after it is, too, and so is one in another that is not reentrant.
-export-grad-mode-left: in an exported program an error in a ``no_grad`` region leaves gradients
-    off.
-export-loss-out: a call raises as it does where it is exported.
-export-inference-mode: in an exported program an inference mode region is its body.
-export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
-    body, and gradients are on after it; a checkpoint's is, too.
 torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
     are products with what was given, not with its casts.
 torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
@@ -45,35 +37,8 @@ torchax-softmax-dtype: softmax knows no ``dtype=`` in a program whose first call
     inference_mode (the backend's part).
 torchax-stale-jit: a program runs under the autocast of its first call (the backend's part).
 torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
-torchax-svd-signs: singular vectors have the signs that were observed, which U and V share
-    (`amp_fuzz.backends.imitations.gauge`).
 torchax-torch-autocast: a context casts nothing.
 torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
-torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
-    (`amp_fuzz.backends.imitations.formulas`).
-torchscript-autodiff: from the third call on, the gradients of a scripted program come from
-    TorchScript's own formulas, which cast and round elsewhere.
-torchscript-common-subexpressions: of two calls with the same arguments one is made, though the
-    other stands in another grad mode (`amp_fuzz.backends.imitations.merged`).
-torchscript-fallback: beside torchscript-pass, what was profiled as needing no grad, and is
-    given what does, is cast once more; an addmm there is a product, and a sum in float32.
-torchscript-formulas: the gradients of relu, clamp, where, addcmul, div and softplus are
-    computed as TorchScript does, without autocast too (`amp_fuzz.backends.imitations.formulas`).
-torchscript-mul-scalar: a number beyond the range of float16 is infinite where a float16 tensor
-    is multiplied with it in place (`amp_fuzz.backends.imitations.formulas`).
-torchscript-pass: a scripted or traced program is cast after TorchScript's own list, on top of
-    the autocast around it (`amp_fuzz.backends.torchscript_autocast`).
-torchscript-reduction: losses that are called by their overload without `reduction` take the
-    mean, as their schema says.
-trace-grad-modes: the functions of `torch.nn.functional` know no ``no_grad``.
-trace-max-out: max and min of all elements with ``out=`` are those of two tensors, element by
-    element; what they should write to is taken for the result from there on.
-trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
-    the trace.
-xla-subnormals: shadows take subnormal numbers for 0 at any op, half of the time: XLA's kernels
-    for the CPU do, and its moves do not.
-xla-sums: sums, means and `mse_loss` of float32 lose in the shadows what a sum loses that adds
-    one term after the other (`amp_fuzz.reference.shadow.sums`).
 """
 
 from __future__ import annotations
@@ -81,11 +46,6 @@ from __future__ import annotations
 __all__ = ["NAMES"]
 
 NAMES = (
-    "export-checkpoint",
-    "export-grad-mode-left",
-    "export-inference-mode",
-    "export-loss-out",
-    "export-no-grad",
     "torchax-backward-dtypes",
     "torchax-checkpoint",
     "torchax-checkpoint-functions",
@@ -102,20 +62,6 @@ NAMES = (
     "torchax-softmax-dtype",
     "torchax-stale-jit",
     "torchax-sums",
-    "torchax-svd-signs",
     "torchax-torch-autocast",
     "torchax-type-as",
-    "torchscript-addmm",
-    "torchscript-autodiff",
-    "torchscript-common-subexpressions",
-    "torchscript-fallback",
-    "torchscript-formulas",
-    "torchscript-mul-scalar",
-    "torchscript-pass",
-    "torchscript-reduction",
-    "trace-grad-modes",
-    "trace-max-out",
-    "trace-weight-cache",
-    "xla-subnormals",
-    "xla-sums",
 )

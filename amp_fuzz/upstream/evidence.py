@@ -19,8 +19,9 @@ from amp_fuzz.oracle import RELATIONS, Divergence, check_relation
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.labels import Named, guilty_op, named, tainted
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.upstream.imitate import imitated, imitating
+from amp_fuzz.upstream.imitate import imitated
 from amp_fuzz.upstream.known import Known
+from amp_fuzz.upstream.registry import quirks
 from amp_fuzz.upstream.remedies import WITHOUT
 
 __all__ = ["Imitated", "Left", "Listed", "Remedied"]
@@ -209,7 +210,7 @@ class Imitated:
         return Left(found) if now.raises_another() else self.listed.left(now)
 
     def _breaks(self, trial: Trial, found: Divergence) -> bool:
-        with imitating(trial, self.names)():
+        with quirks(self.names):
             return _breaks(trial, found)
 
 

@@ -15,7 +15,6 @@ from amp_fuzz.backends.imitation import Composed, Imitation, compose
 from amp_fuzz.upstream import elsewhere
 from amp_fuzz.upstream.bug import Bug
 from amp_fuzz.upstream.known import Known, listed
-from amp_fuzz.upstream.torchax import autocast as torchax
 
 __all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "quirks", "shipped"]
 
@@ -48,6 +47,9 @@ IMITATIONS: Mapping[str, Imitation] = {
 
 imitation.KNOWN.update(IMITATIONS)
 
+_JOINT = tuple(file for file in _MODULES if hasattr(file, "RULES"))
+"""Modules in which several bugs, `RULES`, are one imitation, which `imitation` makes."""
+
 QUIRKS = tuple(sorted({*IMITATIONS, *elsewhere.NAMES}))
 """The ids of the bugs that the reference can imitate."""
 
@@ -61,9 +63,11 @@ def shipped() -> tuple[Known, ...]:
 @cache
 def composed(names: frozenset[str]) -> Composed:
     """Return these bugs as one imitation."""
-    parts = {name: made for name, made in IMITATIONS.items() if name in names}
-    if rules := torchax.RULES & names:
-        parts["torchax"] = torchax.imitation(rules)
+    single = names.difference(*(file.RULES for file in _JOINT))
+    parts = {name: made for name, made in IMITATIONS.items() if name in single}
+    for file in _JOINT:
+        if rules := file.RULES & names:
+            parts[file.__name__] = file.imitation(rules)
     return compose(parts, names=names, by=f"{__name__}:composed")
 
 

@@ -512,15 +512,23 @@ def assert_known(backend: JaxBackend, one: Case, entry: str) -> None:
     assert judge_of(backend).judge(one).outcome == "diverged"
 
 
+def assert_allowed(backend: JaxBackend, one: Case) -> None:
+    """Check that what differs is what the numerics of the backend allow."""
+    trial = Trial.of(one, backend)
+    assert trial.compare() is not None
+    assert trial.settled().compare() is None
+    assert judge_of(backend).judge(one).outcome == "agreed"
+
+
 @needs_jax
-def test_subnormal_numbers_are_known(faulty: tuple[JaxBackend, Path]) -> None:
+def test_subnormal_numbers_may_count_as_0(faulty: tuple[JaxBackend, Path]) -> None:
     one = case([x("x0", 8, domain="subnormal")], call("mul.scalar", "x0", 0.5), backward="none")
     with quiet():
-        assert_known(faulty[0], one, "xla-subnormals")
+        assert_allowed(faulty[0], one)
 
 
 @needs_jax
-def test_a_clamp_that_keeps_subnormal_numbers_is_known(faulty: tuple[JaxBackend, Path]) -> None:
+def test_a_clamp_may_keep_subnormal_numbers(faulty: tuple[JaxBackend, Path]) -> None:
     """Op by op it compares them as 0, and moves what they are."""
     one = case(
         [x("x0", 4, dtype="float64", values="8000000000000400" * 4)],
@@ -529,11 +537,11 @@ def test_a_clamp_that_keeps_subnormal_numbers_is_known(faulty: tuple[JaxBackend,
         contexts=(),
     )
     with quiet():
-        assert_known(faulty[0], one, "xla-subnormals")
+        assert_allowed(faulty[0], one)
 
 
 @needs_jax
-def test_a_quotient_by_a_number_whose_reciprocal_is_subnormal_is_known(jitted: JaxBackend) -> None:
+def test_a_quotient_by_a_number_whose_reciprocal_is_subnormal_may_be_0(jitted: JaxBackend) -> None:
     one = case(
         [x("x0", 4, 1, values="7f61b1e6" * 4), x("x1", 1, values="7f61b1e6")],  # 3e38
         call("div", "x0", "x1"),
@@ -541,7 +549,7 @@ def test_a_quotient_by_a_number_whose_reciprocal_is_subnormal_is_known(jitted: J
         contexts=(),
     )
     with quiet():
-        assert_known(jitted, one, "xla-subnormals")
+        assert_allowed(jitted, one)
 
 
 @needs_jax
@@ -595,7 +603,7 @@ def test_a_sum_of_equal_terms_is_known(jitted: JaxBackend) -> None:
         contexts=(),
     )
     with quiet():
-        assert_known(jitted, one, "xla-sums")
+        assert_allowed(jitted, one)
 
 
 @needs_jax
@@ -697,9 +705,9 @@ def test_log1p_of_float64_is_known_where_it_loses_digits(jitted: JaxBackend) -> 
     ],
     ids=["not-finite", "norms", "equal", "renorm"],
 )
-def test_what_comes_of_subnormal_numbers_is_known(jitted: JaxBackend, one: Case) -> None:
+def test_what_comes_of_subnormal_numbers_is_allowed(jitted: JaxBackend, one: Case) -> None:
     with quiet():
-        assert_known(jitted, one, "xla-subnormals")
+        assert_allowed(jitted, one)
 
 
 @needs_jax

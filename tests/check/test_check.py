@@ -242,7 +242,7 @@ def test_two_errors_at_one_line_without_values_cannot_be_judged() -> None:
 
 
 @pytest.mark.parametrize("function", [_raises_on_one_side, _raises_otherwise_under_autocast])
-def test_what_raises_on_one_side_or_under_autocast_alone_diverges_without_values(
+def test_an_error_on_one_side_or_only_under_autocast_diverges_without_values(
     function: Callable[[Tensor], Tensor],
 ) -> None:
     (run,) = amp_fuzz.check(function, torch.randn(3), backends="fake-cuda").runs
@@ -272,10 +272,10 @@ def test_a_callable_that_raises_at_some_calls_is_said_to_do_so(
     (run,) = result.runs
     assert (run.status, run.notes) == ("nothing", ())
     assert run.detail.startswith(said)
-    assert "the same at every call" in result.advice
+    assert "the same in every call" in result.advice
 
 
-def test_what_is_not_the_same_twice_is_said_to_be_so() -> None:
+def test_a_callable_that_changes_is_reported() -> None:
     calls = [0]
 
     def restless(x: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ ops = ["tanh"]
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_what_is_known_of_an_op_hides_nothing_beside_it(tmp_path: Path, beside: bool) -> None:
+def test_a_known_bug_of_an_op_hides_nothing_else(tmp_path: Path, beside: bool) -> None:
     (tmp_path / "known.toml").write_text(_TANH)
     wrong = {"aten.tanh.default": lambda op, x: op(x) * 2}
     if beside:
@@ -420,7 +420,7 @@ def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:
     [
         ({"backends": "eager-gpu"}, BackendError, "did you mean 'eager-xpu'?"),
         ({"backends": ["eager-xpu"]}, MissingBackend, "no xpu device"),
-        ({"backends": []}, BackendError, "names none that is ready"),
+        ({"backends": []}, BackendError, "none is ready here"),
         ({"autocast": torch.int8}, amp_fuzz.CheckError, "no floating dtype"),
         ({"autocast": []}, amp_fuzz.CheckError, "nothing to check"),
         ({"autocast": {"device_type": "cpu"}}, amp_fuzz.CheckError, "takes dtype, enabled"),
@@ -435,9 +435,9 @@ def test_bad_arguments_say_what_to_write(
     assert one_line(caught.value)
 
 
-def test_what_cannot_be_checked_says_what_to_give() -> None:
+def test_an_invalid_argument_says_what_to_pass() -> None:
     x = torch.ones(1, 2)
-    with pytest.raises(amp_fuzz.CheckError, match="compiled already"):
+    with pytest.raises(amp_fuzz.CheckError, match="already compiled"):
         amp_fuzz.check(torch.compile(nn.Linear(2, 2), backend="eager"), x)
     with pytest.raises(amp_fuzz.CheckError, match="call the lazy"):
         amp_fuzz.check(nn.LazyLinear(2), x)
@@ -474,7 +474,7 @@ def test_a_wrong_dtype_inside_is_seen_on_a_fake_device() -> None:
     assert found.case is not None
 
 
-def test_what_only_one_side_calls_inside_is_not_compared() -> None:
+def test_inner_calls_of_only_one_side_are_not_compared() -> None:
     def asks(x: torch.Tensor) -> torch.Tensor:
         if _under_reference():
             x = x + 1

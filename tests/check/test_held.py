@@ -214,7 +214,7 @@ def test_caches_hold_no_fake_tensor() -> None:
     assert type(mask(4)) is Tensor
 
 
-def test_what_a_tensor_was_computed_from_is_trained_each_time() -> None:
+def test_the_leaves_behind_a_tensor_are_trained_each_time() -> None:
     """Its graph is older than the call: a backward pass must not take it away."""
     source = nn.Parameter(torch.ones(8))
     computed = source * 2
@@ -225,7 +225,7 @@ def test_what_a_tensor_was_computed_from_is_trained_each_time() -> None:
     computed.sum().backward()
 
 
-def test_what_is_compiled_within_is_refused_by_name() -> None:
+def test_a_compiled_part_is_refused_by_name() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -234,10 +234,10 @@ def test_what_is_compiled_within_is_refused_by_name() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x)
 
-    with pytest.raises(amp_fuzz.CheckError, match="inner is compiled already"):
+    with pytest.raises(amp_fuzz.CheckError, match="inner is already compiled"):
         amp_fuzz.check(Outer(), X)
     compiled = torch.compile(lambda x: x * 2, backend="eager")
-    with pytest.raises(amp_fuzz.CheckError, match="compiled is compiled already"):
+    with pytest.raises(amp_fuzz.CheckError, match="compiled is already compiled"):
         amp_fuzz.check(lambda x: compiled(x), X)
     disabled: Any = torch.compiler.disable(lambda x: x @ x.T)
     assert amp_fuzz.check(disabled, X, backends=["eager-cpu"])

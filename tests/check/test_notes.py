@@ -112,7 +112,7 @@ def test_the_text_of_a_note() -> None:
         "  eager-cpu, bfloat16  agrees: 1 value, 2 gradients, bit for bit",
         "  fake-cuda, bfloat16  agrees: 1 value, 3 results inside, dtypes and shapes",
         "",
-        "The callable's own casts, which are no part of the verdict:",
+        "The callable's own casts, which do not affect the verdict:",
         "  note      FILE in 0: .half() casts bfloat16 to float16 under bfloat16",
         "            autocast (cpu, cuda)",
         "            Drop the cast, or cast to torch.get_autocast_dtype(): float16 and bfloat16",
@@ -130,7 +130,7 @@ def _off(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [_same, _off, Pointwise.apply])
-def test_what_follows_the_policy_is_not_noted(function: Callable[[Tensor], Tensor]) -> None:
+def test_casts_that_follow_the_policy_are_not_noted(function: Callable[[Tensor], Tensor]) -> None:
     result = amp_fuzz.check(function, X, backends=CHEAP, store=None)
     assert result.ok, str(result)
     assert result.own_casts == ()
@@ -175,7 +175,7 @@ def test_the_text_of_what_cannot_be_judged() -> None:
     assert text.splitlines() == [
         "amp_fuzz.check of _raises, seed 0: CANNOT BE JUDGED",
         "  eager-cpu, bfloat16  agrees: 1 value, bit for bit",
-        "  fake-cuda, bfloat16  raises: ERROR, under the reference too, and not without autocast",
+        "  fake-cuda, bfloat16  raises: ERROR, under the reference too, but not without autocast",
         "  to do     Turn autocast off around the line that raises and give it float32, or check",
         "            on a device and a dtype that can run it.",
     ]
@@ -184,7 +184,7 @@ def test_the_text_of_what_cannot_be_judged() -> None:
 @pytest.mark.parametrize(
     ("function", "backends", "advice"),
     [
-        (lambda x: x @ x, CHEAP[:1], "Mend the callable or its inputs first"),
+        (lambda x: x @ x, CHEAP[:1], "Fix the callable or its inputs first"),
         (lambda x: None, CHEAP[:1], "Return the tensors to compare"),
         (lambda x: x @ x.t(), ["script"], "Choose a backend that can call it"),
         (lambda x: x @ x.t(), CHEAP[:1], "Nothing to do."),

@@ -137,16 +137,16 @@ def test_a_callable_that_leaves_state_changed_does_not_pass(
     assert amp_fuzz.check(nn.Linear(8, 8), X, backends=EAGER)
 
 
-def test_what_cannot_be_exported_at_all_is_no_divergence() -> None:
+def test_a_failed_export_is_no_divergence() -> None:
     def looks(x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x
 
     (run,) = amp_fuzz.check(looks, X, backends=["export"]).runs
     assert run.status == "skipped"
-    assert "without autocast, too" in run.detail
+    assert "without autocast too" in run.detail
 
 
-def test_what_the_compiler_left_to_eager_is_said_of_this_call() -> None:
+def test_code_left_to_eager_is_reported_for_this_call() -> None:
     def breaks(x: Tensor) -> Tensor:
         y = x @ x.T
         torch._dynamo.graph_break()

@@ -159,9 +159,7 @@ def _draw(g: object) -> object:
         ),
     ],
 )
-def test_what_cannot_be_registered_says_why(
-    name: str, options: dict[str, object], said: str
-) -> None:
+def test_an_invalid_registration_says_why(name: str, options: dict[str, object], said: str) -> None:
     with pytest.raises(RegistrationError, match=r".") as caught:
         amp_fuzz.register_op(name, **options)(_draw)  # type: ignore[arg-type]
     assert said in str(caught.value)

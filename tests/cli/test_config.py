@@ -101,8 +101,8 @@ def test_texts_become_values(name: str, text: str, value: object) -> None:
         ("seconds", "inf", "inf is not finite"),
         ("seconds", "-1", "-1.0 is too small: use 0 or more"),
         ("fail-fast", "maybe", "'maybe' is neither yes nor no"),
-        ("relations", "al", "'al' is none of its values: did you mean 'all'?"),
-        ("relations", "???", "'???' is none of its values: use none, one, all"),
+        ("relations", "al", "'al' is not a valid value: did you mean 'all'?"),
+        ("relations", "???", "'???' is not a valid value: use none, one, all"),
         ("ops", "a,,b", "an item of the list is empty"),
         ("ops", "", "an item of the list is empty"),
         ("store", "", "'' is not a path"),
@@ -241,13 +241,13 @@ def test_several_known_lists_in_a_variable(tmp_path: Path) -> None:
         ("ops = [1]", "ops: [1] is a list: write a list of strings"),
         ("ops = []", "ops: an item of the list is empty"),
         ("seed = 2026-01-01", "seed: datetime.date(2026, 1, 1) is a date: write a whole number"),
-        ("relations = 'al'", "relations: 'al' is none of its values: did you mean 'all'?"),
-        ("profile = 'cii'", "no profile is called 'cii': did you mean 'ci'?"),
+        ("relations = 'al'", "relations: 'al' is not a valid value: did you mean 'all'?"),
+        ("profile = 'cii'", "unknown profile 'cii': did you mean 'ci'?"),
         ("profile.ci = 1", "profile.ci=1 is a whole number: write a table"),
         ("cases =\n", "not TOML: Invalid value (at line 1, column 8)"),
     ],
 )
-def test_what_a_file_may_not_say(
+def test_invalid_values_in_a_file(
     tmp_path: Path, write: Callable[..., Path], text: str, said: str
 ) -> None:
     file = write(text)
@@ -276,14 +276,14 @@ def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
         (
             "AMP_FUZZ_CASE",
             "1",
-            "no option has this environment variable: did you mean 'AMP_FUZZ_CAS",
+            "no option uses this environment variable: did you mean 'AMP_FUZZ_CAS",
         ),
         ("AMP_FUZZ_CASES", "x", "'x' is not a whole number"),
-        ("AMP_FUZZ_PROFILE", "cii", "no profile is called 'cii': did you mean 'ci'?"),
+        ("AMP_FUZZ_PROFILE", "cii", "unknown profile 'cii': did you mean 'ci'?"),
         ("AMP_FUZZ_FAIL_FAST", "x", "'x' is neither yes nor no"),
     ],
 )
-def test_what_a_variable_may_not_say(tmp_path: Path, variable: str, text: str, said: str) -> None:
+def test_invalid_values_in_a_variable(tmp_path: Path, variable: str, text: str, said: str) -> None:
     assert refused(tmp_path, **{variable: text}).startswith(f"{variable}: {said}")
 
 

@@ -83,7 +83,7 @@ def test_another_process_that_found_a_smaller_one_is_not_overwritten(tmp_path: P
 
 
 @pytest.mark.parametrize("left", [b"", b'{"program":'])
-def test_what_an_interrupted_write_leaves_is_no_case(tmp_path: Path, left: bytes) -> None:
+def test_an_interrupted_write_leaves_no_case(tmp_path: Path, left: bytes) -> None:
     store = Store(tmp_path)
     folder = tmp_path / "covered" / "eager-cpu"
     folder.mkdir(parents=True)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.flips import Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.interfaces.cli.explain import told
-from amp_fuzz.reference.flips import Flip, deciding, flips
 from amp_fuzz.reference.tables import Policy
 from tests.helpers import F16, call, case, eager, under, x
 
@@ -167,7 +167,7 @@ def test_lines_fit_a_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 96
 
 
-def test_what_agrees_is_said_to_agree() -> None:
+def test_a_case_that_agrees_is_shown_to_agree() -> None:
     with quiet():
         found = explain(LAYER, eager())
     assert (found.kind, found.first, found.flips) == ("", "", ())
@@ -183,7 +183,7 @@ def test_what_agrees_is_said_to_agree() -> None:
             [
                 f"  > v1  float16[1, 1], observed bfloat16[1, 1]: another dtype{FIRST}",
                 "the reference agrees with the backend if it imitates cache-ignores-dtype",
-                "  - mm, call 2 of 2: casts to the other 16-bit dtype than its context's",
+                "  - mm, call 2 of 2: casts to the other 16-bit dtype, not its context's",
             ],
         ),
         (

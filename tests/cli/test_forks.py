@@ -47,7 +47,7 @@ def run(entry: object, tmp_path: Path, **more: float) -> Done:
     )
 
 
-def test_it_has_its_own_folder_environment_outputs_and_end(tmp_path: Path) -> None:
+def test_a_fork_has_its_own_folder_environment_outputs_and_end(tmp_path: Path) -> None:
     done = run(starting, tmp_path)
     assert done.code == 7
     assert done.err.splitlines() == ["command", "worker"]
@@ -64,7 +64,7 @@ def test_its_death_is_seen(tmp_path: Path) -> None:
     assert run(die, tmp_path).code == -signal.SIGSEGV
 
 
-def test_it_is_ended_with_its_workers_when_it_hangs(tmp_path: Path) -> None:
+def test_a_fork_that_hangs_is_ended_with_its_workers(tmp_path: Path) -> None:
     before = time.monotonic()
     assert run(hang, tmp_path, seconds=1).code == -signal.SIGKILL
     assert time.monotonic() - before < 60

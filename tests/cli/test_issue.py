@@ -41,7 +41,7 @@ def test_the_issues_in_the_docs_are_what_the_command_writes(
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_an_issue_carries_reproduces(tmp_path: Path, name: str) -> None:
+def test_the_script_of_an_issue_reproduces(tmp_path: Path, name: str) -> None:
     text = (FINDINGS / f"{name}.md").read_text()
     script = re.findall(r"(?s)```python\n(.*?)```", text)[-1]
     (tmp_path / "repro.py").write_text(script)
@@ -56,12 +56,12 @@ def test_what_an_issue_carries_reproduces(tmp_path: Path, name: str) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
 
 
-def test_no_issue_of_what_agrees(amp_fuzz: Command) -> None:
+def test_a_case_that_agrees_gives_no_issue(amp_fuzz: Command) -> None:
     """Whoever reports what is fixed wastes the time of others."""
     path = FINDINGS / "issue-matrix-rank-out.json"
     done = amp_fuzz("repro", path, "--format=issue")
     assert done.error == (
-        f"amp-fuzz: {path}: agrees with the reference on eager-cpu here and now: nothing to report;"
+        f"amp-fuzz: {path}: agrees with the reference on eager-cpu now: nothing to report;"
         f" see: amp-fuzz replay {path}"
     )
     assert done.code == 2

@@ -91,7 +91,7 @@ def test_a_finding_of_another_backend_is_left_alone(tmp_path: Path) -> None:
     assert kept_findings(store, choose(["fake-cuda"])) == ([], [])
 
 
-def test_what_comes_and_goes_is_not_called_fixed(tmp_path: Path) -> None:
+def test_a_nondeterministic_finding_is_not_called_fixed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(msgspec.structs.replace(finding(), kind="nondeterminism"))
     found, _ = kept_findings(store, choose(["eager-cpu"]))

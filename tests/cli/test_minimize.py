@@ -92,16 +92,16 @@ def test_a_command_says_which_cases_are_bad(
     assert ops(small) == ["softmax"]
     (spec,) = small.program.inputs
     assert spec.shape == (2,)
-    assert "this one agrees:" in done.out
+    assert "the nearest case that agrees:" in done.out
 
 
-def test_a_call_that_was_cut_goes_on_where_it_ended(
+def test_a_call_that_was_cut_short_is_continued(
     amp_fuzz: Callable[..., Done], checked: tuple[str, str], tmp_path: Path
 ) -> None:
     asked = tmp_path / "asked.txt"
     first = amp_fuzz("minimize", *checked, "--seconds=0")
     assert first.code == 0, first.err
-    assert "time was up; go on: amp-fuzz minimize" in first.out
+    assert "time is up; to continue: amp-fuzz minimize" in first.out
     before = asked.read_text().splitlines()
     second = amp_fuzz("minimize", *checked, "--seconds=60")
     assert ops(kept(tmp_path, second)) == ["softmax"]
@@ -114,7 +114,7 @@ def test_a_call_that_was_cut_goes_on_where_it_ended(
     assert len(after) > len(before)
 
 
-def test_what_is_kept_of_answers_with_other_parts_is_not_read(
+def test_a_journal_of_older_answers_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part that they lack would be its default, and mean something else."""
@@ -181,11 +181,11 @@ def test_a_case_that_takes_too_much_memory_on_both_sides_becomes_smaller(
         (("--check=./missing",), 2, "check: ./missing: No such file"),
         (("--check=sh -c 'exit 3'",), 2, "the command ended with exit code 3"),
         (("--check=sh -c 'exit 1'",), 2, "does not call the case itself bad"),
-        (("--match=kind,colour",), 2, "--match: 'colour' is none of kind, op, stage, where"),
+        (("--match=kind,colour",), 2, "--match: 'colour' is not one of kind, op, stage, where"),
     ],
     ids=["agrees", "missing", "no command", "odd command", "good", "match"],
 )
-def test_what_cannot_be_minimised_is_one_line(
+def test_a_case_that_cannot_be_minimised_is_one_line(
     amp_fuzz: Callable[..., Done], big: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     done = amp_fuzz("minimize", big, *arguments)

@@ -111,7 +111,7 @@ def test_the_command_to_run_again_says_the_limits_that_were_said(amp_fuzz: Comma
     assert amp_fuzz(*again.split()[1:]).out.splitlines()[-1].endswith(again)
 
 
-def test_what_a_run_that_goes_on_was_told_stays_zero_too(amp_fuzz: Command, tmp_path: Path) -> None:
+def test_a_resumed_run_rejects_options_of_zero_too(amp_fuzz: Command, tmp_path: Path) -> None:
     amp_fuzz("run", "--backends=eager-cpu", "--ops=abs", "--cases=3", "--seed=0")
     (run,) = Store(tmp_path / ".amp-fuzz").runs()
     done = amp_fuzz("run", f"--resume={run}", "--seed=0", "--aimed=0")
@@ -388,4 +388,4 @@ def test_a_note_fails_a_run_only_if_it_was_told_to(
 def test_an_unknown_kind_of_note_names_the_nearest(amp_fuzz: Command) -> None:
     done = amp_fuzz("run", "--fail-on=portabilty")
     assert done.code == 2
-    assert "'portabilty' is none of its values: did you mean 'portability'?" in done.err
+    assert "'portabilty' is not a valid value: did you mean 'portability'?" in done.err

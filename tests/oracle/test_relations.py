@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -10,10 +10,12 @@ import msgspec
 import pytest
 import torch
 
+from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.cases.case import Case, Plan, bare, map_autocast
 from amp_fuzz.cases.program import Autocast, InferenceMode, NoGrad, regions, returning_last
 from amp_fuzz.oracle import RELATIONS, check_relation, within
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import Explainer, judge_of
@@ -91,7 +93,7 @@ def test_a_violation_is_found_and_named(name: str) -> None:
     assert found.where.startswith(f"{name}: ")
 
 
-def test_what_raises_is_named_though_it_is_not_returned() -> None:
+def test_the_value_that_raises_is_named_even_if_it_is_not_returned() -> None:
     def raises_at_v0(case: Case) -> Observation:
         seen = honest(case)
         if case.plan.transform != "none" and case.plan.contexts:
@@ -251,3 +253,17 @@ def test_a_retained_graph_must_give_the_same_gradient_again(steps: int) -> None:
 def test_nothing_is_asked_within_where_nothing_is_repeated() -> None:
     assert within(CASE, honest(CASE)) is None
     assert BF16 in CASE.plan.contexts
+
+
+def test_a_variant_that_is_the_case_itself_is_not_run_again() -> None:
+    ran: list[Case] = []
+
+    class Counting(EagerBackend):
+        def run(self, cases: Sequence[Case]) -> list[Observation]:
+            ran.extend(cases)
+            return super().run(cases)
+
+    checkpointed = list(RELATIONS).index("checkpoint")
+    one = msgspec.structs.replace(CASE, seed=checkpointed)
+    assert Judge(Counting("cpu")).judge(one).outcome == "agreed"
+    assert [c.plan.checkpoint for c in ran] == ["none", "non_reentrant"]

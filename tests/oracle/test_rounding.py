@@ -117,7 +117,7 @@ def test_nan_and_infinity_are_told_apart_where_the_samples_do(
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.3, ""), (0.5, "nonfinite")])
-def test_what_cancels_may_be_0_exactly_and_its_reciprocal_infinite(
+def test_a_cancellation_may_be_exactly_0_and_its_reciprocal_infinite(
     left: float, expected: str
 ) -> None:
     """0.1 * 3 and the number behind 0.3 differ by a rounding that another order may not make."""
@@ -278,7 +278,7 @@ def test_a_known_overflow_hides_nothing_that_does_not_depend_on_it(
     assert outcome(60000.0, 2000.0) == ("diverged", "")
 
 
-def test_what_cancels_beside_an_overflow_puts_nothing_else_in_doubt() -> None:
+def test_a_cancellation_beside_an_overflow_leaves_other_values_judged() -> None:
     """150 * 150 is beyond the early end: only with the whole range there is a 0 to cancel to."""
     values = [[300.0, 150.0, 1.25], [0.0, 22496.0, 0.25]]
     example = case(

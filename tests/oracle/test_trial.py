@@ -108,7 +108,7 @@ def test_an_explainer_is_asked_before_a_divergence_is_confirmed_and_after() -> N
         assert (verdict.outcome, verdict.known) == ("known" if known else "diverged", known)
 
 
-def test_what_an_explainer_says_of_roundings_is_the_verdict_of_a_case_that_agrees() -> None:
+def test_left_out_roundings_are_the_verdict_of_a_case_that_agrees() -> None:
     found = Divergence("precision", "v0", "this", "that")
     for known in ("", "bug"):
         explain = Saying(wide=Explanation(found, known))

@@ -100,7 +100,7 @@ def test_plain():
     done = project.runpytest_subprocess("--amp-fuzz-backends=fake-mtia", "-k", "test_given")
     done.assert_outcomes(failed=1, deselected=4)
     done.stdout.fnmatch_lines(
-        ["amp-fuzz: off, --amp-fuzz-backends is for the fixture amp_check alone: *"]
+        ["amp-fuzz: off, --amp-fuzz-backends affects only the fixture amp_check: *"]
     )
 
 

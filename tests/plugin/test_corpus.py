@@ -114,7 +114,7 @@ def test_a_bad_file_is_named_with_the_place(
     assert said in line
 
 
-def test_what_is_missing_is_named(pytester: pytest.Pytester) -> None:
+def test_a_missing_file_is_named(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(*FUZZ, "--amp-fuzz-corpus=nowhere")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
@@ -203,7 +203,7 @@ def test_workers_collect_the_same_whatever_is_found_meanwhile(
     assert judged == [GOOD.id]
 
 
-def test_so_many_findings_are_judged_and_the_rest_is_said(
+def test_the_newest_findings_are_judged_and_the_others_named(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = saved(pytester, GOOD, KNOWN)
@@ -212,7 +212,7 @@ def test_so_many_findings_are_judged_and_the_rest_is_said(
     found, trouble = kept_findings(store, [eager()])
     assert [kept.case for kept in found] == [GOOD]
     (said,) = trouble
-    assert said.startswith("the 1 oldest findings of eager-cpu: 1 are, the newest (rm takes out")
+    assert said.startswith("the 1 oldest findings of eager-cpu; the newest 1 are (remove settled")
     assert [k.case for k in kept_findings(store, [eager()], [KNOWN.id, "gone"])[0]] == [KNOWN]
 
 

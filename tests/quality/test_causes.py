@@ -76,7 +76,7 @@ def causes(
 
 
 @pytest.mark.parametrize("cases", [(LEFT, SECOND_STEP), (SECOND_STEP, LEFT)], ids=["LS", "SL"])
-def test_what_a_context_leaves_is_one_cause_as_state_or_as_values(cases: tuple[Case, ...]) -> None:
+def test_an_unrestored_state_is_one_cause_as_state_or_as_values(cases: tuple[Case, ...]) -> None:
     judge, groups = faulty("cache-flag-not-restored"), Groups()
     found, met = zip(*(causes(judge, case, groups) for case in cases), strict=True)
     ((record,), ()) = found
@@ -95,7 +95,7 @@ def test_each_way_alone_comes_to_the_same_fingerprint() -> None:
     assert title(value).startswith("state: weight cache not restored, as value at mm")
 
 
-def test_what_else_a_plan_has_is_no_part_of_what_contexts_leave() -> None:
+def test_other_ingredients_do_not_belong_to_an_unrestored_state() -> None:
     judge = faulty("cache-flag-not-restored")
     ((plain,), _) = causes(judge, LEFT)
     more = msgspec.structs.replace(LEFT, plan=msgspec.structs.replace(LEFT.plan, calls=2))
@@ -116,7 +116,7 @@ def test_a_search_is_limited_by_what_the_process_works(monkeypatch: pytest.Monke
     assert clock() >= 200
 
 
-def test_what_restoring_the_state_does_not_mend_is_another_cause() -> None:
+def test_a_divergence_with_the_state_restored_is_another_cause() -> None:
     both = faulty("cache-flag-not-restored", "cache-not-cleared")
     with quiet():
         assert unrestored(faulty("cache-flag-not-restored"), SECOND_STEP) == ("weight cache",)
@@ -139,7 +139,7 @@ def test_honest_contexts_leave_nothing() -> None:
         )
 
 
-def test_what_a_context_acts_as_is_one_cause_as_a_dtype_or_as_an_error() -> None:
+def test_a_context_that_acts_otherwise_is_one_cause_as_a_dtype_or_as_an_error() -> None:
     judge = faulty("decorator-dtype")
     ((dtype,), _), ((error,), _) = causes(judge, DECORATED), causes(judge, INTO_HALF)
     assert (dtype.kind, error.kind) == ("dtype", "raise")
@@ -156,7 +156,7 @@ def test_what_a_context_acts_as_is_one_cause_as_a_dtype_or_as_an_error() -> None
 WITHIN = (Autocast(dtype="float32"), F16)
 
 
-def test_what_a_context_acts_as_may_depend_on_one_around_it_that_is_not_needed() -> None:
+def test_a_context_may_act_by_an_outer_one_that_minimising_removes() -> None:
     judge = faulty("decorator-dtype")
     within = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=WITHIN, entry="decorator")
     with quiet():
@@ -166,7 +166,7 @@ def test_what_a_context_acts_as_may_depend_on_one_around_it_that_is_not_needed()
     assert record.fingerprint == plain.fingerprint
 
 
-def test_what_acts_as_something_else_is_another_cause() -> None:
+def test_a_context_that_acts_as_another_setting_is_another_cause() -> None:
     ((dtype,), _) = causes(faulty("decorator-dtype"), DECORATED)
     ((nothing,), _) = causes(faulty("decorator-does-nothing"), DECORATED)
     assert nothing.as_if == ("enabled=False",)
@@ -178,7 +178,7 @@ def test_what_acts_as_something_else_is_another_cause() -> None:
     assert not own.as_if
 
 
-def test_of_an_op_without_a_special_plan_nothing_is_said_of_contexts() -> None:
+def test_contexts_are_not_blamed_without_a_special_plan() -> None:
     plain = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
     with quiet():
         assert acts_as(faulty("mm:none"), plain, Corrupted().run([plain])[0]) == ()
@@ -196,7 +196,7 @@ HUGE = case(
 )
 
 
-def test_what_is_wrong_within_the_range_too_is_a_wrong_value() -> None:
+def test_an_op_that_is_wrong_within_the_range_too_is_a_wrong_value() -> None:
     judge = faulty("mm-gain")
     assert verdict_of(judge, HUGE).divergence.kind == "range"  # type: ignore[union-attr]
     ((record,), _) = causes(judge, HUGE)
@@ -210,7 +210,7 @@ def _saturated(op: Any, x: torch.Tensor) -> torch.Tensor:
     return out.clamp(max=torch.finfo(out.dtype).max)
 
 
-def test_what_is_wrong_out_of_the_range_alone_stays_what_it_is() -> None:
+def test_an_op_that_is_wrong_only_out_of_range_stays_range() -> None:
     judge = faulty(patches=lambda: wrong_kernels({"aten.exp.default": _saturated}))
     large = case([x("x0", 1, values="42c80000")], call("exp", "x0"), contexts=(), backward="none")
     ((record,), _) = causes(judge, large)
@@ -223,7 +223,7 @@ def half(text: str) -> Case:
     return case([spec], call("logsumexp", "x0", 0), contexts=(), backward="none")
 
 
-def test_what_overflows_in_float16_is_what_overflows_in_float32() -> None:
+def test_an_overflow_in_float16_and_in_float32_is_one_cause() -> None:
     ((record,), _) = causes(faulty("logsumexp-no-max"), half("4a00"))  # 12
     assert fingerprint(record).dtypes == ("float32",)
     assert record.minimised is not None
@@ -235,7 +235,7 @@ def _wrong_in_half(op: Any, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return out * float("inf") if x.dtype is torch.float16 else out
 
 
-def test_what_float32_does_right_stays_that_of_float16() -> None:
+def test_an_overflow_only_in_float16_keeps_its_dtype() -> None:
     judge = faulty(patches=lambda: wrong_kernels({"aten.logsumexp.default": _wrong_in_half}))
     ((record,), _) = causes(judge, half("4a00"))
     assert fingerprint(record).dtypes == ("float16",)
@@ -293,7 +293,7 @@ CONV = case(
 )
 
 
-def test_what_two_causes_do_together_is_no_third() -> None:
+def test_two_causes_together_are_no_third() -> None:
     judge, groups = faulty("conv2d:none", "cat:lower_precision_fp", "mse_loss:banned"), Groups()
     causes(judge, LOSS, groups)  # has no part in it
     known = {cause for case in (CAT, CONV) for cause in causes(judge, case, groups)[1]}
@@ -317,7 +317,7 @@ def test_a_context_that_acted_as_something_else_elsewhere_is_no_third() -> None:
     assert (found, set(met)) == ([], {dtype.fingerprint, cat.fingerprint})
 
 
-def test_what_they_do_not_do_is_a_third() -> None:
+def test_a_divergence_that_two_causes_do_not_explain_is_a_third() -> None:
     judge, groups = faulty("conv2d:none", "cat:lower_precision_fp", "sin-tail"), Groups()
     known = {cause for case in (CAT, CONV) for cause in causes(judge, case, groups)[1]}
     sine = case([x("x0", 3)], call("sin", "x0"), contexts=(BF16,), backward="none")

@@ -140,7 +140,7 @@ def test_the_page_says_what_was_measured() -> None:
     assert PAGE.read_text() == page(json.loads(JSON.read_text()))
 
 
-def test_what_was_measured_is_small_and_can_be_run_by_anyone() -> None:
+def test_measured_findings_are_small_and_anyone_can_run_them() -> None:
     left = sorted(r["statements"][1] for r in rows())
     assert len(left) >= 50
     assert left[len(left) // 2] == 1
@@ -153,7 +153,7 @@ def test_what_was_measured_is_small_and_can_be_run_by_anyone() -> None:
     assert elements_left[math.ceil(0.9 * len(elements_left)) - 1] <= 4
 
 
-def test_what_was_measured_kept_its_fingerprint() -> None:
+def test_measured_findings_kept_their_fingerprint() -> None:
     """What names no op as it was drawn may have one when it is small: nothing else may change."""
     changed = set()
     for name, row in named_rows().items():

@@ -37,3 +37,10 @@ def test_the_table_of_jax_is_that_of_the_benchmark() -> None:
         + f" | {row['cold']['MiB a case']} |"
         for name, row in measured("jax_cost.json").items()
     ]
+
+
+def test_the_parts_of_a_case_are_those_of_the_benchmark() -> None:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "speed.json").read_text())
+    rows = found["in bare runs"] | {"all": found["judged / bare"]}
+    assert table("Where the time of a case goes") == [f"| `{k}` | {v} |" for k, v in rows.items()]
+    assert f"Run again, it takes {found['reference, again / bare']} bare runs." in PAGE

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.reference import dispatch, queries
+from amp_fuzz.reference import dispatch, kernels, queries
 
 KEY = "AutocastIPU"
 Calls = list[tuple[str, Any]]
@@ -360,3 +360,15 @@ def test_what_a_schema_tells_of_an_argument() -> None:
 def test_a_view_is_told_from_what_owns_its_memory() -> None:
     x = torch.ones(2)
     assert [t._is_view() for t in (x, x.clone(), x[:1], x.view(2))] == [False, False, True, True]
+
+
+def test_only_ops_of_the_device_get_kernels_that_autocast_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    placed: list[tuple[str, str]] = []
+    monkeypatch.setattr(kernels, "_keys", [dispatch.OWN])
+    monkeypatch.setattr(kernels, "_registered", set())
+    monkeypatch.setattr(dispatch, "register", lambda name, kernel, key: placed.append((name, key)))
+    kernels.register_ahead()
+    assert ("softmax.int", dispatch.FIRST) in placed
+    assert {key for _, key in placed} == {dispatch.FIRST}

@@ -40,7 +40,7 @@ def written(path: Path, *entries: Entry) -> Baseline:
     return read(path)
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_entries_are_read_back(tmp_path: Path) -> None:
     whole = entry(
         reason="it's known\nto \"all\" \\ of us", link="https://example.org",
         expires=datetime.date(2027, 3, 31), torch=">=2.7,<3",
@@ -81,10 +81,10 @@ def test_taking_out_leaves_all_else_as_it_was(tmp_path: Path) -> None:
         ({"op": "neg"}, "is not that of its fields"),
         ({"torch": "two"}, "torch='two': write it as '>=2.13'"),
         ({"case": "{}"}, "finding a: case"),
-        ({"id": "a b"}, "an id is made of letters"),
+        ({"id": "a b"}, "an id consists of letters"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
+def test_an_unusable_file_is_one_line(
     tmp_path: Path, changes: dict[str, object], said: str
 ) -> None:
     path = tmp_path / "b.toml"
@@ -109,7 +109,7 @@ def test_an_entry_knows_its_fingerprint_and_nothing_else() -> None:
         assert match([entry()], other) is None
 
 
-def test_of_a_wrong_policy_torch_must_still_behave_as_it_did() -> None:
+def test_a_wrong_policy_matches_only_if_torch_still_behaves_the_same() -> None:
     wrong = {"overload": "abs", "policy": "fp32"}
     seen = fingerprinted(msgspec.structs.replace(RECORD, as_if=("none", "promote"), **wrong))
     known = entry_of(seen, (), reason="why")

@@ -47,7 +47,7 @@ def made(one: Program) -> list[str]:
         ([], ["v0", "v1", "v2", "v3"], ["x0", "x1", "x2"]),
     ],
 )
-def test_what_nothing_reads_goes_if_its_choice_is_0(
+def test_an_unread_statement_goes_if_its_choice_is_0(
     keeps: list[int], names: list[str], inputs: list[str]
 ) -> None:
     less = dropped(ALL, keeps, KEPT)
@@ -76,14 +76,14 @@ def test_a_region_of_nothing_goes() -> None:
     assert list(regions(less.body)) == [Autocast(dtype="bfloat16")]
 
 
-def test_what_returned_its_last_values_returns_its_last_values() -> None:
+def test_a_program_of_last_values_still_returns_its_last_values() -> None:
     whole = returning_last(ALL)
     assert whole.outputs == ("v0", "v2", "v3")
     assert dropped(whole, [0, 1, 1, 1], KEPT).outputs == ("v2", "v3")
     assert dropped(whole, KEPT, KEPT) is whole
 
 
-def test_what_is_left_is_well_formed() -> None:
+def test_the_remaining_program_is_well_formed() -> None:
     rng, less = random.Random(1), 0
     for case in drawn(200):
         whole = case.program

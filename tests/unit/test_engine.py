@@ -266,7 +266,7 @@ def test_draws_are_of_the_task(wrong_mm: Backend) -> None:
     assert len(found) == 3
 
 
-def test_what_a_program_does_not_return_can_go_too() -> None:
+def test_values_that_a_program_does_not_return_can_go_too() -> None:
     """To cut what made a value its type is asked for, returned or not."""
     example = case([x("x0", 4, 4)], call("mm", "x0", "x0"), call("relu", "v0", to="v1"))
     program = msgspec.structs.replace(example.program, outputs=("v1",))

@@ -181,7 +181,7 @@ def test_asking_names_the_bugs_whose_rules_decide() -> None:
         eager().reference().run(PRODUCT)
     assert "cache-ignores-dtype" in asked
     assert asked.isdisjoint({"promote-skips-optional", "query-asks-cuda"})
-    assert asked <= set(upstream.QUIRKS) | {"xla-subnormals", "xla-sums"}
+    assert asked <= set(upstream.QUIRKS)
 
 
 @pytest.mark.parametrize("name", sorted(IMITATIONS))

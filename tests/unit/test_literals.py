@@ -38,7 +38,7 @@ def test_each_dtype_comes_back_bit_for_bit(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_what_is_no_number_comes_back(dtype: torch.dtype) -> None:
+def test_nan_and_infinities_survive_a_round_trip(dtype: torch.dtype) -> None:
     odd = torch.tensor([math.nan, math.inf, -math.inf, -0.0], dtype=dtype)
     back = tensor(held(odd), 0)
     assert bits_text(back) == bits_text(odd)

@@ -230,7 +230,7 @@ def test_a_target_without_words_is_an_error_of_any() -> None:
     assert replace(target, wording=("no", "->", "worse")).reply(answer) == "other"
 
 
-def test_what_is_not_confirmed_is_left_out_of_the_chain() -> None:
+def test_unconfirmed_cases_leave_the_chain() -> None:
     judge = judge_of(WrongKernel(eager(), "mm"))
     (verdict,) = found("mm", 1)
     honest = drawn(3, ops=["relu"], focus=["relu"])
@@ -356,7 +356,7 @@ def test_a_value_that_is_not_known_is_not_invented() -> None:
     ],
     ids=["a region", "two contexts", "calls", "a layout", "the seed", "a weight", "a size"],
 )
-def test_what_matters_stays_and_the_rest_goes(wanted: Callable[[Case], bool]) -> None:
+def test_only_the_cause_stays(wanted: Callable[[Case], bool]) -> None:
     small, _ = search_while(BIG, wanted)
     assert wanted(small)
     assert size(small) == 1
@@ -412,7 +412,7 @@ PAIR = case([x("x0", 1, 1), x("x1", 1, 1)], call("mm", "x0", "x1"))
     ],
     ids=["a region", "a plan", "an op"],
 )
-def test_what_says_less_that_is_different_is_nearer(near: Case, far: Case) -> None:
+def test_the_case_with_fewer_differences_is_nearer(near: Case, far: Case) -> None:
     assert distance(PAIR, PAIR) == (0, 0, 0, 0.0)
     assert distance(PAIR, near) < distance(PAIR, far)
     assert nearest(PAIR, [far, near, far]) == near
@@ -526,7 +526,7 @@ def test_the_guilty_two_are_left_and_not_two_others_that_show_the_same(
     assert [s.op for s in statements(last.case.program.body)] == left.split("+")
 
 
-def test_of_a_guilty_pair_one_may_be_left_and_is_named() -> None:
+def test_one_of_a_guilty_pair_may_remain_and_is_named() -> None:
     """A plainer plan shows alone what took two under the plan that was drawn."""
     pair = case(
         [x("x0", 2, 3), x("w1", 3, 2)],

@@ -48,7 +48,7 @@ RIGHT = {"backend": "eager-cpu", "note": "a note"}
         ({ONE.id: ONE}, {ONE.id: RIGHT | {"note": "two\nlines"}}, ["a note is one line"]),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_errors_of_the_index_are_named(
     cases: dict[str, Case], entries: dict[str, dict[str, str]], said: list[str]
 ) -> None:
     assert [line.partition(": ")[2] for line in wrong(cases, entries)] == said

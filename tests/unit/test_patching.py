@@ -45,7 +45,7 @@ def test_blocks_of_two_threads_overlap(values: tuple[int, int]) -> None:
     assert not patching._entered
 
 
-def test_what_the_naive_pattern_does_is_seen() -> None:
+def test_the_naive_pattern_fails() -> None:
     """The test above fails for the pattern that this replaces."""
 
     @contextmanager
@@ -66,7 +66,7 @@ def test_what_the_naive_pattern_does_is_seen() -> None:
     assert owner.f == 2
 
 
-def test_what_a_class_inherits_it_inherits_again() -> None:
+def test_an_inherited_attribute_is_inherited_again() -> None:
     class Base:
         @staticmethod
         def f() -> int:

@@ -56,7 +56,7 @@ def started() -> tuple[multiprocessing.process.BaseProcess, int]:
     return process, ours.recv()
 
 
-def test_what_it_waits_for_ends_with_it() -> None:
+def test_the_children_of_a_process_end_with_it() -> None:
     process, other = started()
     end(process)
     assert not process.is_alive()
@@ -83,7 +83,7 @@ def gone_at_once(pid: int) -> bool:
     return False
 
 
-def test_it_ends_with_who_started_it() -> None:
+def test_a_process_ends_with_its_parent() -> None:
     program = (
         "import os, signal, tests.unit.test_processes as t\n"
         "if __name__ == '__main__':\n"
@@ -119,7 +119,7 @@ def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(
 
 
 @pytest.mark.skipif(memory._trim() is None, reason="the C library keeps what is freed")
-def test_what_is_freed_between_what_stays_is_given_back() -> None:
+def test_freed_memory_between_live_blocks_is_returned() -> None:
     blocks = [bytearray(4096) for _ in range(20_000)]
     stays = blocks[::64]
     before = _resident()

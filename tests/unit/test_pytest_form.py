@@ -147,7 +147,7 @@ def test_only_torch_and_pytest_are_imported() -> None:
         assert {n.partition(".")[0] for n in names} - sys.stdlib_module_names == {"pytest", "torch"}
 
 
-def test_it_reads_like_a_test_of_ones_own() -> None:
+def test_it_reads_like_a_handwritten_test() -> None:
     threads = torch.get_num_threads()
     plain = case(
         [x("x0", 2, 2), x("x1", 2, 2)],

@@ -570,7 +570,7 @@ def test_without_weights_nothing_is_differentiated() -> None:
     assert "loss" not in text
 
 
-def test_of_weights_alone_each_copy_has_its_own() -> None:
+def test_if_all_inputs_are_weights_each_copy_has_its_own() -> None:
     text = driver_source(case([x("w0", 2, 2)], call("relu", "w0"), transform="vmap_grad"))
     assert "vmap(entered, in_dims=(0,)" in text
 

@@ -40,6 +40,7 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.reference import DEVICES
 from amp_fuzz.strategies import drawing
+from amp_fuzz.strategies.choices import digits, integer
 from amp_fuzz.strategies.drawing import draw_program, usable
 from amp_fuzz.strategies.idioms import IDIOMS, stages
 from tests.helpers import STEADY, drawn, eager, one_line
@@ -447,3 +448,15 @@ def test_an_op_that_this_torch_lacks_is_not_drawn(monkeypatch: pytest.MonkeyPatc
         assert [op.name for op in drawing.usable(ops, "cpu")] == ["prod"]
     finally:
         drawing._torch_has.cache_clear()
+
+
+def test_a_choice_is_in_proportion_to_its_bytes_and_takes_none_where_there_is_no_choice() -> None:
+    asked: list[int] = []
+
+    def source(count: int) -> bytes:
+        asked.append(count)
+        return bytes(range(250, 250 + count))
+
+    assert digits(source, 1, 2, 256, 257, 1, 65536) == [0, 1, 251, 253, 0, 0xFEFF]
+    assert [integer(source, n) for n in (1, 2, 257)] == [0, 1, 250 * 257 + 251 >> 8]
+    assert asked == [6, 0, 1, 2]

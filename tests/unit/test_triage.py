@@ -49,7 +49,7 @@ def test_the_statement_that_diverges_alone_is_guilty(op: str) -> None:
     assert ops(found.case) == [op]
 
 
-def test_of_several_the_first_is_guilty_unless_another_is_thought_to_be() -> None:
+def test_the_first_of_several_is_guilty_unless_another_is_guessed() -> None:
     def diverges(candidate: Case) -> bool:
         return {"mm", "softmax"} & set(ops(candidate)) != set()
 
@@ -147,7 +147,7 @@ def test_a_fingerprint_is_the_same_on_every_machine_and_version() -> None:
     assert found.hash == "1d10055658"
 
 
-def test_what_a_machine_or_a_draw_decides_is_no_part_of_it() -> None:
+def test_a_fingerprint_does_not_depend_on_machine_or_draw() -> None:
     seeded = msgspec.structs.replace(CHAIN, seed=9)
     same = record(where="v7", expected="1.5 at [0]", observed="2", case=seeded, explicit="# ...")
     assert fingerprint(same) == fingerprint(record())
@@ -222,7 +222,7 @@ def test_only_the_same_divergence_is_the_same(answer: Answer, reply: str) -> Non
     assert TARGET.reply(answer) == reply
 
 
-def test_what_need_not_match_may_differ() -> None:
+def test_parts_that_need_not_match_may_differ() -> None:
     loose = msgspec.structs.replace(SAME, op="bmm", kind="range", below=True)
     assert Target("value", "v0", "mm", parts=()).reply(loose) == "same"
     assert Target("value", "v0", "mm", parts=("where",)).reply(loose) == "other"

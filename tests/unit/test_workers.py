@@ -256,7 +256,7 @@ def test_the_case_of_a_finding_that_stops_a_run_is_counted(
     assert counted[0].groups == (told[0].record.fingerprint,)
 
 
-def test_what_was_done_to_torch_before_holds_in_the_workers(store: Store) -> None:
+def test_changes_made_to_torch_hold_in_the_workers(store: Store) -> None:
     """A kernel that is registered here is what the workers find wrong."""
     library = torch.library.Library("aten", "IMPL")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -286,9 +286,7 @@ def test_a_worker_that_always_dies_of_drawing_is_an_error(
     assert said == "the worker died of SIGKILL between two cases, 3 times in a row"
 
 
-def test_what_the_process_held_before_a_fork_is_no_memory_of_a_case(
-    fragile: Installer, store: Store
-) -> None:
+def test_memory_of_the_parent_does_not_count_for_a_case(fragile: Installer, store: Store) -> None:
     fragile(lambda case: time.sleep(0.6))  # long enough for the supervisor to look
     held = bytearray(b"x") * 2**30
     events = worked(store, replace(SETTINGS, cases=2, memory=0.9))

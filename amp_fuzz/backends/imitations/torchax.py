@@ -17,13 +17,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from amp_fuzz.backends.imitations import gauge
 from amp_fuzz.backends.imitations.xla import note
 from amp_fuzz.reference import dispatch
 
 __all__ = [
     "CUTS",
-    "GAUGE",
     "OPAQUE",
     "QUIRKS",
     "TAKEN_APART",
@@ -75,9 +73,6 @@ def is_opaque(name: str) -> bool:
     """Return whether torchax computes an overload as a torch function, called from here."""
     return name in OPAQUE and not _inside.get()
 
-
-GAUGE = "torchax-svd-signs"
-"""The quirk of which `amp_fuzz.backends.imitations.gauge` has to be told what was observed."""
 
 Function = Callable[..., Any]
 """What is called in the place of an op, with what it would call as its first argument."""
@@ -1185,11 +1180,6 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         "mse_loss": _promoting,
         "remainder.Scalar": _remainder,
         "where.self": _choosing,
-    },
-    GAUGE: {
-        "_linalg_svd": gauge.decomposed,
-        "linalg_svd": gauge.linalg_svd,  # which torchax computes whole
-        "svd": gauge.svd,
     },
 }
 """What is called in the place of ops, by quirk. Of several quirks the last is called first."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_fuzz.reference.schemas import bound, draws
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF
 from amp_fuzz.reference.shadow.copies import is_plain, resolved, tensors_in, with_tensors
 from amp_fuzz.reference.shadow.exact import EXACT
@@ -30,6 +29,7 @@ from amp_fuzz.reference.shadow.ops import (
     UNINITIALISED,
     UPDATING,
 )
+from amp_fuzz.reference.shadow.schemas import bound, draws
 
 __all__ = ["Call", "Facts", "facts_of"]
 

@@ -25,7 +25,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.reference.schemas import bound
 from amp_fuzz.reference.shadow.band import REAL, UNIT_ROUNDOFF, Band
 from amp_fuzz.reference.shadow.call import Call
 from amp_fuzz.reference.shadow.copies import (
@@ -44,6 +43,7 @@ from amp_fuzz.reference.shadow.copies import (
     with_numbers,
 )
 from amp_fuzz.reference.shadow.ops import CONVERTING, NORMS
+from amp_fuzz.reference.shadow.schemas import bound
 from amp_fuzz.reference.shadow.sums import lost
 from amp_fuzz.reference.shadow.written import SIXTEEN, written
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from amp_fuzz.reference.schemas import bound
+from amp_fuzz.reference.shadow.schemas import bound
 
 __all__ = ["lost"]
 

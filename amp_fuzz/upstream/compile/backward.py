@@ -146,6 +146,19 @@ BUGS = (
                     contexts=(),
                 ),
             ),
+            Example(
+                "compile[eager]",
+                case(
+                    [x("x0"), x("w1")],
+                    under(
+                        Checkpoint(use_reentrant=True),
+                        call("logaddexp", "w1", "w1"),
+                        call("add", "x0", "x0", to="v1"),
+                    ),
+                    returns=("v1",),
+                    contexts=(),
+                ),
+            ),
         ),
     ),
 )

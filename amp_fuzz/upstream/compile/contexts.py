@@ -1,0 +1,96 @@
+"""What a compiled program leaves of autocast's state.
+
+A graph enters a context by one op and leaves it by another. If the second one does not run, the
+state of the thread stays as it was inside.
+
+## compile-context-leak: an error leaves autocast on
+
+**What torch does** (2.13.0), from stage `eager` on. A compiled program that raises in an autocast
+region leaves autocast on. Its dtype, the nesting depth and the grad mode may stay as well. An
+`inference_mode` region inside it raises, for instance: see [compile-inference-tensors].
+
+**What the entry explains.** A state after an error, and no other.
+
+**Upstream.** [#195488](https://github.com/pytorch/pytorch/issues/195488).
+
+## compile-context-fallback: dynamo gives up, and the nesting depth stays
+
+```python
+import torch
+
+
+@torch.compile(backend="aot_eager_decomp_partition")
+def f(x, i):
+    with torch.autocast("cpu"):
+        return torch.take(x, i)
+
+
+f(torch.ones(2), torch.tensor(0))
+print(torch.autocast_increment_nesting())  # 2; right is 1
+```
+
+**What torch does** (2.13.0), from stage `aot_eager_decomp_partition` on. The decomposition of
+`take` looks at values, which fake tensors do not have. dynamo catches that error and runs the
+program in eager, but the op of its graph that enters the context has run. autocast clears the
+weight cache when the outermost context ends, and now none is the outermost.
+
+**Upstream.** [#195488](https://github.com/pytorch/pytorch/issues/195488).
+"""
+
+from __future__ import annotations
+
+from amp_fuzz.cases.build import BF16, call, case, under, x
+from amp_fuzz.cases.program import InferenceMode
+from amp_fuzz.upstream.bug import Bug, Example
+
+__all__ = ["BUGS"]
+
+BUGS = (
+    Bug(
+        id="compile-context-leak",
+        what="a compiled program that raises in an autocast region leaves autocast on",
+        why="the graph enters the context by one op and leaves it by another, which an error skips",
+        link="https://github.com/pytorch/pytorch/issues/195488",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("compile[*",),
+        kinds=("state",),
+        ops=("*",),
+        where="after an error",
+        observed=r"^(autocast on \w+|its dtype on \w+|weight cache|nesting|grad mode): \S+ became \S+$",
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 2, 2)],
+                    under(BF16, under(InferenceMode(), call("unsqueeze", "x0", -1, form="method"))),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-context-fallback",
+        what="a program that dynamo gives up on in an autocast region, and runs in eager, leaves the nesting depth",
+        why="the graph's op that enters the context has run when an op that looks at values ends the compilation",
+        link="https://github.com/pytorch/pytorch/issues/195488",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("compile[aot_*", "compile[inductor*"),
+        kinds=("state",),
+        ops=("*",),
+        where="after the case",
+        observed=r"^nesting: 0 became \d$",
+        examples=(
+            Example(
+                "compile[aot_eager_decomp_partition]",
+                case(
+                    [x("x0"), x("x1", dtype="int64", domain="zeros")],
+                    under(BF16, call("take", "x0", "x1")),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+)

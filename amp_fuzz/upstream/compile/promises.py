@@ -1,0 +1,272 @@
+"""What fake kernels promise, and the ops do not keep.
+
+A compiler plans casts, memory and gradients by what fake kernels answer.
+
+## compile-custom-op-promise: a cotangent is read beyond its memory
+
+```python
+import torch
+
+
+def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.tensordot(x, w, 1)
+
+
+def backward(ctx, grad):
+    return None, ctx.saved_tensors[0].t() @ (grad.float() * 2)
+
+
+product = torch.library.custom_op("mine::product", multiply, mutates_args=())
+product.register_fake(multiply)
+product.register_autograd(
+    backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0])
+)
+for f in product, torch.compile(product):
+    w = torch.ones(64, 64, requires_grad=True)
+    y = f(torch.ones(64, 64), w)
+    y.backward(torch.ones_like(y))
+    print(y.dtype, w.grad[0, 0])  # bfloat16 and 128; bfloat16 and 64, or anything
+```
+
+**What torch does** (2.13.0), on stage `inductor`; on `aot_eager` two dtypes may meet, and raise.
+The fake kernel opens an autocast region and calls the same function, as the op itself does. But it
+runs below autograd, where a composite op reaches `FakeTensorMode` whole, and nothing in it is
+cast. So `tensordot` of float32 promises float32 and returns bfloat16. The compiled backward pass
+takes the cotangent for float32: it reads pairs of bfloat16 numbers as one, and twice as far as the
+memory goes. The gradient changes from run to run.
+
+Of 448 ops of the catalogue (632 calls in a custom op, each in a bfloat16 region) 14 promise
+another dtype than they return: `einsum`, `gru`, `linalg.pinv` of two kinds,
+`linear_cross_entropy.chunked`, `matrix_power` of two kinds, `native_layer_norm`, `rnn_relu`,
+`rnn_tanh` and their cells, `tensordot` and `TransformerEncoderLayer`.
+
+**What the entry explains.** A program with one of these ops that agrees, again and again, if the
+fake kernel of a custom op returns what the op returns for zeros.
+
+**Upstream.** Not reported that we know of.
+
+## compile-promised-dtype: casts follow the promise of a fake kernel
+
+```python
+import torch
+
+
+def f(x, a):
+    return torch.nn.functional.rms_norm(torch.addr(x, a, a), [1])
+
+
+x, a = torch.tensor(1.0), torch.ones(1, dtype=torch.bfloat16)
+f(x, a).dtype, torch.compile(f, backend="aot_eager")(x, a).dtype  # float32, bfloat16
+```
+
+**What torch does** (2.13.0), on stage `aot_eager`, without autocast too. Four fake kernels promise
+another dtype than the kernels return:
+
+| op | promise | result |
+|---|---|---|
+| `addr` of a float32 number and bfloat16 vectors | bfloat16 | float32 |
+| `_native_batch_norm_legit_functional` of float16, running statistics | float32 | float16 |
+| `soft_margin_loss` of two dtypes | the wider one | that of the input |
+| `native_layer_norm` of bfloat16 with float32 weights, statistics | bfloat16 | float32 |
+
+An op that looks at the dtype while a graph is traced, as `rms_norm` and autocast do, puts the wrong
+cast into the graph, or none. An `out=` of the promised dtype is not converted to: in the graph it
+has the loss's own dtype. On later stages, where `addr` is decomposed, [compile-promotion] takes
+over.
+
+**What the entry explains.** A program with one of the four that agrees if they promise what they
+return.
+
+**Upstream.** Not reported that we know of.
+
+## compile-any-out: no bool from any of uint8
+
+**What torch does** (2.13.0), from stage `eager` on (in dynamo), and in `torch.export`; without
+autocast too. `torch.any(x, 0, out=b)` and `torch.all` of uint8 `x` take a `b` of uint8 or of bool in
+eager. The fake kernel (`torch._refs`) makes a result of uint8, which "can't be cast because it is
+not safe".
+
+**Upstream.** Not reported that we know of.
+
+## compile-grid-sampler-fallback: no fake kernel
+
+**What torch does** (2.13.0), from stage `eager` on. `aten::_grid_sampler_2d_cpu_fallback` reads
+memory that fake tensors do not have. dynamo raises `TorchRuntimeError`.
+
+**Upstream.** Not reported that we know of.
+"""
+
+from __future__ import annotations
+
+from amp_fuzz.cases.build import BF16, call, case, under, x
+from amp_fuzz.upstream.bug import Bug, Example
+
+__all__ = ["BUGS"]
+
+BUGS = (
+    Bug(
+        id="compile-custom-op-promise",
+        what="gradients of a custom op are read beyond the memory of a cotangent, where its fake kernel has another dtype than the op",
+        why="below autograd a composite op of the fake kernel reaches the mode whole, and what it is made of is not cast",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("compile[*",),
+        kinds=("nondeterminism", "grad-nonfinite", "grad-value", "raise"),
+        ops=(
+            *("TransformerEncoderLayer", "einsum", "gru", "linalg.pinv*", "linear_cross_entropy*"),
+            *("matrix_power*", "native_layer_norm", "rnn_relu*", "rnn_tanh*", "tensordot"),
+        ),
+        where="*grad*",
+        without="promised-dtypes",
+        examples=(
+            Example(
+                "compile[inductor]",
+                case(
+                    [x("x0", 17, 4), x("w1", 4, 9)],
+                    under(BF16, call("tensordot", "x0", "w1", dims=[[1], [0]])),
+                    entry="register_autocast",
+                    backward="outside",
+                ),
+                wrong="",  # no shadow follows tensordot into a custom op
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-promised-dtype",
+        what="what is computed from addr of a number, soft_margin_loss or layer norm of two dtypes, or new statistics of 16 bits, is cast otherwise in a compiled program",
+        why="the fake kernel promises another dtype than the kernel returns, and the casts of a graph go by the promise",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("compile[aot_eager]", "compile[aot_eager+*"),
+        kinds=(
+            *("dtype", "value", "precision", "nonfinite", "raise"),
+            *("grad-dtype", "grad-value", "grad-nonfinite"),
+        ),
+        ops=(
+            "addr",
+            "soft_margin_loss",
+            "native_layer_norm",
+            "_native_batch_norm_legit_functional",
+        ),
+        without="promised-results",
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0"), x("x1", 3, dtype="bfloat16")],
+                    call("addr", "x0", "x1", "x1"),
+                    call("rms_norm", "v0", [3], to="v1"),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="addr",
+            ),
+            # Nothing casts the statistics, which are promised to be float32.
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [
+                        x("x0", 3, 4, 2, dtype="float16"),
+                        x("x1", 4, dtype="float16", domain="unit"),
+                        x("x2", dtype="float16"),
+                    ],
+                    call(
+                        "_native_batch_norm_legit_functional",
+                        *("x0", None, None, "x1", "x1", True, 0.5, 1e-05),
+                        form="overload",
+                        to="v0 v1 v2 v3 v4",
+                    ),
+                    under(BF16, call("kl_div", "v4", "x2", reduction=2, form="overload", to="v5")),
+                    returns=("v5",),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 3, dtype="bfloat16"), x("x1", 3)],
+                    call("soft_margin_loss", "x0", "x1"),
+                    call("float", "v0", form="method", to="v1"),
+                    call("mul", "v1", "v1", to="v2"),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="soft_margin_loss",
+            ),
+            # Eager refuses the out=; in the graph it has the dtype of the loss.
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 3, dtype="bfloat16"), x("x1", 3), x("b2")],
+                    call("soft_margin_loss", "x0", "x1", form="out", out="b2"),
+                    call("float", "v0", form="method", to="v1"),
+                    call("mul", "v1", "v1", to="v2"),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="soft_margin_loss",
+            ),
+            # The statistics are float32, so the graph leaves out their cast to bfloat16.
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 3), x("x1", 3), x("x2", 2, 3, dtype="bfloat16")],
+                    call("native_layer_norm", "x2", [3], None, "x1", 1e-5, to="_ _ v0"),
+                    call("bfloat16", "v0", form="method", to="v1"),
+                    call("type_as", "v1", "v0", form="method", to="v2"),
+                    call("add", "x0", "v2", to="v3"),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="native_layer_norm",
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-any-out",
+        what="any and all of uint8 along a dimension, with an out= of bool, raise when they are compiled or exported",
+        why="the fake kernel writes a result of uint8, and refuses to cast it",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("compile[*", "export*"),
+        kinds=("raise",),
+        ops=("all.dim", "any.dim"),
+        expected="^no error$",
+        observed=r"built-in method (all|any) of .*dtype=torch\.uint8\), .*'out': FakeTensor\(|Attempting to cast from torch\.uint8 to out tensor with dtype torch\.bool",
+        bare="diverges",
+        examples=(
+            Example(
+                "compile[eager]",
+                case(
+                    [x("x0", 2, 3, dtype="uint8"), x("b1", 2, dtype="bool")],
+                    call("any.dim", "x0", 1, form="out", out="b1"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-grid-sampler-fallback",
+        what="_grid_sampler_2d_cpu_fallback cannot be compiled",
+        why="its kernel reads memory that fake tensors do not have",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("compile[*",),
+        kinds=("raise", "nondeterminism"),
+        ops=("*",),
+        observed=r"call_function (aten\.|<built-in method )_grid_sampler_2d_cpu_fallback",
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 1, 1, 5, 1), x("x1", 1, 2, 3, 2)],
+                    call("_grid_sampler_2d_cpu_fallback", "x0", "x1", 0, 0, True),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+)

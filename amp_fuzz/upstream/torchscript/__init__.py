@@ -1,0 +1,1 @@
+"""Known bugs of TorchScript: of `torch.jit.script`, `torch.jit.trace` and `torch.jit.freeze`."""

@@ -1,0 +1,194 @@
+"""Bugs of torch.export, beyond their examples: what they do not explain, and their imitations."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from amp_fuzz.backends.export import ExportBackend
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream import quirks, shipped
+from amp_fuzz.upstream.explain import judge_of
+from tests.helpers import BF16, WrongKernel, call, case, under, x
+
+PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)
+
+
+def judge(backend: ExportBackend, example: Case) -> Verdict:
+    with quiet():
+        return judge_of(backend, shipped()).judge(example)
+
+
+def test_an_imitated_export_leaves_no_trace_of_its_first_call() -> None:
+    """It runs the program once more, to see what is converted."""
+    inputs = [x("x0", 2, 3), x("x1", 3, 2)]
+    example = case(inputs, call("einsum", "ij,jk->ik", "x0", "x1"), backward="none")
+    with quirks(["export-composites"]):
+        seen = DECOMPOSED.reference().run(example)
+    assert [call.overload for call in seen.kernels or ()] == []
+
+
+def test_a_conversion_of_a_value_that_no_composite_op_made_is_right() -> None:
+    body = call("float", "x2", form="method"), call("sin", "v0", to="v1")
+    assert judge(DECOMPOSED, case([x("x2", 2)], *body, backward="none")).outcome == "agreed"
+
+
+def _nested(rng: random.Random, names: Iterator[str], depth: int = 0) -> list[Node]:
+    contexts = (NoGrad(), InferenceMode(), Autocast(dtype="bfloat16", enabled=False))
+    contexts += tuple(Checkpoint(use_reentrant=again) for again in (True, False))
+    body: list[Node] = []
+    for _ in range(rng.randint(1, 3)):
+        if depth < 3 and rng.random() < 0.6:
+            body.append(under(rng.choice(contexts), *_nested(rng, names, depth + 1)))
+        else:
+            body.append(call("mul", "w0", "w1", to=next(names)))
+    return body
+
+
+def test_grad_modes_of_nested_regions_are_imitated() -> None:
+    rng = random.Random(7)
+    outcomes = []
+    for _ in range(40):
+        body = _nested(rng, (f"v{i}" for i in itertools.count()))
+        outcomes.append(judge(PLAIN, case([x("w0", 2), x("w1", 2)], *body, contexts=())).outcome)
+    assert set(outcomes) == {"agreed", "known"}
+    assert outcomes.count("known") > 10
+
+
+def test_a_dtype_that_fake_tensors_remember_wrong_is_not_that_of_a_layer_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without promised statistics the cache of fake tensors is cleared, which heals more."""
+    honest = ExportBackend.observe
+
+    def observe(self: ExportBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        if "stale" in FakeTensorMode.cache:
+            seen.values["v0"] = torch.zeros(3, dtype=torch.float16)
+        return seen
+
+    monkeypatch.setattr(ExportBackend, "observe", observe)
+    monkeypatch.setitem(FakeTensorMode.cache, "stale", None)
+    example = case([x("x0", 3)], call("sin", "x0"), contexts=(), backward="none")
+    assert judge(DECOMPOSED, example).outcome == "diverged"
+
+
+LEFT = "weight cache: True became False"
+
+
+@pytest.mark.parametrize(
+    ("region", "more"), [(None, ""), (None, LEFT), (NoGrad(), LEFT)], ids=["", "more", "region"]
+)
+def test_an_error_elsewhere_or_another_state_that_is_left_is_reported(
+    monkeypatch: pytest.MonkeyPatch, region: Context | None, more: str
+) -> None:
+    honest = ExportBackend.observe
+
+    def observe(self: ExportBackend, one: Case) -> Observation:
+        seen = honest(self, one)
+        seen.leaked = "; ".join(filter(None, ("grad mode: True became False", more)))
+        return seen
+
+    monkeypatch.setattr(ExportBackend, "observe", observe)
+    cross = call("cross", "x0", "x1", to="v1")
+    inputs = [x("x0", 3, dtype="bfloat16"), x("x1", 3)]
+    body = (under(region, cross),) if region else (nested(NoGrad(), after=call("sin", "x0")), cross)
+    verdict = judge(PLAIN, case(inputs, *body, contexts=(), backward="none"))
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "state")
+    assert torch.is_grad_enabled()
+
+
+OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Checkpoint()
+
+
+SIN, COS, EXP = (call(op, "w0", to=f"v{i}") for i, op in enumerate(("sin", "cos", "exp")))
+
+
+MM = call("mm", "w0", "w0", to="v3")
+
+
+def nested(*contexts: Context, after: Node = SIN) -> Node:
+    """Return a node in regions, the first outermost."""
+    for context in reversed(contexts):
+        after = under(context, after)
+    return after
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        # A region of no_grad is kept, and forgotten in one of autocast, wherever that stands.
+        ((nested(NoGrad()), EXP), ""),
+        ((under(NoGrad(), nested(NoGrad()), COS), EXP), ""),
+        ((nested(NoGrad(), OFF), EXP), ""),
+        ((nested(OFF, NoGrad()), EXP), "no-grad"),
+        ((nested(OFF, ONCE, NoGrad()), EXP), "no-grad"),
+        ((nested(NoGrad(), OFF, NoGrad()), EXP), "no-grad"),
+        ((under(NoGrad(), nested(OFF, NoGrad()), COS), EXP), "no-grad"),
+        ((under(OFF, nested(NoGrad(), NoGrad()), COS), EXP), "no-grad"),
+        # A checkpoint, and what is after it, up to where a grad mode is set.
+        ((nested(AGAIN),), "checkpoint"),
+        ((nested(AGAIN), nested(OFF, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(BF16, after=MM), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(ONCE, after=COS), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(NoGrad(), after=COS), EXP), "checkpoint"),
+        ((under(AGAIN, nested(NoGrad()), COS), EXP), "checkpoint"),
+        ((nested(NoGrad(), AGAIN), EXP), ""),
+        ((under(NoGrad(), nested(AGAIN), COS), EXP), ""),
+        ((nested(OFF, NoGrad()), nested(NoGrad(), AGAIN, after=COS), EXP), "no-grad"),
+        # In a region of autocast that is forgotten, too, and ends what began before.
+        ((nested(OFF, AGAIN), EXP), ""),
+        ((nested(AGAIN), nested(OFF, AGAIN, after=COS), EXP), "no-grad checkpoint"),
+        ((nested(AGAIN), nested(OFF, NoGrad(), after=COS), EXP), "no-grad checkpoint"),
+        ((under(AGAIN, nested(OFF, NoGrad()), COS), EXP), "no-grad checkpoint"),
+        # One that is not reentrant, in another such one.
+        ((nested(ONCE), EXP), ""),
+        ((nested(ONCE), nested(ONCE, after=COS), EXP), ""),
+        ((under(ONCE, SIN, nested(ONCE, after=COS)), EXP), "checkpoint"),
+        ((nested(ONCE, OFF, ONCE), EXP), ""),
+        ((nested(NoGrad(), ONCE, ONCE), EXP), ""),
+        ((nested(ONCE, AGAIN), EXP), "checkpoint"),
+        ((nested(AGAIN), nested(NoGrad(), after=COS), nested(ONCE, OFF, after=EXP)), "checkpoint"),
+        # Inference mode is none in the graph, and while that is traced.
+        ((nested(InferenceMode()), EXP), "inference-mode"),
+        ((nested(OFF, InferenceMode()), EXP), "inference-mode"),
+        ((nested(InferenceMode(), NoGrad()), EXP), "inference-mode"),
+        ((nested(ONCE, InferenceMode(), ONCE), EXP), "inference-mode"),
+        ((nested(OFF, InferenceMode(), NoGrad()), EXP), "no-grad inference-mode"),
+        (
+            (
+                nested(AGAIN),
+                nested(NoGrad(), after=COS),
+                nested(InferenceMode(), ONCE, ONCE, after=EXP),
+            ),
+            "checkpoint inference-mode",
+        ),
+    ],
+)
+def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -> None:
+    """And another fault beside them is seen."""
+    example = case([x("w0", 2, 2)], *body, contexts=())
+    assert PLAIN.reference().meant(example) == example
+    verdict = judge(PLAIN, example)
+    assert verdict.outcome in ("agreed", "known"), verdict.divergence
+    assert set(filter(None, verdict.known.split("+"))) == {f"export-{k}" for k in known.split()}
+    with quiet():
+        wrong = judge_of(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
+    assert wrong.outcome == "diverged"
+
+
+def test_a_checkpoint_that_gives_zeros_back_is_named_beside_another_bug() -> None:
+    """Zeros for a weight that nothing depends on; an export has none of it."""
+    body = call("le", "x1", "w2", to="v3"), call("add", "x1", "x1", to="v4")
+    inputs = [x("w0", 2, 2), x("x1", 2), x("w2", 2)]
+    example = case(inputs, nested(OFF, NoGrad()), EXP, under(AGAIN, *body), contexts=())
+    assert set(judge(PLAIN, example).known.split("+")) == {"export-no-grad", "export-checkpoint"}
