@@ -5,6 +5,7 @@ This module knows no bug. `amp_fuzz.upstream` has the bugs, and says which are i
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -64,7 +65,7 @@ class Imitation:
     functions: ops that are computed otherwise where autocast decides, by name, as ``sum.dtype``.
     rewrite: the case that the backend takes a case for.
     around: a context for the whole run, its threads and its backward passes.
-    wrap: the program that the backend makes of that of a case.
+    wrap: the program that the backend makes of a case's. `inspect.unwrap` must find the latter.
     wrap_op: the custom op that it makes of one, whose body is the program.
     applies: False for a case in which it cannot change anything; it costs less than a run.
     follows: whether shadow arithmetic can follow it.
@@ -110,6 +111,7 @@ def inside(
     """Return what makes of a program the same in a context, for `Imitation.wrap`."""
 
     def wrap(program: Program, case: Case) -> Program:
+        @functools.wraps(program, updated=())
         def run(*inputs: Any) -> Any:
             with context():
                 return program(*inputs)

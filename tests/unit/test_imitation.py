@@ -1,5 +1,6 @@
 """What an imitation may change, and how several are one."""
 
+import inspect
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +23,7 @@ from amp_fuzz.reference import DOCUMENTED, Semantics
 from amp_fuzz.upstream.registry import IMITATIONS
 from tests.helpers import call, case, eager, under, x
 
+WRAPPING = [n for n, made in IMITATIONS.items() if n.startswith("compile-") and made.wraps()]
 PRODUCT = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), backward="none")
 THREADED = msgspec.structs.replace(
     PRODUCT, plan=msgspec.structs.replace(PRODUCT.plan, thread="whole")
@@ -118,6 +120,16 @@ def test_what_is_around_a_run_stands_above_the_kernels() -> None:
     assert torch.equal(result(PRODUCT, Imitation(around=Noting), negated), -result(PRODUCT))
     assert mm in seen
     assert neg not in seen
+
+
+@pytest.mark.parametrize("name", WRAPPING)
+def test_a_program_is_found_in_what_is_made_of_it(name: str) -> None:
+    """Imitations of an export read the names that it uses."""
+
+    def program(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return inputs
+
+    assert inspect.unwrap(IMITATIONS[name].wrap(program, PRODUCT)) is program
 
 
 def test_a_custom_op_can_be_another_one_than_its_program() -> None:

@@ -83,6 +83,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ AOT = "compile[aot_eager]"
 def _forgetting(program: Program, case: Case) -> Program:
     """Return a program that returns the ``out=`` of ``chain_matmul``, to which nothing is written."""
 
+    @wraps(program, updated=())
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         honest: Callable[..., torch.Tensor] = torch.chain_matmul
         forgotten: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -138,6 +140,7 @@ def _traced_op(op: Program, case: Case) -> Program:
 def _differentiated(function: Program) -> Program:
     """Return a function that runs its backward pass for the error that this may raise."""
 
+    @wraps(function, updated=())
     def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = function(*inputs)
         made = [output for output in outputs if output.requires_grad]
@@ -188,6 +191,7 @@ def _dropouts() -> Iterator[None]:
 def _with_views(program: Program, case: Case) -> Program:
     """Return a program that makes the views that it returns again, with grad."""
 
+    @wraps(program, updated=())
     def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = program(*inputs)
         return tuple(map(_again, outputs)) if torch.is_grad_enabled() else outputs
