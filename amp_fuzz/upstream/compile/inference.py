@@ -92,9 +92,9 @@ changes the state. Otherwise another case would raise, at a time that no replay 
 
 ## compile-inference-saved: inference tensors are saved for a backward pass
 
-**What torch does** (2.13.0). The gradient of a weight's `conv1d` of an inference tensor needs that
-tensor. Eager raises "Inference tensors cannot be saved for backward". A graph has no inference
-tensors, so the compiled program computes.
+**What torch does** (2.13.0). The gradient of a weight's `conv1d` of an inference tensor needs
+that tensor. Eager raises "Inference tensors cannot be saved for backward". A graph has no
+inference tensors, so the compiled program computes.
 
 **Upstream.** Not reported that we know of.
 """
