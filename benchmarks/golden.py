@@ -94,9 +94,6 @@ def main() -> int:
 
 def drawn() -> Iterator[tuple[str, Case]]:
     """Yield each golden case with its backend."""
-    from tests.unit.test_known import EXAMPLES
-
-    yield from ((example.backend, example.case) for example in EXAMPLES.values())
     for bug in BUGS.values():
         yield from ((example.backend, example.case) for example in bug.examples)
     for name, entry in index().items():

@@ -315,11 +315,8 @@ def finding(
 
 def examples() -> Mapping[str, tuple[str, Case]]:
     """Return the smallest example of each known bug of torch's own: a backend, and a case."""
-    from tests.unit.test_known import EXAMPLES
-
-    found = {name: (example.backend, example.case) for name, example in EXAMPLES.items()}
     smallest = {name: bug.examples[0] for name, bug in BUGS.items() if bug.examples}
-    found |= {name: (example.backend, example.case) for name, example in smallest.items()}
+    found = {name: (example.backend, example.case) for name, example in smallest.items()}
     found |= _more_examples()
     # Of a GRU on fake tensors torch dies of candidates, which are judged here without a supervisor.
     others = ("torchax-", "xla-", "any-query-misses-devices")

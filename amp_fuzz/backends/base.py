@@ -198,9 +198,6 @@ class Calls(Protocol):
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         """Call a callable under a plan, and return the observation."""
 
-    def traced(self) -> Callable[..., Any] | None:
-        """Return a function as the reference runs it when it imitates quirks of tracing."""
-
 
 @runtime_checkable
 class Watches(Protocol):

@@ -8,7 +8,6 @@ cases, so no artefact of another case can hide a bug.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import os
@@ -27,12 +26,9 @@ import torch
 from amp_fuzz.backends import bisection, harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
 from amp_fuzz.backends.export import DATA_DEPENDENT
-from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations import aot
-from amp_fuzz.backends.imitations.lowered import lowered
+from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.prelude import in_thread
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, threading
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
@@ -54,7 +50,6 @@ from amp_fuzz.reference.shadow.mode import Promise
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
 
-QUIRK = "compile-backward-autocast"
 # Each does more than the one before it: the first that diverges has the bug.
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
@@ -171,10 +166,6 @@ class CompileBackend(TorchRepros, TorchBackend):
             return seen
         finally:
             torch._dynamo.reset()
-
-    def traced(self) -> Callable[..., Any] | None:
-        """Return a program as AOTAutograd traces it, as far as quirks ask for it."""
-        return None if self.rung == "eager" else aot.traced
 
     def facts(self) -> Facts:
         """Return what `torch.compile` promises."""
@@ -346,44 +337,13 @@ class CompileBackend(TorchRepros, TorchBackend):
         return "all" if emulates else "written"
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on the same device, which can imitate what AOTAutograd does."""
+        """Return the reference on the same device.
+
+        Inductor sums in its own loops, and passes channels-last tensors to torch's convolutions.
+        """
         runtime = TorchBackend.reference(self).runtime
-        if self.rung == "eager":
-            return _TracedReference(runtime, promise=self.promise)
-        runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
-        kind = _TracedReference if self.told else _UntoldReference
-        # Inductor sums in its own loops, and passes channels-last tensors to torch's convolutions.
         numerics = Numerics(reorders=self.rung == "inductor")
-        return kind(runtime, numerics=numerics, promise=self.promise)
-
-
-@dataclass(frozen=True, slots=True)
-class _TracedReference(ReferenceRuntime):
-    """The reference; under quirks, the program does what AOTAutograd makes of it."""
-
-    def of(self, case: Case) -> Runtime:
-        backward = case.plan.backward != "none"
-        whole = backward or case.plan.entry in CUSTOM_OPS  # the op is traced, and not its body
-
-        def opaque(*how: Any) -> Any:
-            made = prelude.as_custom_op(*how)
-            return made if backward else aot.differentiated(made)
-
-        def driver(names: Mapping[str, Any]) -> dict[str, Any]:
-            program = aot.traced(names["program"], backward=whole)
-            return {"program": program, "as_custom_op": opaque}
-
-        return dataclasses.replace(self.runtime, driver=driver)
-
-
-@dataclass(frozen=True, slots=True)
-class _UntoldReference(_TracedReference):
-    """The reference; under the quirk, every backward pass stands where the forward stood."""
-
-    def meant(self, case: Case) -> Case:
-        if QUIRK not in active_quirks() or case.plan.backward == "none":
-            return case
-        return case.with_plan(backward="inside", backward_context=None)
+        return ReferenceRuntime(runtime, numerics=numerics, promise=self.promise)
 
 
 def _opaque(case: Case) -> Case:

@@ -12,19 +12,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from amp_fuzz.backends import harness, prelude
 from amp_fuzz.backends.base import Backend, Call, Facts, documentation
-from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations import aot
-from amp_fuzz.backends.imitations.lowered import lowered
+from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.prelude import in_thread
-from amp_fuzz.backends.reference import ReferenceRuntime, within
+from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers
@@ -32,9 +29,6 @@ from amp_fuzz.backends.torch_state import in_thread_alike
 from amp_fuzz.cases.case import Case, Plan, inferring
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
-
-# As for a compiled program.
-_TRACED = ("compile-functions", "compile-kernels", "compile-matrix-rank", "compile-out")
 
 # Their shapes or branches depend on input values, or they need real memory.
 DATA_DEPENDENT = (
@@ -151,7 +145,7 @@ class ExportBackend(TorchRepros, TorchBackend):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the CPU; it imitates what an export makes of a program."""
-        return _Exported(replace(TorchBackend.reference(self).runtime, scope=lowered))
+        return _Exported(TorchBackend.reference(self).runtime)
 
     def ladder(self) -> Sequence[Backend]:
         """Return the export without decompositions, for that with them."""
@@ -188,14 +182,6 @@ class _Exported(ReferenceRuntime):
         """Run one case, and go back to the grad mode of before."""
         with torch.set_grad_enabled(torch.is_grad_enabled()):
             return ReferenceRuntime.run(self, case)
-
-    def of(self, case: Case) -> Runtime:
-        """Return the runtime for a case: what a compiled program has, an exported one has too."""
-        runtime = self.runtime
-        for name in _TRACED:
-            if name in active_quirks():
-                runtime = within(runtime, aot.QUIRKS[name])
-        return runtime
 
 
 def backends() -> list[Backend]:

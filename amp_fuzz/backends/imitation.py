@@ -18,7 +18,19 @@ from amp_fuzz.backends import imitated
 from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import DOCUMENTED, Call, Semantics, Treatment, dispatch, under
 
-__all__ = ["KNOWN", "NOTHING", "Composed", "Imitation", "asking", "compose", "current", "imitating"]
+__all__ = [
+    "KNOWN",
+    "NOTHING",
+    "Composed",
+    "Imitation",
+    "Kernel",
+    "Program",
+    "asking",
+    "compose",
+    "current",
+    "imitating",
+    "inside",
+]
 
 Kernel: TypeAlias = Callable[..., Any]
 """Computes an op: given what computes it otherwise, and the arguments. It may return
@@ -53,6 +65,7 @@ class Imitation:
     rewrite: the case that the backend takes a case for.
     around: a context for the whole run, its threads and its backward passes.
     wrap: the program that the backend makes of that of a case.
+    wrap_op: the custom op that it makes of one, whose body is the program.
     applies: False for a case in which it cannot change anything; it costs less than a run.
     follows: whether shadow arithmetic can follow it.
     """
@@ -63,6 +76,7 @@ class Imitation:
     rewrite: Callable[[Case], Case] = _same_case
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     wrap: Callable[[Program, Case], Program] = _same_program
+    wrap_op: Callable[[Program, Case], Program] = _same_program
     applies: Callable[[Case], bool] = _always
     follows: bool = True
 
@@ -76,6 +90,33 @@ class Imitation:
         made = self.rules(DOCUMENTED)
         names = (field.name for field in fields(Semantics))
         return frozenset(n for n in names if getattr(made, n) is not getattr(DOCUMENTED, n))
+
+    def wraps(self) -> bool:
+        """Return whether a program, or a custom op, may become another one."""
+        return self.wrap is not _same_program or self.wrap_op is not _same_program
+
+    def surrounds(self) -> bool:
+        """Return whether there is anything to enter for a run."""
+        return bool(self.kernels) or self.around is not nullcontext
+
+    def acts(self) -> bool:
+        """Return whether it does anything beside replacing rules."""
+        return self.wraps() or self.surrounds() or self.rewrite is not _same_case
+
+
+def inside(
+    context: Callable[[], AbstractContextManager[Any]],
+) -> Callable[[Program, Case], Program]:
+    """Return what makes of a program the same in a context, for `Imitation.wrap`."""
+
+    def wrap(program: Program, case: Case) -> Program:
+        def run(*inputs: Any) -> Any:
+            with context():
+                return program(*inputs)
+
+        return run
+
+    return wrap
 
 
 def _calling(functions: Mapping[str, Kernel], semantics: Semantics) -> Semantics:
@@ -99,7 +140,10 @@ def _or_plain(kernel: Kernel, plain: Callable[..., Any], *args: Any, **kwargs: A
 
 
 class _Kernels(TorchDispatchMode):
-    """Computes ops otherwise below autograd."""
+    """Computes ops otherwise below autograd.
+
+    An op that is made of others comes here whole in inference mode, and is taken apart.
+    """
 
     def __init__(self, kernels: Mapping[Any, Kernel]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,6 +160,9 @@ class _Kernels(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         with dispatch.kept():
+            if dispatch.is_composite(func):
+                with self:
+                    return func.decompose(*args, **kwargs)
             return func(*args, **kwargs)
 
 
@@ -151,22 +198,28 @@ class Composed:
             program = part.wrap(program, case)
         return program
 
+    def wrap_op(self, op: Program, case: Case) -> Program:
+        """Return the custom op that the backend makes of one."""
+        for part in self.parts.values():
+            op = part.wrap_op(op, case)
+        return op
+
     def wraps(self) -> bool:
-        """Return whether a program may become another one."""
-        return any(part.wrap is not _same_program for part in self.parts.values())
+        """Return whether a program, or a custom op, may become another one."""
+        return any(part.wraps() for part in self.parts.values())
 
     def surrounds(self) -> bool:
         """Return whether there is anything to enter for a run."""
-        return bool(self.kernels) or any(p.around is not nullcontext for p in self.parts.values())
+        return any(part.surrounds() for part in self.parts.values())
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Enter what is around a whole run, in each of its threads."""
+        """Enter what is around a whole run, in each of its threads: the kernels come last."""
         with ExitStack() as stack:
-            for part in self.parts.values():
-                stack.enter_context(part.around())
             if self.kernels:
                 stack.enter_context(_Kernels(self.kernels))
+            for part in self.parts.values():
+                stack.enter_context(part.around())
             yield
 
     def follows(self) -> bool:
@@ -232,11 +285,11 @@ def imitating(composed: Composed) -> Iterator[None]:
 def asking() -> Iterator[set[str]]:
     """Collect the bugs, of those in `KNOWN`, whose rules the reference asks for in a block.
 
-    It does the same with one that it does not ask for as without it. With them come the names that
-    are looked for in `imitated.active_quirks`.
+    It does the same with one that it does not ask for as without it. With them come those that do
+    more than replace rules, and the names that are looked for in `imitated.active_quirks`.
     """
     global _listener
-    asked: set[str] = set()
+    asked = {name for name, imitation in KNOWN.items() if imitation.acts()}
     names: dict[str, set[str]] = {}
     for name, imitation in KNOWN.items():
         for rule in imitation.replaces():

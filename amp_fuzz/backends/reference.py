@@ -20,7 +20,14 @@ from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.written import casting
 
-__all__ = ["Numerics", "ReferenceRuntime", "reference_runtime", "threading"]
+__all__ = [
+    "Numerics",
+    "ReferenceRuntime",
+    "reference_runtime",
+    "surrounded",
+    "threading",
+    "within",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +95,7 @@ class ReferenceRuntime:
     def _imitating(self, case: Case) -> tuple[Case, Runtime]:
         """Return the case as the backend runs it, and its runtime, under the current imitations."""
         current = imitation.current()
-        meant, runtime = current.rewrite(self.meant(case)), self.of(case)
-        if current.surrounds():
-            runtime = within(runtime, current.around)
+        meant, runtime = current.rewrite(self.meant(case)), surrounded(self.of(case))
         return meant, _wrapping(runtime, current, case) if current.wraps() else runtime
 
     def asked(self, case: Case) -> set[str] | None:
@@ -148,6 +153,12 @@ def _casting(case: Case) -> AbstractContextManager[None]:
     return casting({harness.PROGRAM: cast_lines(case.program)})
 
 
+def surrounded(runtime: Runtime) -> Runtime:
+    """Return a runtime whose runs are in what is around them while bugs are imitated."""
+    current = imitation.current()
+    return within(runtime, current.around) if current.surrounds() else runtime
+
+
 def within(runtime: Runtime, context: Callable[[], AbstractContextManager[Any]]) -> Runtime:
     """Return a runtime whose runs are in an additional context, in each of their threads."""
     base = runtime.scope
@@ -166,7 +177,12 @@ def _wrapping(runtime: Runtime, composed: Composed, case: Case) -> Runtime:
     def driver(names: Mapping[str, Any]) -> dict[str, Any]:
         changed = {} if base is None else base(names)
         program = changed.get("program", names["program"])
-        return {**changed, "program": composed.wrap(program, case)}
+        opaque = changed.get("as_custom_op", prelude.as_custom_op)
+        return {
+            **changed,
+            "program": composed.wrap(program, case),
+            "as_custom_op": lambda *how: composed.wrap_op(opaque(*how), case),
+        }
 
     return replace(runtime, driver=driver)
 

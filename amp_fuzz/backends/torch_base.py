@@ -91,10 +91,6 @@ class TorchBackend:
         """Call a callable unchanged."""
         return call(self.runtime(), None)
 
-    def traced(self) -> Callable[..., Any] | None:
-        """Return nothing: a callable is not traced."""
-        return None
-
 
 def under(case: Case, context: Context) -> Case:
     """Return a case with its program's whole body under a context."""

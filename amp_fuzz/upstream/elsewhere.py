@@ -2,31 +2,6 @@
 
 That module asks `amp_fuzz.backends.imitated.active_quirks`. Each name has a page in docs/findings/.
 
-compile-backward-autocast: the backward pass of a compiled program runs under what surrounded
-    its forward, wherever it stands.
-compile-any-uint8, compile-atanh, compile-erf, compile-expm1, compile-fractional-pool,
-    compile-group-norm, compile-hardsigmoid, compile-max-pool-indices, compile-mixed-cross,
-    compile-mixed-layer-norm, compile-mixed-mv, compile-promotion, compile-remainder,
-    compile-std, compile-weight-norm, export-promotion: an op is computed as a decomposition or
-    a lowering does it (`amp_fuzz.backends.imitations.lowered`).
-compile-dropout: a dropout that drops nothing returns a copy, where eager returns its input.
-compile-functions: a Python function of torch that modes may override is called again from what
-    it hands on to them; `torch.nn.functional.l1_loss` does not hand on its weights, and
-    `torch.chain_matmul` not its ``out=``.
-compile-kernels: autocast decides about the ops that a graph consists of, not about what their
-    kernels call; in an ``inference_mode`` region composite ops are kernels too.
-compile-lstm: an LSTM whose input requires grad, or with a tensor of another dtype than float32
-    and bfloat16, is computed cell by cell.
-compile-out: a composite op with an ``out=`` is called without it, so that autocast casts for
-    it, and its result is copied; so is any op whose ``out=`` has another dtype.
-compile-views: a view that is made under ``no_grad`` in a program and returned from it
-    has a ``grad_fn``.
-compile-weight-cache: a compiled program neither sees nor leaves a cast in the weight cache.
-compile-written-casts: what is computed from a float32 that the program casts to 16 bits takes
-    it as it was before, but for ops that are kernels by themselves
-    (`amp_fuzz.reference.shadow.written`).
-export-embedding-bag, export-take: a call raises as it does where it is
-    exported, or the export decomposed.
 torchax-backward-dtypes: autocast casts what products are given below autograd: their gradients
     are products with what was given, not with its casts.
 torchax-checkpoint: a checkpoint is recomputed under whatever surrounds the backward pass.
@@ -64,16 +39,6 @@ torchax-stale-jit: a program runs under the autocast of its first call (the back
 torchax-sums: addmm, linear, convolutions and others round their product before they add to it.
 torchax-torch-autocast: a context casts nothing.
 torchax-type-as: ``x.type_as(y)`` changes x itself, and returns it (the backend's part).
-xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
-    channels of the others, with 0 (`amp_fuzz.backends.imitations.xla`).
-xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
-    rounded (`amp_fuzz.backends.imitations.xla`).
-xla-fast-tanh: tanh of float32, also in gelu and mish, is a quotient of polynomials, off by up
-    to 4.3 units of 2^-24 where it is near 1 (`amp_fuzz.backends.imitations.xla`).
-xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which cancels near 1 and 2
-    (`amp_fuzz.backends.imitations.xla`).
-xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
-    is: a program that XLA compiles selects (`amp_fuzz.backends.imitations.lowered`).
 """
 
 from __future__ import annotations
@@ -81,40 +46,6 @@ from __future__ import annotations
 __all__ = ["NAMES"]
 
 NAMES = (
-    "compile-addcdiv",
-    "compile-any-uint8",
-    "compile-atanh",
-    "compile-backward-autocast",
-    "compile-cat-empty",
-    "compile-dropout",
-    "compile-erf",
-    "compile-expm1",
-    "compile-fractional-pool",
-    "compile-functions",
-    "compile-group-norm",
-    "compile-hardsigmoid",
-    "compile-interpolation",
-    "compile-kernels",
-    "compile-lstm",
-    "compile-matrix-rank",
-    "compile-max-pool-indices",
-    "compile-mixed-cross",
-    "compile-mixed-layer-norm",
-    "compile-mixed-mv",
-    "compile-norm-statistics",
-    "compile-out",
-    "compile-promotion",
-    "compile-remainder",
-    "compile-std",
-    "compile-traced-backward",
-    "compile-views",
-    "compile-weight-cache",
-    "compile-weight-norm",
-    "compile-written-casts",
-    "compile-zero-dim-loss",
-    "export-embedding-bag",
-    "export-promotion",
-    "export-take",
     "torchax-backward-dtypes",
     "torchax-checkpoint",
     "torchax-checkpoint-functions",
@@ -133,9 +64,4 @@ NAMES = (
     "torchax-sums",
     "torchax-torch-autocast",
     "torchax-type-as",
-    "xla-depthwise",
-    "xla-excess-precision",
-    "xla-fast-tanh",
-    "xla-gamma",
-    "xla-masked-products",
 )

@@ -18,7 +18,6 @@ from amp_fuzz.backends import backends, choose
 from amp_fuzz.backends import compile as compiled
 from amp_fuzz.backends.compile import LADDER, CompileBackend
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.backends.imitations import lowered
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast, Checkpoint, DType, InferenceMode
 from amp_fuzz.findings.minimize.target import part_of, stage_of
@@ -27,6 +26,7 @@ from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.registry import IMITATIONS
 from tests.helpers import BF16, Run, call, case, drawn, under, x
 
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
@@ -371,7 +371,10 @@ def test_an_error_that_dynamo_quotes_is_the_known_one() -> None:
     assert (verdict.outcome, verdict.known) == ("known", "promote-foreign-half")
 
 
-@pytest.mark.parametrize("quirk", sorted(lowered.QUIRKS))
+SURROUND = [name for name, made in sorted(IMITATIONS.items()) if made.surrounds()]
+
+
+@pytest.mark.parametrize("quirk", SURROUND)
 def test_what_imitates_one_op_leaves_the_casts_in_other_kernels(quirk: str) -> None:
     """A dispatch mode runs with autocast excluded: a kernel that calls others would lose it."""
     pinv = case([x("x0", 3, 3)], call("linalg.pinv", "x0"), backward="none")

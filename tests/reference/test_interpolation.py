@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._decomp import decomposition_table
 
-from amp_fuzz.backends.imitations.interpolation import LINEAR
+from amp_fuzz.upstream.compile.interpolation import LINEAR
 
 ATEN = torch.ops.aten
 OPS = (ATEN.upsample_linear1d, ATEN.upsample_bilinear2d, ATEN.upsample_trilinear3d)

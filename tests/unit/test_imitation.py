@@ -2,13 +2,14 @@
 
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz import reference, upstream
 from amp_fuzz.backends import imitation
@@ -16,10 +17,11 @@ from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.imitation import NOTHING, Imitation, compose, imitating
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import InferenceMode, NoGrad
 from amp_fuzz.reference import DOCUMENTED, Semantics
 from amp_fuzz.upstream.bug import ELSEWHERE
 from amp_fuzz.upstream.registry import IMITATIONS
-from tests.helpers import call, case, eager, x
+from tests.helpers import call, case, eager, under, x
 
 PRODUCT = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), backward="none")
 THREADED = msgspec.structs.replace(
@@ -92,6 +94,43 @@ def test_the_later_kernel_stands_around_the_earlier() -> None:
     assert torch.equal(result(PRODUCT, abstains), honest)
 
 
+@pytest.mark.parametrize("region", [InferenceMode(), NoGrad()], ids=["inference", "no_grad"])
+def test_a_kernel_is_found_below_an_op_that_is_made_of_others(region: Any) -> None:
+    """In inference mode such an op comes to a mode whole."""
+    one = case(
+        [x("x0", 2, 2), x("x1", 2, 2)], under(region, call("matmul", "x0", "x1")), backward="none"
+    )
+    mm = torch.ops.aten.mm.default
+    assert torch.equal(result(one, Imitation(kernels={mm: times(2)})), 2 * result(one))
+
+
+def test_what_is_around_a_run_stands_above_the_kernels() -> None:
+    seen = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    mm, neg = torch.ops.aten.mm.default, torch.ops.aten.neg.default
+    negated = Imitation(kernels={mm: lambda plain, *args: neg(plain(*args))})
+    assert torch.equal(result(PRODUCT, Imitation(around=Noting), negated), -result(PRODUCT))
+    assert mm in seen
+    assert neg not in seen
+
+
+def test_a_custom_op_can_be_another_one_than_its_program() -> None:
+    def negated(op: Any, one: Case) -> Any:
+        return lambda *inputs: [-output for output in op(*inputs)]
+
+    plan = msgspec.structs.replace(PRODUCT.plan, entry="custom_op")
+    one = msgspec.structs.replace(PRODUCT, plan=plan)
+    assert torch.equal(result(one, Imitation(wrap_op=negated)), -result(one))
+    assert torch.equal(result(PRODUCT, Imitation(wrap_op=negated)), result(PRODUCT))
+
+
 def test_an_op_without_a_policy_can_be_called_otherwise() -> None:
     one = case([x("x0", 2, 2)], call("neg", "x0"), backward="none")
     honest = result(one)
@@ -125,6 +164,18 @@ def test_an_imitation_says_where_it_cannot_act(monkeypatch: pytest.MonkeyPatch) 
     assert runtime.may("another bug", PRODUCT)
 
 
+def test_asking_names_a_bug_that_does_more_than_replace_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    acts = Imitation(around=nullcontext, rewrite=lambda one: one)
+    monkeypatch.setitem(imitation.KNOWN, "acts", acts)
+    monkeypatch.setitem(imitation.KNOWN, "nothing", Imitation())
+    with imitation.asking() as asked:
+        pass
+    assert "acts" in asked
+    assert "nothing" not in asked
+
+
 def test_asking_names_the_bugs_whose_rules_decide() -> None:
     """The weight of a product is cached; nothing is promoted, and no module asks a question."""
     with imitation.asking() as asked:
@@ -135,11 +186,11 @@ def test_asking_names_the_bugs_whose_rules_decide() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(n for n, i in IMITATIONS.items() if i is not ELSEWHERE))
-def test_an_imitation_changes_something(name: str) -> None:
+def test_an_imitation_replaces_a_rule_or_does_more(name: str) -> None:
     """`Semantics` has no field that only a caller could read."""
     made = IMITATIONS[name]
     assert {f.name for f in fields(made.rules(DOCUMENTED))} >= made.replaces()
-    assert made != Imitation()
+    assert made.replaces() or made.acts()
 
 
 def test_another_process_gets_the_same_imitation() -> None:

@@ -105,10 +105,12 @@ def beside(case: Case) -> Case:
     )
 
 
-def refused(example: Example) -> bool:
-    """Return whether the reference raises before it has a value that could be compared."""
+def refused(shown: Shown) -> bool:
+    """Return whether nothing can be compared: the reference raises, and imitates nothing."""
+    if shown.bug.imitation is not None:
+        return False
     with quiet():
-        seen = backends()[example.backend].reference().run(example.case)
+        seen = backends()[shown.example.backend].reference().run(shown.example.case)
     return seen.raised is not None and not seen.values
 
 
@@ -129,7 +131,7 @@ def test_its_example_is_explained_by_no_other(shown: Shown) -> None:
 def test_a_fault_beside_it_is_reported(shown: Shown) -> None:
     case = beside(shown.example.case)
     assert judged(shown, shipped(), case=case).outcome == "known"
-    if not refused(shown.example):
+    if not refused(shown):
         assert judged(shown, shipped(), case=case, wrong="neg").outcome == "diverged"
 
 
@@ -139,7 +141,7 @@ def test_a_wrong_kernel_of_its_op_is_reported(shown: Shown) -> None:
     if wrong is None:
         *_, last = statements(shown.example.case.program.body)
         wrong = last.op
-    if wrong and not refused(shown.example):
+    if wrong and not refused(shown):
         assert judged(shown, shipped(), wrong=wrong).outcome == "diverged"
 
 

@@ -14,18 +14,21 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.backends.imitations.aot import _functions, _without_out, traced
-from amp_fuzz.backends.imitations.lowered import _Lowering, _refuses
+from amp_fuzz.backends.imitation import current
+from amp_fuzz.backends.imitations.functions import handed_on
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
-from amp_fuzz.cases.program import Checkpoint, InferenceMode, NoGrad, Statement, TensorSpec
+from amp_fuzz.cases.program import Checkpoint, NoGrad, Statement, TensorSpec
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import autocast
 from amp_fuzz.reference.custom_ops import opaque
 from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.bug import Example
+from amp_fuzz.upstream.compile.functional import without_out
+from amp_fuzz.upstream.compile.mixed import refuses
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
+from amp_fuzz.upstream.lowering import kernels
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
 EAGER, AOT, DECOMPOSED, INDUCTOR = (
@@ -44,49 +47,12 @@ def judged(example: Example, known: Sequence[Known], *, wrong: str = "") -> Verd
         )
 
 
-# -- examples that wait for the records of their bugs ----------------------------------------------
+# -- bugs that explain a case together -----------------------------------------------------------
 
 
 NEG = call("neg", "x0", to="v9")
 FORWARD: Any = {"contexts": (), "backward": "none"}
-
-
-def _step(op: str, other: float) -> Example:
-    """Return a sum with 0.4 of a product, or quotient, that is beyond float16's range itself."""
-    inputs = [x("x0", 2), x("b1", 2, dtype="float16")]
-    inputs += [
-        x("x2", 2, dtype="float16", values=bits_of([1.0, 300.0], "float16")),
-        x("x3", 2, dtype="float16", values=bits_of([1.0, other], "float16")),
-    ]
-    body = NEG, call(op, "b1", "x2", "x3", form="inplace", value=0.4)
-    return Example(EAGER, case(inputs, *body, **FORWARD))
-
-
-def _out(*args: Any, size: int = 3, **kwargs: Any) -> Example:
-    """Return a call with an ``out=`` of another dtype, which eager refuses."""
-    inputs = [x("x0", 3), x("x1", 3), x("b2", size, dtype="float16"), x("b3", 1, dtype="int64")]
-    body = call("neg", "x1", to="v9"), call(*args, form="out", **kwargs)
-    return Example(AOT, case(inputs, *body, **FORWARD))
-
-
-def _through_a_view(*, scaler: bool) -> Example:
-    """Return a view under no_grad; scaled, it requires grad, and has no history in eager."""
-    unsqueezed = under(NoGrad(), call("unsqueeze", "v0", -1, form="method", to="v1"))
-    inputs = [x("x0", 2, 2), x("w1", 2, 2)]
-    one = case(inputs, call("mm", "x0", "w1"), unsqueezed, contexts=(), scaler=scaler)
-    return Example(AOT, one, wrong="mm")
-
-
-def _huber(reduction: str) -> Example:
-    inputs = [x("w0", 6), x("x1", 6, dtype="float64")]
-    loss = call("huber_loss", "w0", "x1", reduction=reduction)
-    return Example(DECOMPOSED, case(inputs, loss, contexts=()))
-
-
-def _matmul(backend: str) -> Example:
-    inputs = [x("x0", 2, 3, dtype="bfloat16"), x("x1", 3)]
-    inside = under(InferenceMode(), call("matmul", "x0", "x1"))
-    return Example(backend, case(inputs, inside, **FORWARD), wrong="")
+PLAIN = case([x("x0", 2)], NEG)
 
 
 def _reentrant(op: str, *more: Statement, **fields: Any) -> Case:
@@ -120,37 +86,8 @@ _MODULE: Any = {
     "mask": None,
 }
 
-# The ids that explain each, and an example; wrong: an op whose wrong kernel is reported.
-WAITING: Sequence[tuple[str, Example]] = (
-    ("compile-addcdiv", _step("addcmul", 400.0)),
-    ("compile-addcdiv", _step("addcdiv", 2.0**-9)),
-    (
-        "compile-dropout",  # in eager it is written into what dropout was given
-        Example(
-            AOT,
-            case(
-                [x("x0", 3)],
-                NEG,
-                call("neg", "x0"),
-                call("dropout", "v0", p=0.5, training=False, to="v1"),
-                call("exp2", "v1", form="inplace", to="v2"),
-                returns=("v9", "v0", "v2"),
-                **FORWARD,
-            ),
-        ),
-    ),
-    ("compile-views", _through_a_view(scaler=False)),
-    ("compile-views", _through_a_view(scaler=True)),
-    (
-        "compile-out",
-        _out("binary_cross_entropy_with_logits", "x0", "x1", weight=None, reduction=0, out="b2"),
-    ),
-    ("compile-out", _out("linalg.cross", "x0", "x1", out="b2")),
-    ("compile-out", _out("hardtanh", "x0", out="b2")),
-    (
-        "compile-out",  # dynamo leaves an out= that is resized to eager
-        _out("kthvalue", "x0", 1, -1, True, size=1, out=["b2", "b3"], to="v0 v1"),
-    ),
+# The ids that explain each together.
+TOGETHER: Sequence[tuple[str, Example]] = (
     (
         # One kernel, in which nothing is cast. A mode of torch functions would keep away from it.
         "compile-kernels+query-asks-cuda",
@@ -185,118 +122,10 @@ WAITING: Sequence[tuple[str, Example]] = (
             wrong="",
         ),
     ),
-    ("compile-mixed-mv", _matmul(DECOMPOSED)),
-    ("compile-mixed-mv", _matmul("export[decomposed]")),
-    (
-        "compile-weight-norm",
-        Example(
-            DECOMPOSED,
-            case(
-                [x("x0", 4, 3, dtype="bfloat16"), x("x1", 4, 1)],
-                call("_weight_norm", "x0", "x1", 0),
-                **FORWARD,
-            ),
-        ),
-    ),
-    ("compile-promotion", _huber("none")),
-    ("compile-promotion", _huber("sum")),
-    (
-        "compile-remainder",  # the remainder is not returned
-        Example(
-            INDUCTOR,
-            case(
-                [x("x0", 16, values=bits_of([float(2**100)] * 16, "float32")), x("x1", 16)],
-                call("remainder.scalar", "x0", 300.0),
-                call("mul", "v0", "x1", to="v1"),
-                call("exp", "x1", to="v2"),
-                returns=("v1", "v2"),
-                **FORWARD,
-            ),
-        ),
-    ),
-    # Eager raises in the backward pass, or at an ``out=``; a compiled checkpoint does not.
-    ("compile-checkpoint-zeros", Example(EAGER, _reentrant("le"), wrong="")),
-    (
-        "compile-checkpoint-zeros",
-        Example(
-            EAGER,
-            _reentrant("le", NEG, call("neg", "x0", form="out", out="v1", to="v2")),
-            wrong="",
-        ),
-    ),
-    (
-        "compile-checkpoint-zeros",
-        Example(EAGER, _reentrant("logaddexp", NEG, returns=("v9", "v1")), wrong="neg"),
-    ),
-    (
-        "compile-mixed-dtype",
-        Example(
-            DECOMPOSED,
-            case(
-                [
-                    x("x0", 2, 3, 2, dtype="bfloat16"),
-                    *(x(n, 3, dtype="float16") for n in ("x1", "x2")),
-                ],
-                call("batch_norm.batch_statistics", "x0", None, None, "x1", "x2", True),
-                **FORWARD,
-            ),
-            wrong="",
-        ),
-    ),
-    (
-        "compile-mixed-statistics",
-        Example(
-            DECOMPOSED,
-            case(
-                [
-                    x("x0", 2, 3, 4, dtype="bfloat16"),
-                    x("x1", 3, dtype="bfloat16"),
-                    x("x2", 3, domain="positive"),
-                ],
-                call("instance_norm", "x0", "x1", "x2", None, None, True),
-                **FORWARD,
-            ),
-            wrong="",
-        ),
-    ),
-    (
-        "compile-mixed-index",
-        Example(
-            INDUCTOR,
-            case(
-                [
-                    x("b0", 4),
-                    x("x1", 2, dtype="int64", domain="index", bound=2),
-                    x("x2", 2, dtype="bfloat16"),
-                ],
-                call("index_put", "b0", "x1", "x2", False, form="inplace"),
-                **FORWARD,
-            ),
-            wrong="",
-        ),
-    ),
-    (
-        "compile-batch-norm-statistics",
-        Example(
-            DECOMPOSED,
-            case(
-                [x("x0", 2, 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16")],
-                NEG,
-                call(
-                    "_native_batch_norm_legit_functional",
-                    *("x0", None, None, "x1", "x1", False, 1.0, 1.0),
-                    form="overload",
-                    to="v0 v1 v2 v3 v4",
-                ),
-                **FORWARD,
-            ),
-            wrong="neg",
-        ),
-    ),
 )
 
 
-@pytest.mark.parametrize(("known", "example"), WAITING, ids=[known for known, _ in WAITING])
+@pytest.mark.parametrize(("known", "example"), TOGETHER, ids=[known for known, _ in TOGETHER])
 def test_an_example_is_known_and_a_fault_beside_it_is_reported(
     known: str, example: Example
 ) -> None:
@@ -325,8 +154,7 @@ def test_an_out_of_other_strides_is_written_in_its_own_order() -> None:
     outs = [torch.empty_strided((2, 2, 3, 1), (1, 2, 4, 12), dtype=torch.float16) for _ in "ab"]
     pool(given, [2, 3, 1], out=outs[0])
     with quirks(["compile-out"]), autocast("cpu"):
-        run = traced(lambda: (pool(given, [2, 3, 1], out=outs[1]),))
-        run()
+        current().wrap(lambda: (pool(given, [2, 3, 1], out=outs[1]),), PLAIN)()
     right = pool(given, [2, 3, 1])
     assert not torch.equal(outs[0], right), "torch is mended: change the page"
     assert torch.equal(outs[1], right)
@@ -336,7 +164,7 @@ def test_an_out_that_overlaps_what_is_read_is_refused() -> None:
     """Each kernel looks for it, and so has what is compiled to."""
     square = torch.arange(4.0).reshape(2, 2)
     with quirks(["compile-out"]), pytest.raises(RuntimeError, match="refer to a single memory"):
-        traced(lambda: (torch.mul(square, square.t(), out=square.t()),))()
+        current().wrap(lambda: (torch.mul(square, square.t(), out=square.t()),), PLAIN)()
 
 
 def test_a_gelu_is_made_of_the_vectorised_erf() -> None:
@@ -353,8 +181,8 @@ def test_what_may_be_done_once_only_is_left_as_it_is() -> None:
     """It draws random numbers, writes statistics, or writes a list."""
     aten = torch.ops.aten
     for op in (aten.bernoulli.out, aten._native_batch_norm_legit.out, aten.split_copy.Tensor_out):
-        assert _without_out(op) == (None, ())
-    assert _without_out(aten.kthvalue.values) == (aten.kthvalue.default, ("values", "indices"))
+        assert without_out(op) == (None, ())
+    assert without_out(aten.kthvalue.values) == (aten.kthvalue.default, ("values", "indices"))
 
 
 def test_mixed_dtypes_are_explained_at_the_ops_that_refuse_them_only() -> None:
@@ -384,7 +212,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_what_layer_norm_refuses_is_what_its_kernel_refuses(dtype: torch.dtype) -> None:
+def test_what_layer_norm_refuses_is_what_its_kernelrefuses(dtype: torch.dtype) -> None:
     for weight, bias in itertools.product((*FLOATS, None), repeat=2):
         parameters = [p if p is None else torch.ones(2, dtype=p) for p in (weight, bias)]
         given = torch.ones(3, 2, dtype=dtype)
@@ -393,7 +221,7 @@ def test_what_layer_norm_refuses_is_what_its_kernel_refuses(dtype: torch.dtype) 
             refused = False
         except RuntimeError:
             refused = True
-        assert _refuses(given, *parameters) is refused
+        assert refuses(given, *parameters) is refused
 
 
 def test_functions_that_forget_hide_no_tensor_that_overrides_them() -> None:
@@ -403,7 +231,7 @@ def test_functions_that_forget_hide_no_tensor_that_overrides_them() -> None:
         pass
 
     weight = torch.nn.Parameter(torch.ones(2))
-    for functions in (_functions, nullcontext):
+    for functions in (handed_on, nullcontext):
         with functions():
             seen = [torch.overrides.has_torch_function((t,)) for t in (weight, weight.data)]
             assert seen == [False, False]
@@ -411,10 +239,15 @@ def test_functions_that_forget_hide_no_tensor_that_overrides_them() -> None:
 
 
 def test_a_custom_op_hides_what_compilers_do_only() -> None:
-    quirks_ = ("compile-std", "export-take", "xla-gamma")
+    def zero(made: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(made)
+
+    op, one = torch.ops.aten.neg.default, torch.ones(2)
+    compiled, anywhere = (kernels({op: zero}, bodies=b)[op] for b in (False, True))
     with opaque():
-        assert [_Lowering(q, torch.neg).applies() for q in quirks_] == [False, False, True]
-    assert all(_Lowering(q, torch.neg).applies() for q in quirks_)
+        assert compiled(op, one) is NotImplemented
+        assert torch.equal(anywhere(op, one), zero(one))
+    assert torch.equal(compiled(op, one), zero(one))
 
 
 def test_the_body_of_a_custom_op_is_not_decomposed() -> None:
@@ -636,28 +469,6 @@ def test_what_a_later_stage_rounds_otherwise_is_not_explained_by_an_earlier_one(
     assert judged(example, (entry,)).outcome == "diverged"
     anywhere = msgspec.structs.replace(entry, stage="")
     assert judged(example, (anywhere,)).outcome == "known"
-
-
-@pytest.mark.parametrize(
-    ("inputs", "body"),
-    [
-        ([x("w0", 2, 2)], [call("linalg.cond.p_str", "w0", p="fro")]),
-        (
-            [x("w0", 3), x("x1", 1)],
-            [
-                call("aminmax", "w0", dim=0, keepdim=True, to="v0 v1"),
-                call("mul", "v0", "x1", form="inplace", to="v2"),
-            ],
-        ),
-    ],
-    ids=["kernel", "program"],
-)
-def test_the_error_of_a_backward_pass_is_explained_where_none_is_run(
-    inputs: list[TensorSpec], body: list[Statement]
-) -> None:
-    example = Example(AOT, case(inputs, *body, **FORWARD))
-    assert judged(example, shipped()).known == "compile-traced-backward"
-    assert judged(example, [k for k in shipped() if not k.quirk]).outcome == "diverged"
 
 
 @pytest.mark.parametrize("contexts", [(), (BF16,)])

@@ -21,7 +21,6 @@ import torch
 from amp_fuzz.backends import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.harness import Observation, Raised
-from amp_fuzz.backends.imitations.lowered import lowered
 from amp_fuzz.backends.jax.lowerings.missing import NOT_LOWERED
 from amp_fuzz.backends.jax.recording import Recorder
 from amp_fuzz.backends.process import Apart
@@ -122,7 +121,7 @@ def _reference(device: str) -> ReferenceRuntime:
 
     @contextmanager
     def scope() -> Iterator[None]:
-        with lowered(), as_device(device, table, tensors="cpu"):
+        with as_device(device, table, tensors="cpu"):
             yield
 
     found = reference_runtime(device, scope=scope)

@@ -34,11 +34,10 @@ from amp_fuzz.backends import harness
 from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations import aot
-from amp_fuzz.backends.imitations.lowered import lowered
+from amp_fuzz.backends.imitations.functions import handed_on
 from amp_fuzz.backends.imitations.torchax import Cutting, Unlisted, inside, torchs_derivatives
 from amp_fuzz.backends.process import REFUSES, Apart
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime, threading
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend
@@ -234,8 +233,6 @@ class TorchaxBackend(TorchRepros, TorchBackend):
                 runtime,
                 driver=_imitating_autograd,
                 checkpoint=_checkpointed,
-                scope=lowered,
-                thread=threading(lowered),
             )
             wider = ("torchax-backward-dtypes", "torchax-checkpoint")
             return _Reference(runtime, numerics=_NUMERICS, wider=wider)
@@ -448,7 +445,7 @@ def _functions() -> Iterator[None]:
     if "compile-functions" not in active_quirks():
         yield
         return
-    with aot.QUIRKS["compile-functions"]():
+    with handed_on():
         yield
 
 

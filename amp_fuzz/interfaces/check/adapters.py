@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from amp_fuzz import reference
-from amp_fuzz.backends import Availability, Backend
+from amp_fuzz.backends import Availability, Backend, imitation
 from amp_fuzz.backends.base import Calls
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reference import ReferenceRuntime, surrounded
 from amp_fuzz.cases.case import Case, Plan, inferring
 from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE
@@ -187,7 +187,7 @@ class CheckedReference(ReferenceRuntime):
         """Call the subject under the reference."""
         checked, inner = self.checked, self.checked.inner
         with reference.log_kernels() as kernels, self._calling() as casts:
-            seen = checked.called(self._runtime(), self._plan(case), self._traced())
+            seen = checked.called(self._runtime(), self._plan(case), self._wrapped(case))
         seen.kernels = kernels
         checked.casts |= bool(casts)
         checked.saw("expected", seen)
@@ -237,7 +237,7 @@ class CheckedReference(ReferenceRuntime):
 
         runtime = replace(base, scope=scope, noted=note)
         with self._calling():
-            return self.checked.called(runtime, self._plan(case), self._traced()), bands
+            return self.checked.called(runtime, self._plan(case), self._wrapped(case)), bands
 
     def _calling(self) -> AbstractContextManager[list[torch.dtype]]:
         """Return a context that tracks the casts that a backend must not leave out."""
@@ -245,16 +245,18 @@ class CheckedReference(ReferenceRuntime):
         return nullcontext([]) if promise == "none" else calling()
 
     def _runtime(self) -> Runtime:
-        return self.runtime
+        return surrounded(self.runtime)
 
     def _plan(self, case: Case) -> Plan:
         meant: Case = self.checked.inner.reference().meant(case)
-        return meant.plan
+        return imitation.current().rewrite(meant).plan
 
-    def _traced(self) -> Callable[..., Any] | None:
-        """Return a call that imitates, for quirks, how the backend traces a program."""
-        traced = self.checked.inner.traced()
-        return None if traced is None else imitated(self.checked.subject.function, traced)
+    def _wrapped(self, case: Case) -> Callable[..., Any] | None:
+        """Return a call that imitates what the backend makes of a program."""
+        current = imitation.current()
+        if not current.wraps():
+            return None
+        return imitated(self.checked.subject.function, lambda made: current.wrap(made, case))
 
 
 def imitated(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,11 +51,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, x
-from amp_fuzz.upstream.bug import ELSEWHERE, Bug, Example
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.lowering import kernels, promoted
 
 __all__ = ["BUGS"]
 
@@ -75,6 +77,24 @@ class _Losses(TorchFunctionMode):
 
 
 _LOSSES = {"multi_margin_loss", "multilabel_margin_loss"}
+
+
+_aten = torch.ops.aten
+_DataDependent = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
+
+
+def _take(x: torch.Tensor, index: torch.Tensor) -> None:
+    if not index.dim():
+        said = "Could not extract specialized integer from data-dependent expression u0"
+        raise _DataDependent(f"{said} (unhinted: u0).  (Size-like symbols: none)")
+
+
+def _embedding_bag(weight: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    if weight.requires_grad and not weight.is_leaf:
+        raise RuntimeError("Autograd not support dtype: Long")
+
+
+_SCATTERS = {_aten.select_scatter.default: promoted(_aten.select_scatter.default)}
 
 
 BUGS = (
@@ -113,7 +133,7 @@ BUGS = (
         seen="2.13.0",
         backends=("export[decomposed]",),
         ops=("embedding_bag*",),
-        imitation=ELSEWHERE,
+        imitation=Imitation(kernels=kernels({_aten._embedding_bag.default: _embedding_bag})),
         examples=(
             Example(
                 "export[decomposed]",
@@ -159,7 +179,7 @@ BUGS = (
         seen="2.13.0",
         backends=("export[decomposed]",),
         ops=("select_scatter",),
-        imitation=ELSEWHERE,
+        imitation=Imitation(kernels=kernels(_SCATTERS)),
         examples=(
             Example(
                 "export[decomposed]",
@@ -180,7 +200,7 @@ BUGS = (
         seen="2.13.0",
         backends=("export[decomposed]",),
         ops=("take",),
-        imitation=ELSEWHERE,
+        imitation=Imitation(kernels=kernels({_aten.take.default: _take})),
         examples=(
             Example(
                 "export[decomposed]",

@@ -1,19 +1,63 @@
-"""Casts that a program writes and Inductor leaves out where it fuses."""
+"""Casts that a program writes and Inductor leaves out where it fuses.
+
+## compile-written-casts: a cast that the program writes is left out
+
+Stage inductor, without autocast too. A cast of float32 to 16 bits asks for a rounding. Where
+Inductor fuses, ops take the float32 before the cast:
+
+```python
+import torch
+
+
+def f(x):
+    return (x == x.half().float()).sum(-1)
+
+
+x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+print(f(x), torch.compile(f)(x))  # tensor([0, 0]) tensor([64, 64])
+torch._inductor.config.emulate_precision_casts = True
+torch.compiler.reset()
+print(torch.compile(f)(x))  # tensor([0, 0])
+```
+
+Two-part numbers lose their second part (`hi = x.half(); lo = (x - hi.float()).half()` has `lo` 0).
+Upstream calls it intended by default and gives the option
+([#185337](https://github.com/pytorch/pytorch/issues/185337),
+[#183761](https://github.com/pytorch/pytorch/issues/183761),
+[#176565](https://github.com/pytorch/pytorch/issues/176565),
+[#181568](https://github.com/pytorch/pytorch/issues/181568)). With it torch 2.13 rounds, on the CPU
+too ([#182882](https://github.com/pytorch/pytorch/pull/182882)). The entry leaves out
+`compile[inductor+casts]`.
+
+The imitation leaves out the rounding of each written cast of float32. It keeps it for float64, and
+for ops that are kernels by themselves (products, convolutions, sorts, scans): their inputs are
+stored. A cast to the other 16-bit dtype takes the rounded value, unless nothing else uses the first
+cast: then Inductor makes one cast of both. If the rounding of one cast is kept at one use and left
+out at another of the same kind, that is a new finding.
+
+In a callable that is checked it is not known which ops use a cast, nor where Inductor stores it.
+There each element may be computed from either the float32 or the rounded value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.backends.imitations.xla import flat, place
+from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.shadow.run import either
 from amp_fuzz.reference.shadow.written import CASTING, SIXTEEN, in_method, used_once
+from amp_fuzz.upstream.bug import Bug, Example
 
-__all__ = ["Elided"]
+__all__ = ["BUGS"]
+
+INDUCTOR = "compile[inductor]"
 
 _CAST = torch.ops.aten._to_copy.default
 # Ops that Inductor calls a kernel for: it stores their inputs first, in the dtype that they have.
@@ -26,23 +70,23 @@ _KERNELS = (
 )
 
 
-class Elided(TorchDispatchMode):
+class _Elided(TorchDispatchMode):
     """Leave out the rounding of casts that a program writes, where Inductor fuses.
 
-    Beside the 16-bit result of such a cast of float32 stands what was cast, and what is computed
-    from the result takes that: Inductor keeps it in a register. An op that is a kernel by itself
-    takes the result, which is stored for it, and so does float64, since the register holds float32.
-    A cast to the other 16-bit dtype takes the result too, unless nothing else does: then both are
-    one cast (``pointless_convert`` in torch/_inductor/fx_passes/joint_graph.py).
+    It keeps the float32 of such a cast beside its 16-bit result, as Inductor does in a register,
+    and gives the float32 to the ops that take the result. A kernel by itself takes the result,
+    which is stored for it. So does float64, since the register holds float32. A cast to the other
+    16-bit dtype takes the result too, unless nothing else does: then both are one cast
+    (``pointless_convert`` in torch/_inductor/fx_passes/joint_graph.py).
 
-    Of code whose lines nobody knows it is not known either what else takes a result, nor where
-    Inductor ends a kernel and stores it. What is computed from one is then told to `either`, from
-    the float32 and from the result: shadows may have any of both.
+    In code whose lines nobody knows, it is not known either which ops take a result, nor where
+    Inductor ends a kernel and stores it. `either` is then told of both values, and shadows may
+    have any of them.
     """
 
-    def __init__(self, either: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._either, self._unsure = either, False
+        self._unsure = False
         self._wide: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self._once: dict[Any, torch.Tensor] = {}
 
@@ -79,7 +123,7 @@ class Elided(TorchDispatchMode):
                     self._once[place(out)] = source
             if changed and self._unsure:
                 with dispatch.exclude():
-                    self._either(out, func(*wide[0], **wide[1]))
+                    either(out, func(*wide[0], **wide[1]))
             return out
         if not changed:
             return out
@@ -93,7 +137,7 @@ class Elided(TorchDispatchMode):
         narrow = [_as(other, own) for own, other in pairs]
         if self._unsure:
             for (own, _), other in zip(pairs, narrow, strict=True):
-                self._either(other, own)
+                either(other, own)
         each = iter(narrow)
         return tree_map(lambda a: next(each) if isinstance(a, torch.Tensor) else a, out)
 
@@ -118,7 +162,7 @@ class Elided(TorchDispatchMode):
                 own.copy_(before)
             func(*wide[0], **wide[1])
             if target is own:
-                self._either(own, rounded)
+                either(own, rounded)
         return True
 
     def _widened(self, value: Any) -> Any:
@@ -141,3 +185,32 @@ def _plain(func: Any, args: Any, kwargs: Any) -> Any:
 def _as(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     with dispatch.exclude():
         return made if made.dtype is like.dtype else made.to(like.dtype)
+
+
+BUGS = (
+    Bug(
+        id="compile-written-casts",
+        what="the rounding of a cast to 16 bits that the program writes is left out where Inductor fuses",
+        why="a fused kernel computes with the float32 that was cast; emulate_precision_casts rounds it",
+        link="https://github.com/pytorch/pytorch/issues/185337",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=(
+            "compile[inductor*",
+            "!compile[inductor+casts]",
+        ),
+        imitation=Imitation(around=_Elided),
+        examples=(
+            Example(
+                INDUCTOR,
+                case(
+                    [x("x0", 4)],
+                    call("half", "x0", form="method", to="v0"),
+                    call("float", "v0", form="method", to="v1"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+)
