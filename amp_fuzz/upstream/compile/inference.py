@@ -68,7 +68,8 @@ def f(x):
 
 
 try:
-    torch.compile(f, backend="aot_eager")(torch.ones(4))  # raises, see [compile-inference-tensors]
+    # raises: [compile-inference-tensors]
+    torch.compile(f, backend="aot_eager")(torch.ones(4))
 except RuntimeError:
     pass
 gc.collect()
