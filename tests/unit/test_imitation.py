@@ -1,5 +1,6 @@
 """What an imitation may change, and how several are one."""
 
+import inspect
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -219,3 +220,18 @@ def test_rules_are_of_a_thread_and_of_those_that_inherit_them() -> None:
         assert dtype() is in_thread(inside) is torch.float32
         assert in_thread(dtype) is torch.bfloat16
     assert dtype() is torch.bfloat16
+
+
+def test_a_program_that_was_wrapped_leads_to_the_one_below() -> None:
+    """Some imitations look at the names that it knows."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x,)
+
+    def wrap(inner: Any, case: Case) -> Any:
+        return lambda *inputs: inner(*inputs)
+
+    twice = compose({"one": Imitation(wrap=wrap), "other": Imitation(wrap=wrap)})
+    made = twice.wrap(program, PRODUCT)
+    assert made is not program
+    assert inspect.unwrap(made) is program
