@@ -7,7 +7,7 @@ then in programs with the op that it is called after: in eager's kernels, in the
 TorchScript, and in what compilers make of programs. So is each fault of tests/faults/contexts.py
 that leaves state behind. The case that finds it is minimised and written as a script, which is run
 in a fresh process twice: with the fault, where it must end with 1, and without, where it must end
-with 0. Last come the bugs of torch that amp_fuzz/upstream/known.toml knows: the first case that
+with 0. Last come the bugs of torch that amp_fuzz/upstream knows: the first case that
 shows each of them alone, among so many that the engine draws for a backend; their scripts must end
 with 1. Writes ``benchmarks/minimize.json`` after each fault, and ``docs/minimize.md``. What is not
 run is kept. Seconds are CPU seconds of one core, those of the C++ compiler included, and so are the

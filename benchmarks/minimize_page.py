@@ -63,7 +63,7 @@ def page(result: Row) -> str:
         "([numeric-faults.md](numeric-faults.md)) and writes the result as a script. In a fresh",
         "process, the script must exit with 1 with the fault and with 0 without it.",
         "",
-        "Findings are bugs of torch 2.13 from [known.toml](../amp_fuzz/upstream/known.toml). Each",
+        "Findings are bugs of torch 2.13 from the [known list](findings/README.md). Each",
         "has the first drawn case that shows the bug alone on a backend. If no draw showed it,",
         f"the example of the tests stands in ({together} show only together with others). Their",
         "scripts must exit with 1.",

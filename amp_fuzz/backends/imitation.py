@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -195,9 +196,15 @@ class Composed:
         return case
 
     def wrap(self, program: Program, case: Case) -> Program:
-        """Return the program that the backend makes of that of a case."""
+        """Return the program that the backend makes of that of a case.
+
+        `inspect.unwrap` leads from it to the case's own.
+        """
         for part in self.parts.values():
-            program = part.wrap(program, case)
+            made = part.wrap(program, case)
+            if isinstance(made, FunctionType) and made is not program:
+                made.__dict__.setdefault("__wrapped__", program)
+            program = made
         return program
 
     def wrap_op(self, op: Program, case: Case) -> Program:

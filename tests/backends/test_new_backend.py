@@ -211,7 +211,7 @@ def test_without_pieces_of_source_the_script_judges(
     command: Callable[..., Done], site: Path, environment: dict[str, str]
 ) -> None:
     text = command("repro", "mm.json", "--backend=bare").out
-    assert "# needs: amp-fuzz, and what adds bare\n" in text
+    assert "# needs: amp-fuzz, and the package of bare\n" in text
     script = site / "repro.py"
     script.write_text(text)
     words = [sys.executable, str(script)]
@@ -227,7 +227,7 @@ def test_without_pieces_of_source_the_script_judges(
         (
             "toy",
             "# [toy] torch.mm(x0, x0): result is float16, not bfloat16\n",
-            "a program computes what eager computes. Eager gives what is expected here.",
+            "a program computes what eager computes. Eager gives the expected result here.",
         ),
         (
             "bare",

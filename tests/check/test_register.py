@@ -118,7 +118,7 @@ def test_a_policy_that_torch_does_not_keep_is_found_and_becomes_a_script(project
     assert "DIVERGES: dtype" in run(project, "replay", found.id, PLUGIN, expect=1)
     assert "1 statement" in run(project, "minimize", found.id, PLUGIN)
     lost = run(project, "replay", found.id, expect=2)
-    assert "$.body[0].op='usual.scaled_add' is not in the catalogue: if it is an op" in lost
+    assert "$.body[0].op='usual.scaled_add' is not in the catalogue: if it is your own op" in lost
     assert "name the module that registers it, as in --plugins=usual (docs/check.md)" in lost
     (project / "repro.py").write_text(run(project, "repro", found.id, PLUGIN))
     script = (project / "repro.py").read_text()

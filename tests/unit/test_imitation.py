@@ -20,6 +20,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import InferenceMode, NoGrad
 from amp_fuzz.reference import DOCUMENTED, Semantics
+from amp_fuzz.upstream.bug import ELSEWHERE
 from amp_fuzz.upstream.registry import IMITATIONS
 from tests.helpers import call, case, eager, under, x
 
@@ -196,7 +197,7 @@ def test_asking_names_the_bugs_whose_rules_decide() -> None:
     assert asked <= set(upstream.QUIRKS)
 
 
-@pytest.mark.parametrize("name", sorted(IMITATIONS))
+@pytest.mark.parametrize("name", sorted(n for n, i in IMITATIONS.items() if i is not ELSEWHERE))
 def test_an_imitation_replaces_a_rule_or_does_more(name: str) -> None:
     """`Semantics` has no field that only a caller could read."""
     made = IMITATIONS[name]
@@ -230,3 +231,18 @@ def test_rules_are_of_a_thread_and_of_those_that_inherit_them() -> None:
         assert dtype() is in_thread(inside) is torch.float32
         assert in_thread(dtype) is torch.bfloat16
     assert dtype() is torch.bfloat16
+
+
+def test_a_program_that_was_wrapped_leads_to_the_one_below() -> None:
+    """Some imitations look at the names that it knows."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x,)
+
+    def wrap(inner: Any, case: Case) -> Any:
+        return lambda *inputs: inner(*inputs)
+
+    twice = compose({"one": Imitation(wrap=wrap), "other": Imitation(wrap=wrap)})
+    made = twice.wrap(program, PRODUCT)
+    assert made is not program
+    assert inspect.unwrap(made) is program

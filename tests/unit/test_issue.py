@@ -104,7 +104,7 @@ def test_rounding_is_explained_where_it_was_measured() -> None:
     assert "First stage that shows it: `compile[inductor]`; `compile[aot_eager_decomp" in text
     assert "Part that torch's own bisector names: `lowerings: mm`." in text
     text = written(Examined(off, (), "diverges"), "compile[inductor]")
-    assert "Eager itself does not do here what its documentation says." in text
+    assert "Eager itself differs from its documentation here." in text
 
 
 def test_exact_values_are_not_said_to_round() -> None:

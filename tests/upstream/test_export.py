@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.upstream import quirks, shipped
+from amp_fuzz.upstream import composed, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, WrongKernel, call, case, under, x
 
@@ -34,6 +35,24 @@ def test_an_imitated_export_leaves_no_trace_of_its_first_call() -> None:
     with quirks(["export-composites"]):
         seen = DECOMPOSED.reference().run(example)
     assert [call.overload for call in seen.kernels or ()] == []
+
+
+def test_a_function_of_a_user_is_left_as_it_is() -> None:
+    example = case([x("x0", 2)], call("neg", "x0"))
+    made = composed(frozenset({"export-checkpoint", "export-composites"}))
+    assert made.wrap(judge, example) is judge
+
+
+def test_a_checkpoint_is_traced_whatever_wraps_the_program() -> None:
+    """A later imitation may have wrapped it: the names of its source are found all the same."""
+    names: dict[str, Any] = {"checkpoint": None}
+    exec("def program():\n    return checkpoint", names)
+    example = case([x("x0", 2)], call("neg", "x0"))
+    made = composed(frozenset({"export-checkpoint", "export-composites"})).wrap(
+        names["program"], example
+    )
+    assert made is not names["program"]
+    assert made() is not None
 
 
 def test_a_conversion_of_a_value_that_no_composite_op_made_is_right() -> None:

@@ -68,7 +68,7 @@ def f(x):
 
 
 try:
-    torch.compile(f, backend="aot_eager")(torch.ones(4))  # raises, see [compile-inference-tensors]
+    torch.compile(f, backend="aot_eager")(torch.ones(4))  # raises
 except RuntimeError:
     pass
 gc.collect()
@@ -77,10 +77,10 @@ torch.ones(2) + 1
 # PythonDispatcherTLS was not set
 ```
 
-**What torch does** (2.13.0). The error keeps its frames, which keep the region's guard: a
-reference cycle. The garbage collector deletes the guard some time later, in whichever thread it
-runs. The guard then "restores" the grad mode and the dispatch keys of the tracing that failed,
-and every op of that thread raises from then on.
+**What torch does** (2.13.0). A compilation fails, here by [compile-inference-tensors]. The error
+keeps its frames, which keep the region's guard: a reference cycle. The garbage collector deletes
+the guard some time later, in whichever thread it runs. The guard then "restores" the grad mode
+and the dispatch keys of the tracing that failed, and every op of that thread raises from then on.
 
 If one `inference_mode` region stands in another, the collector may delete the inner guard. That
 turns inference mode on for the rest of the thread.
@@ -92,9 +92,9 @@ changes the state. Otherwise another case would raise, at a time that no replay 
 
 ## compile-inference-saved: inference tensors are saved for a backward pass
 
-**What torch does** (2.13.0). The gradient of a weight's `conv1d` of an inference tensor needs that
-tensor. Eager raises "Inference tensors cannot be saved for backward". A graph has no inference
-tensors, so the compiled program computes.
+**What torch does** (2.13.0). The gradient of a weight's `conv1d` of an inference tensor needs
+that tensor. Eager raises "Inference tensors cannot be saved for backward". A graph has no
+inference tensors, so the compiled program computes.
 
 **Upstream.** Not reported that we know of.
 """

@@ -32,8 +32,8 @@ second condition is needed because Inductor fuses differently without the writes
 ## compile-mutated-saved: an input is saved for the backward pass, and written to
 
 **What torch does** (2.13.0). In `b.mul_(w)` of an input and a weight, the compiled program saves
-the input itself and writes to it afterwards. The backward pass raises "one of the variables needed
-for gradient computation has been modified by an inplace operation".
+the input itself and writes to it afterwards. The backward pass raises "one of the variables
+needed for gradient computation has been modified by an inplace operation".
 
 **Upstream.** [#185876](https://github.com/pytorch/pytorch/pull/185876).
 """

@@ -21,8 +21,8 @@ print(torch.compile(f)(x, index).sum(1))  # 4, 1, 1
 **What torch does** (2.13.0). If nothing else needs `y`, Inductor turns `y.index_put(index, y)`
 into an `index_put_` on `y` itself. It then reads values that it has overwritten.
 
-**What the entry explains.** A program that agrees if Inductor writes no result of `index_put` into
-its input.
+**What the entry explains.** A program that agrees if Inductor writes no result of `index_put`
+into its input.
 
 **Upstream.** [#156786](https://github.com/pytorch/pytorch/issues/156786). A pull request that
 mends it, [#160311](https://github.com/pytorch/pytorch/pull/160311), was not merged.

@@ -30,11 +30,11 @@ for f in product, torch.compile(product):
 ```
 
 **What torch does** (2.13.0), on stage `inductor`; on `aot_eager` two dtypes may meet, and raise.
-The fake kernel opens an autocast region and calls the same function, as the op itself does. But it
-runs below autograd, where a composite op reaches `FakeTensorMode` whole, and nothing in it is
+The fake kernel opens an autocast region and calls the same function, as the op itself does. But
+it runs below autograd, where a composite op reaches `FakeTensorMode` whole, and nothing in it is
 cast. So `tensordot` of float32 promises float32 and returns bfloat16. The compiled backward pass
-takes the cotangent for float32: it reads pairs of bfloat16 numbers as one, and twice as far as the
-memory goes. The gradient changes from run to run.
+takes the cotangent for float32: it reads pairs of bfloat16 numbers as one, and twice as far as
+the memory goes. The gradient changes from run to run.
 
 Of 448 ops of the catalogue (632 calls in a custom op, each in a bfloat16 region) 14 promise
 another dtype than they return: `einsum`, `gru`, `linalg.pinv` of two kinds,
@@ -60,8 +60,8 @@ x, a = torch.tensor(1.0), torch.ones(1, dtype=torch.bfloat16)
 f(x, a).dtype, torch.compile(f, backend="aot_eager")(x, a).dtype  # float32, bfloat16
 ```
 
-**What torch does** (2.13.0), on stage `aot_eager`, without autocast too. Four fake kernels promise
-another dtype than the kernels return:
+**What torch does** (2.13.0), on stage `aot_eager`, without autocast too. Four fake kernels
+promise another dtype than the kernels return:
 
 | op | promise | result |
 |---|---|---|
@@ -70,10 +70,10 @@ another dtype than the kernels return:
 | `soft_margin_loss` of two dtypes | the wider one | that of the input |
 | `native_layer_norm` of bfloat16 with float32 weights, statistics | bfloat16 | float32 |
 
-An op that looks at the dtype while a graph is traced, as `rms_norm` and autocast do, puts the wrong
-cast into the graph, or none. An `out=` of the promised dtype is not converted to: in the graph it
-has the loss's own dtype. On later stages, where `addr` is decomposed, [compile-promotion] takes
-over.
+An op that looks at the dtype while a graph is traced, as `rms_norm` and autocast do, puts the
+wrong cast into the graph, or none. An `out=` of the promised dtype is not converted to: in the
+graph it has the loss's own dtype. On later stages, where `addr` is decomposed,
+[compile-promotion] takes over.
 
 **What the entry explains.** A program with one of the four that agrees if they promise what they
 return.
@@ -83,9 +83,9 @@ return.
 ## compile-any-out: no bool from any of uint8
 
 **What torch does** (2.13.0), from stage `eager` on (in dynamo), and in `torch.export`; without
-autocast too. `torch.any(x, 0, out=b)` and `torch.all` of uint8 `x` take a `b` of uint8 or of bool in
-eager. The fake kernel (`torch._refs`) makes a result of uint8, which "can't be cast because it is
-not safe".
+autocast too. `torch.any(x, 0, out=b)` and `torch.all` of uint8 `x` take a `b` of uint8 or of bool
+in eager. The fake kernel (`torch._refs`) makes a result of uint8, which "can't be cast because it
+is not safe".
 
 **Upstream.** Not reported that we know of.
 

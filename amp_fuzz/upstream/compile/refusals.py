@@ -5,15 +5,15 @@ Each entry asks for the text of eager's error. All of it shows without autocast 
 ## compile-eig-gauge: an ill-defined gradient of linalg.eig
 
 **What torch does** (2.13.0), from stage `aot_eager` on. Complex eigenvectors are defined up to a
-factor. If a gradient depends on that factor, eager raises. Its check looks at values, which the fake
-tensors of a trace do not have.
+factor. If a gradient depends on that factor, eager raises. Its check looks at values, which the
+fake tensors of a trace do not have.
 
 **Upstream.** Not reported that we know of.
 
 ## compile-probability-checks: binary_cross_entropy of what is no probability
 
-**What torch does** (2.13.0), from stage `aot_eager_decomp_partition` on. Eager raises "all elements
-of input should be between 0 and 1". The decomposition has no such check.
+**What torch does** (2.13.0), from stage `aot_eager_decomp_partition` on. Eager raises "all
+elements of input should be between 0 and 1". The decomposition has no such check.
 
 **Upstream.** [#193757](https://github.com/pytorch/pytorch/issues/193757).
 
@@ -36,8 +36,8 @@ c10::Half without overflow" in eager. Compiled it is inf.
 ## compile-clamp-broadcast: the gradient of a narrow maximum
 
 **What torch does** (2.13.0), from stage `aot_eager` on. The gradient of `clamp(x, min=m, max=w)`,
-with `m` of shape `[3]` and a weight `w` of shape `[1]`, raises "output with shape [1] doesn't match
-the broadcast shape [3]" in eager. The compiled program answers it.
+with `m` of shape `[3]` and a weight `w` of shape `[1]`, raises "output with shape [1] doesn't
+match the broadcast shape [3]" in eager. The compiled program answers it.
 
 **Upstream.** Not reported that we know of.
 """

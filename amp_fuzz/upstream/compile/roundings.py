@@ -4,8 +4,8 @@ All of it shows without autocast too.
 
 ## compile-range: beyond the range of a dtype
 
-Not a bug: where a value leaves the range of its dtype on the way, a compiler that keeps float32, or
-another order of operations, comes to other infinities.
+Not a bug: where a value leaves the range of its dtype on the way, a compiler that keeps float32,
+or another order of operations, comes to other infinities.
 
 | program | eager | compiled |
 |---|---|---|
@@ -13,19 +13,20 @@ another order of operations, comes to other infinities.
 | `batch_norm` near the largest float32: the kernel accumulates in float64 | finite | NaN |
 | a cross product of which both products leave the range: eager rounds one of them | inf | NaN |
 
-**What the entry explains.** Divergences of the kind `range`, on every stage that has kernels of its
-own. An element is of that kind only if it depends on a value that left the range: computed twice in
-float64, without any range and with one that ends at a quarter, it comes to two values. Inductor adds
-in an order of its own, so there a sum also depends on its range if the sum of its terms' absolute
-values leaves it. A wrong element beside it in the same tensor is a `value` or `nonfinite`, and a
-finding.
+**What the entry explains.** Divergences of the kind `range`, on every stage that has kernels of
+its own. An element is of that kind only if it depends on a value that left the range: computed
+twice in float64, without any range and with one that ends at a quarter, it comes to two values.
+Inductor adds in an order of its own, so there a sum also depends on its range if the sum of its
+terms' absolute values leaves it. A wrong element beside it in the same tensor is a `value` or
+`nonfinite`, and a finding.
 
 ## compile-elided-casts: a value is not among itself
 
-**What torch does** (2.13.0), on stage `inductor`. `s = x * 0.3; s == s.amax(-1, True)` of bfloat16,
-with `s` not returned, is true once a row in eager, and nearly nowhere compiled. The largest element
-has been rounded to 16 bits; `s`, in a kernel with the comparison, has not. The gradient of `amax`,
-`amin`, `max` and `min` divides by the number of elements that are found so, and is infinite or NaN.
+**What torch does** (2.13.0), on stage `inductor`. `s = x * 0.3; s == s.amax(-1, True)` of
+bfloat16, with `s` not returned, is true once a row in eager, and nearly nowhere compiled. The
+largest element has been rounded to 16 bits; `s`, in a kernel with the comparison, has not. The
+gradient of `amax`, `amin`, `max` and `min` divides by the number of elements that are found so,
+and is infinite or NaN.
 
 **What the entry explains.** A program with such an op that agrees if Inductor rounds
 (`torch._inductor.config.emulate_precision_casts`).
@@ -34,8 +35,8 @@ has been rounded to 16 bits; `s`, in a kernel with the comparison, has not. The 
 
 ## compile-contraction: the series of i0
 
-**What torch does** (2.13.0), on stage `inductor`. `i0(0.207339879295116)` of float64 is 8 units of
-rounding off eager's result, which is the nearest number or next to it. Both run the same C++
+**What torch does** (2.13.0), on stage `inductor`. `i0(0.207339879295116)` of float64 is 8 units
+of rounding off eager's result, which is the nearest number or next to it. Both run the same C++
 (`calc_i0`, a Chebyshev series). torch's own build lets the compiler fuse a product and a sum into
 one rounding; Inductor passes `-ffp-contract=off`.
 

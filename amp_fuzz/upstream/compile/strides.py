@@ -18,9 +18,9 @@ f(*args)
 torch.compile(f, backend="aot_eager")(*args)  # ValueError: Cannot view a tensor
 ```
 
-**What torch does** (2.13.0), from stage `aot_eager` on. Eager writes the result into `out=`, which
-keeps its strides. The functionalised program has the strides of the result, so it cannot make a
-view that eager makes.
+**What torch does** (2.13.0), from stage `aot_eager` on. Eager writes the result into `out=`,
+which keeps its strides. The functionalised program has the strides of the result, so it cannot
+make a view that eager makes.
 
 **What the entry explains.** This error, if the program raises it without autocast too. A view of
 what a fake kernel promises with wrong strides would raise it as well.
@@ -29,10 +29,10 @@ what a fake kernel promises with wrong strides would raise it as well.
 
 ## compile-conv-strides: a convolution of a padded input
 
-**What torch does** (2.13.0), on stage `inductor`. The gradient of
-`conv2d(pad(x, (0, 0, 2, 2), mode="replicate"), k, dilation=(1, 2))`, with `x` of shape
-`[2, 2, 2, 9]`, raises "AssertionError: expected size 2==2, stride 1==18 at dim=1", in float32 as in
-bfloat16. Zeros as padding do not raise.
+**What torch does** (2.13.0), on stage `inductor`. The gradient of `conv2d(pad(x, (0, 0, 2, 2),
+mode="replicate"), k, dilation=(1, 2))`, with `x` of shape `[2, 2, 2, 9]`, raises "AssertionError:
+expected size 2==2, stride 1==18 at dim=1", in float32 as in bfloat16. Zeros as padding do not
+raise.
 
 **What the entry explains.** Convolution modules, which pad so.
 
@@ -51,11 +51,11 @@ with FakeTensorMode() as mode:
     print(torch.nn.functional.logsigmoid(mode.from_tensor(x)).stride())  # (1, 4)
 ```
 
-**What torch does** (2.13.0), on stage `inductor`. The result of `logsigmoid` of a transposed tensor
-is contiguous; of a fake tensor it has the strides of the input. A custom op whose fake kernel calls
-the same function as the op promises these strides, and Inductor's check of them raises
-"AssertionError: expected size 2==2, stride 2==1 at dim=0". Compiled by itself `logsigmoid` is
-decomposed.
+**What torch does** (2.13.0), on stage `inductor`. The result of `logsigmoid` of a transposed
+tensor is contiguous; of a fake tensor it has the strides of the input. A custom op whose fake
+kernel calls the same function as the op promises these strides, and Inductor's check of them
+raises "AssertionError: expected size 2==2, stride 2==1 at dim=0". Compiled by itself `logsigmoid`
+is decomposed.
 
 **Upstream.** Not reported that we know of.
 """

@@ -68,6 +68,7 @@ from amp_fuzz.reference.cache import own_cache
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.export.programs import names_of
 
 __all__ = ["BUGS"]
 
@@ -113,8 +114,11 @@ def _without_autocast(where: Callable[[], bool]) -> Callable[[Semantics], Semant
 def _asserting(program: Program, case: Case) -> Program:
     """Return a program whose conversions assert the dtypes that they were exported with.
 
-    It is exported at its first call, from copies, before anything is decomposed.
+    It is exported at its first call, from copies, before anything is decomposed. A function of a
+    user's is not called twice.
     """
+    if names_of(program) is None:
+        return program
     exported: list[torch.dtype] = []
     called: list[bool] = []
 

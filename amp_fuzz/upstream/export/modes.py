@@ -90,7 +90,6 @@ except RuntimeError:
 
 from __future__ import annotations
 
-import inspect
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -111,6 +110,7 @@ from amp_fuzz.cases.program import (
 )
 from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.export.programs import names_of
 
 __all__ = ["BUGS", "RULES", "imitation"]
 
@@ -140,8 +140,9 @@ def _traced(program: Any, case: Case) -> Any:
     That is its function, and what that returns as it was given it is a view (`_Modes`). A
     checkpoint of the plan is left as it is: the names of the program's source are its own.
     """
-    names = inspect.unwrap(program).__globals__
-    names["checkpoint"] = partial(_through, names["checkpoint"])
+    names = names_of(program)
+    if names is not None:
+        names["checkpoint"] = partial(_through, names["checkpoint"])
     return program
 
 
