@@ -79,10 +79,8 @@ def examples() -> Iterator[tuple[str, str, Case]]:
         yield name, "torchax", case
     for made in test_torchax_ops.MADE.values():
         yield made.known, "torchax", made.one
-    yield "torchax-softmax-dtype", "torchax[jit]", test_torchax.jitted_in_inference_mode("softmax")
     for name, case in test_torchax_autograd.FINDINGS.items():
         yield name, "torchax[autograd]", case
-    yield "torchax-checkpoint-functions", "torchax[autograd]", test_torchax_autograd.RECOMPUTED
 
 
 def minimised(name: str, line: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -21,8 +21,6 @@ __all__ = ["left_out"]
 
 _WHICH = {
     "xla-excess-precision": "after",
-    "torchax-backward-dtypes": "of what is given to the backward pass of",
-    "torchax-checkpoint": "in the recomputation of a",
 }
 _WIDE = "xla-excess-precision"  # of Inductor too: every rounding is left out
 

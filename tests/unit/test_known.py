@@ -680,7 +680,7 @@ def test_a_relation_is_explained_by_a_bug_that_breaks_it_alone(
     imitated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the same way, where the reference imitates the bug, and in no other."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("neg",))
     example = case([x("x0", 2)], NEG, backward="none")
     honest, run = EagerBackend.observe, ReferenceRuntime.run
 
@@ -1275,7 +1275,7 @@ class Leaving(Off):
 
 def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_state() -> None:
     """The imitation differs from the backend, which agrees there with the reference."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("sigmoid",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("sigmoid",))
     example = case(
         [x("x0", 8, dtype="bfloat16")],
         call("sigmoid", "x0"),
@@ -1291,7 +1291,7 @@ def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_stat
 
 def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imitation changes another value, and what is known of the shadows of this one."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("neg",))
     run, shadowed = ReferenceRuntime.run, ReferenceRuntime.shadowed
 
     def runs(self: ReferenceRuntime, one: Case) -> Observation:
@@ -1317,7 +1317,7 @@ def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.M
 
 def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does what the backend does at one value, and at another what the backend does not."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("neg",))
     honest = ReferenceRuntime.run
 
     def run(self: ReferenceRuntime, one: Case) -> Observation:
