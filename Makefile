@@ -21,7 +21,7 @@ PIP   := $(BIN)/python -m pip install --no-input --disable-pip-version-check --n
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-venv: $(STAMP)  ## create and fill .venv (nothing to do unless the pins changed)
+venv: $(STAMP)  ## create and fill .venv (does nothing unless the pins changed)
 
 # Two steps, because pip's constraints do not reach an isolated build: the pinned build backend
 # first, then the package, built with it. Installed in one transaction, torch is resolved once,
@@ -38,13 +38,13 @@ $(STAMP): pyproject.toml constraints.txt
 fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 	$(BIN)/amp-fuzz $(FUZZ_ARGS)
 
-open: $(STAMP)  ## judge the cases that hunts left open (tests/cases/open), and print a table
+open: $(STAMP)  ## judge the unexplained cases in tests/cases/open, and print a table
 	$(BIN)/python benchmarks/open_cases.py
 
 pages: $(STAMP)  ## write the pages of known bugs from their records (docs/findings)
 	$(BIN)/python docs/findings.py
 
-test: $(STAMP)  ## run the tests, but the slow ones (TEST_ARGS="-k cache", JOBS=2)
+test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=2)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)
 
 test-all: $(STAMP)  ## run every test

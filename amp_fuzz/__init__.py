@@ -2,9 +2,9 @@
 
     from amp_fuzz import reference, strategies
 
-`strategies` draws programs, plans and cases with Hypothesis; `reference.autocast` is autocast
-written again, as a context manager; `amp-fuzz run` and ``pytest --amp-fuzz`` compare it with the
-real ones.
+`strategies` draws programs, plans and cases with Hypothesis. `reference.autocast` is an independent
+implementation of autocast, as a context manager. `amp-fuzz run` and ``pytest --amp-fuzz`` compare
+it with the real ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The options: their names, types, defaults and help in one place, and where values come from.
+"""The options: their names, types, defaults and help, and where their values come from.
 
-`Options` is the record that the rest of the package reads. `OPTIONS` describes its fields; the
-command line and the pytest plugin make their own options from it, so that names, types, defaults
-and help cannot drift apart. `resolve` puts the record together: explicit values first, then
-``AMP_FUZZ_*`` variables, the profile, the table of the configuration file, the defaults.
+The rest of the package reads the record `Options`. `OPTIONS` describes its fields. The command line
+and the pytest plugin build their options from it, so names, types, defaults and help cannot drift
+apart. `resolve` fills the record: explicit values first, then ``AMP_FUZZ_*`` variables, the
+profile, the table of the configuration file, the defaults.
 
-This module imports neither torch nor anything else that is slow to import.
+This module imports neither torch nor any other slow module.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
     "resolve",
 ]
 
-# Those of `amp_fuzz.records.schema`, written out, because that module is slow to import.
+# As in `amp_fuzz.records.schema`, which is slow to import.
 NOTE_KINDS = ("precision", "autocast-raises", "portability")
 
 Kind: TypeAlias = Literal["integer", "number", "flag", "word", "choice", "list", "path", "paths"]
 
 
 class ConfigError(ValueError):
-    """An option that cannot be had. One line: where it stands, its value, and the way out."""
+    """An invalid option. One line: where it is set, its value, and what to write instead."""
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -54,10 +54,11 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: what it is called, what it takes, and what it does.
+    """One option: its name, its values, and its help.
 
-    name: kebab-case, as on the command line and in configuration files. default: the value where
-    nothing else says one. metavar: what stands for the value in help. minimum, maximum: inclusive.
+    name: kebab-case, as on the command line and in configuration files. default: the value if
+    nothing else sets one. metavar: the placeholder of the value in help. minimum, maximum:
+    inclusive.
     """
 
     name: str
@@ -76,13 +77,13 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that gives it."""
+        """The environment variable that sets it."""
         return f"AMP_FUZZ_{self.field.upper()}"
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for, as on a command line.
+        """Parse the text of a value, as on a command line.
 
-        Raises `ConfigError` without the option's name, which the caller knows better how to write.
+        Raises `ConfigError` without the option's name, which the caller adds.
         """
         match self.kind:
             case "integer":
@@ -101,7 +102,7 @@ class Option:
                 return self._word(text)
 
     def convert(self, value: object, folder: Path) -> Any:
-        """Return the value that a TOML value stands for; paths are relative to `folder`.
+        """Convert a TOML value; paths are relative to `folder`.
 
         Raises `ConfigError` without the option's name, as `parse` does.
         """
@@ -138,7 +139,7 @@ class Option:
             raise ConfigError("the value is empty")
         if self.choices and text not in self.choices:
             hint = did_you_mean(text, self.choices) or f": use {', '.join(self.choices)}"
-            raise ConfigError(f"{text!r} is none of its values{hint}")
+            raise ConfigError(f"{text!r} is not a valid value{hint}")
         return text
 
     def _items(self, parts: Iterable[str]) -> tuple[str, ...]:
@@ -166,7 +167,7 @@ def _flag(text: str) -> bool:
 
 
 def as_path(text: str) -> Path:
-    """Return a path that a user wrote, ``~`` and all. Raises `ConfigError`."""
+    """Return a user's path, with ``~`` expanded. Raises `ConfigError`."""
     if not text or "\0" in text:
         raise ConfigError(f"{text!r} is not a path")
     try:
@@ -225,13 +226,13 @@ _DEFAULTS = PROFILES[DEFAULT_PROFILE]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a run is told. Each field's help says what it is; `OPTIONS` has them as data."""
+    """The options of a run. Each field has its help; `OPTIONS` has them as data."""
 
     backends: tuple[str, ...] = _option(
         "list",
         ("eager-*", "fake-*"),
         "NAME,...",
-        "Backends to test; * and all stand for those that are ready here.",
+        "Backends to test; * and all mean every backend that is ready here.",
     )
     ops: tuple[str, ...] = _option(
         "list", ("*",), "PATTERN,...", "Ops to draw from: names, families, globs over names."
@@ -240,14 +241,14 @@ class Options:
         "integer",
         _DEFAULTS["cases"],
         "N",
-        "Cases to draw for each backend, at most, aimed ones included.",
+        "Draw at most N cases for each backend, including aimed ones.",
         minimum=1,
     )
     aimed: int = _option(
         "integer",
         20,
         "PERCENT",
-        "Share of the cases to aim, at most, at autocast kernels not yet reached; 0: none.",
+        "Aim at most this share of the cases at autocast kernels not yet reached; 0: none.",
         minimum=0,
         maximum=100,
     )
@@ -255,116 +256,129 @@ class Options:
         "integer",
         None,
         "N",
-        "What the cases depend on; drawn, and printed, unless given.",
+        "Seed of the cases; by default random, and printed.",
         minimum=0,
     )
     profile: str = _option(
         "word",
         DEFAULT_PROFILE,
         "NAME",
-        f"A set of options: {', '.join(PROFILES)}, or one of the configuration file.",
+        f"A set of options: {', '.join(PROFILES)}, or one from the configuration file.",
     )
     workers: int = _option(
-        "integer", _CPUS or 1, "N", "Processes; as many as there are CPUs unless given.", minimum=1
+        "integer", _CPUS or 1, "N", "Worker processes; by default one for each CPU.", minimum=1
     )
     seconds: float = _option(
         "number",
         _DEFAULTS["seconds"],
         "S",
-        "Stop after S seconds of drawing, judging and minimising; 0: never.",
+        "Stop after S seconds of drawing, judging and minimising; 0 means never.",
         minimum=0,
     )
     floor: int = _option(
         "integer",
         _DEFAULTS["floor"],
         "N",
-        "Cases of each backend and family to judge even when the time is up.",
+        "Judge at least N cases of each backend and family, even after the time is up.",
         minimum=0,
     )
     relations: str = _option(
         "choice",
         _DEFAULTS["relations"],
         "none|one|all",
-        "Metamorphic relations that each case is put to.",
+        "Metamorphic relations to check on each case.",
         choices=("none", "one", "all"),
     )
     store: Path = _option(  # noqa: RUF009  (a Path is immutable)
         "path", Path(".amp-fuzz"), "FOLDER", "Where records and findings are kept."
     )
     report: Path = _option(  # noqa: RUF009
-        "path", Path("amp-fuzz-report"), "FOLDER", "Where the report goes, over the last one."
+        "path",
+        Path("amp-fuzz-report"),
+        "FOLDER",
+        "Where the report goes; it replaces the last one.",
     )
     known: tuple[Path, ...] = _option(
-        "paths", (), "FILE", "A list of explained divergences, beside the one that comes along."
+        "paths",
+        (),
+        "FILE",
+        "A list of explained divergences, in addition to the one in the package.",
     )
     baseline: Path = _option(  # noqa: RUF009
         "path",
         Path("amp-fuzz-baseline.toml"),
         "FILE",
-        "The findings that the project knows of; looked for upward unless given.",
+        "The findings that the project accepts; by default found here or in a parent folder.",
     )
     corpus: tuple[Path, ...] = _option(
         "paths", (), "FOLDER", "Case files that every run judges first: a regression suite."
     )
     max_statements: int = _option(
-        "integer", _DEFAULTS["max-statements"], "N", "The most statements of a program.", minimum=1
+        "integer",
+        _DEFAULTS["max-statements"],
+        "N",
+        "Draw programs of at most N statements.",
+        minimum=1,
     )
     timeout: float = _option(
         "number",
         120.0,
         "S",
-        "CPU seconds that a case may take; by the clock it may take 5 times as long.",
+        "CPU seconds that a case may take; the wall-clock limit is 5 times that.",
         minimum=1,
     )
     memory: float = _option(
-        "number", 8.0, "GIB", "Memory that the process of a case may hold, in GiB.", minimum=0.5
+        "number", 8.0, "GIB", "Memory limit for the process of a case, in GiB.", minimum=0.5
     )
     isolate: str = _option(
         "choice",
         "auto",
         "auto|always|never",
-        "Run cases in worker processes: always, never, or (auto) but under pytest's --pdb.",
+        "Run cases in worker processes: always, never, or auto (not under pytest's --pdb).",
         choices=("auto", "always", "never"),
     )
     minimize: float = _option(
         "number",
         _DEFAULTS["minimize"],
         "S",
-        "Seconds of work for making each new finding smaller; 0: keep it as it was drawn.",
+        "Seconds of work to shrink each new finding; 0 keeps it as drawn.",
         minimum=0,
     )
     plugins: tuple[str, ...] = _option(
-        "list", (), "MODULE,...", "Modules to import first: those that register ops of yours."
+        "list",
+        (),
+        "MODULE,...",
+        "Modules to import first, such as those that register your own ops.",
     )
     device: str | None = _option(
         "word",
         None,
         "NAME",
-        "A device that you have installed, for the backends eager-NAME and eager-NAME[shadow].",
+        "An installed device, for the backends eager-NAME and eager-NAME[shadow].",
     )
     policies: str | None = _option(
         "word",
         None,
         "TABLE",
-        "What autocast promises on it: cuda, cpu, xpu, ..., or a TOML file; cuda unless given.",
+        "The device's policy table: cuda (the default), cpu, xpu, ..., or a TOML file.",
     )
     fail_fast: bool = _option("flag", False, "yes|no", "Stop at the first new divergence.")
     notes: tuple[str, ...] = _option(
         "list",
         ("precision", "autocast-raises"),
         "KIND,...",
-        f"Notes to look for, beside divergences: {', '.join(NOTE_KINDS)}.",
+        f"Kinds of notes to look for: {', '.join(NOTE_KINDS)}.",
         choices=NOTE_KINDS,
     )
     fail_on: tuple[str, ...] = _option(
         "list",
         (),
         "KIND,...",
-        f"What else fails a run: {', '.join(NOTE_KINDS)}, incident.",
+        f"Further kinds that fail a run: {', '.join(NOTE_KINDS)}, incident.",
         choices=(*NOTE_KINDS, "incident"),
     )
     require: tuple[str, ...] = _option(
-        "list", (), "NAME,...", "Backends that must be ready, or exit with code 4."
+        "list", (), "NAME,...", "Backends that must be ready; otherwise exit with code 4."
     )
 
 
@@ -379,7 +393,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Options with where they came from.
+    """Options and their sources.
 
     sources: option name -> ``--cases``, ``AMP_FUZZ_CASES``, ``profile ci``, a file, or ``default``.
     files: the configuration files that were read.
@@ -399,19 +413,20 @@ def resolve(
 ) -> Resolved:
     """Return the options in force.
 
-    A built-in profile that was chosen outranks the table of the file; one that is only the default
-    does not, since its values are the defaults. A profile table of the file outranks the table.
-    A floor belongs to the seconds that it was given with: seconds of a higher rank have none.
+    A built-in profile outranks the table of the file if it was chosen, but not if it is only the
+    default. A profile table of the file outranks the table. A floor belongs to the seconds that it
+    was set with: seconds of a higher rank have no floor.
 
     Args:
         explicit: option name -> value of the option's type, as `Option.parse` returns; None values
             count as not given.
-        environ: in place of ``os.environ``.
-        start: the folder from which configuration is looked for upward, by default the current one.
-        prefix: how explicit options are written, for messages (``--amp-fuzz-`` under pytest).
+        environ: replaces ``os.environ``.
+        start: the folder where the search for configuration starts, upwards; by default the current
+            one.
+        prefix: the prefix of explicit options in messages (``--amp-fuzz-`` under pytest).
 
     Raises:
-        ConfigError: a key, variable or profile that is unknown, or a value that does not fit.
+        ConfigError: an unknown key, variable or profile, or an invalid value.
     """
     given = {name: value for name, value in (explicit or {}).items() if value is not None}
     variables = _variables(os.environ if environ is None else environ)
@@ -428,7 +443,7 @@ def resolve(
     names = list(dict.fromkeys([*PROFILES, *profiles]))
     if profile not in names:
         hint = did_you_mean(profile, names) or f": use {', '.join(names)}"
-        raise ConfigError(f"{tell('profile')[chosen]}: no profile is called {profile!r}{hint}")
+        raise ConfigError(f"{tell('profile')[chosen]}: unknown profile {profile!r}{hint}")
     own = {f"profile {profile} in {path}": profiles.get(profile, {})}
     shipped = {f"profile {profile}" if chosen else "default": PROFILES.get(profile, {})}
     below = {**shipped, "table": table} if chosen else {"table": table, **shipped}
@@ -448,7 +463,7 @@ def resolve(
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that ``AMP_FUZZ_*`` variables give; an empty one counts as not set."""
+    """Return the values of ``AMP_FUZZ_*`` variables; an empty one counts as not set."""
     known = {option.variable: option for option in OPTIONS.values()}
     values = {}
     for variable, text in sorted(environ.items()):
@@ -457,7 +472,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
         option = known.get(variable)
         if option is None:
             hint = did_you_mean(variable, known) or f": use one of {', '.join(known)}"
-            raise ConfigError(f"{variable}: no option has this environment variable{hint}")
+            raise ConfigError(f"{variable}: no option uses this environment variable{hint}")
         try:
             if option.kind == "paths":
                 values[option.name] = tuple(as_path(part) for part in text.split(os.pathsep))
@@ -469,10 +484,10 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_config(start: Path) -> Path | None:
-    """Return the nearest configuration file of a folder and those above it, or None.
+    """Return the nearest configuration file in a folder or those above it, or None.
 
-    That is an ``amp-fuzz.toml``, or a ``pyproject.toml`` with a table ``[tool.amp-fuzz]``. Raises
-    `ConfigError` where one folder has both.
+    This is an ``amp-fuzz.toml``, or a ``pyproject.toml`` with a table ``[tool.amp-fuzz]``. Raises
+    `ConfigError` if a folder has both.
     """
     for folder in (start, *start.absolute().parents):
         own, shared = folder / "amp-fuzz.toml", folder / "pyproject.toml"
@@ -512,8 +527,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         )
     table = dict(table)
     profiles: dict[str, dict[str, Any]] = {}
-    # `profile` is an option where it is a string, and holds the profiles where it is a table; TOML
-    # does not allow both. With profile tables, `dev` is the one to change: it is the default.
+    # `profile` is an option if it is a string, and holds the profiles if it is a table. TOML does
+    # not allow both. With profile tables, change `dev`, the default.
     if isinstance(table.get("profile"), dict):
         for name, values in table.pop("profile").items():
             where = f"{path}: profile.{name}"
@@ -540,7 +555,7 @@ def _values(
 
 
 def judging_options() -> list[str]:
-    """Return the options without which a case of this process would be judged otherwise."""
+    """Return the options of this process that affect how a case is judged."""
     names = ("device", "policies", "plugins")
     found = {name: os.environ.get(OPTIONS[name].variable, "") for name in names}
     return [f"--{name}={value}" for name, value in found.items() if value]

@@ -12,14 +12,14 @@ __all__ = ["patched"]
 
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give a module or class another attribute of a name for as long as a thread is in the block.
+    """Replace an attribute of a module or class while any thread is in the block.
 
-    Blocks may nest, and those of several threads may overlap: the attribute is that of the block
-    entered last of those that are left, and the owner's own when none is. A value that wraps the
-    attribute wraps what it finds, so a wrapper may be called twice while blocks overlap. An owner
-    without the attribute stays without: private names of torch come and go.
+    Blocks may nest, and blocks of several threads may overlap. The attribute is that of the block
+    that was entered last and is still open, or else the owner's own. A wrapper wraps the value that
+    it finds, so it may be called twice while blocks overlap. If the owner lacks the attribute,
+    nothing is set: private names of torch come and go.
     """
-    key, block = (id(owner), name), [value]  # a list of its own: values may be equal
+    key, block = (id(owner), name), [value]  # a separate list: values may be equal
     if not hasattr(owner, name):
         yield
         return
@@ -45,4 +45,4 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 _INHERITED: Any = object()
 _lock = Lock()
 _entered: dict[tuple[int, str], list[list[Any]]] = {}
-"""By owner and name: what it had before, and the value of each block that is entered."""
+"""By owner and name: the original value, and the value of each open block."""

@@ -1,6 +1,6 @@
-"""Import the modules that register ops of the user's, here and in every process started from here.
+"""Import the user's plugin modules, here and in every process started from here.
 
-They are named by the option ``plugins``. Processes inherit them through its environment variable.
+The option ``plugins`` names them. Processes inherit them through its environment variable.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["inherited", "load_plugins", "loaded"]
 def load_plugins(
     modules: Sequence[str], source: str = "plugins", folder: Path | None = None
 ) -> None:
-    """Import modules; those of a folder, by default the current one, are found too.
+    """Import modules, also from a folder, by default the current one.
 
-    source: where they were named, for messages. Raises `ConfigError`, one line.
+    source: where they were named, for messages. Raises `ConfigError` with one line.
     """
     if not modules:
         return
@@ -31,7 +31,7 @@ def load_plugins(
     for module in modules:
         try:
             importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"{source}: {module!r} cannot be imported: {type(error).__name__}: {first}"
@@ -45,6 +45,6 @@ def loaded() -> tuple[str, ...]:
 
 
 def inherited() -> None:
-    """Import what the process that started this one had imported."""
+    """Import the plugins that the parent process imported."""
     for module in loaded():
         importlib.import_module(module)

@@ -1,10 +1,10 @@
-"""The profiles that come with the package: how much a run does when nothing more is said.
+"""The built-in profiles: how much a run does by default.
 
-A profile holds values of options by name. Each is a time, so that it takes as long on any machine,
-with a number of cases that is enough for a fast one and a floor that holds on a slow one.
+A profile holds values of options by name. Each sets a time, so it takes equally long on every
+machine; a number of cases, which a fast machine reaches; and a minimum, which a slow one reaches.
 
-No Hypothesis profile has a part in a run: under ``CI=true`` one would derandomise, and a nightly
-run would repeat itself.
+Hypothesis profiles do not affect a run: under ``CI=true`` one would derandomise, and nightly runs
+would repeat themselves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The pytest plugin: ``pytest --amp-fuzz`` fuzzes autocast beside a project's own tests.
 
 Every pytest run in every project that has amp_fuzz installed loads this module, so it imports
-nothing but pytest and the standard library. What it takes to fuzz stands in
-`amp_fuzz.interfaces.plugin.session` and `amp_fuzz.interfaces.plugin.items`, imported once
-``--amp-fuzz`` is given.
+only pytest and the standard library. The fuzzing is in `amp_fuzz.interfaces.plugin.session` and
+`amp_fuzz.interfaces.plugin.items`, which are imported if ``--amp-fuzz`` is given.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from amp_fuzz.interfaces.plugin.options import OPTIONS, dest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare ``--amp-fuzz`` and what goes with it.
+    """Declare ``--amp-fuzz`` and its options.
 
-    Each option takes a value, always: one that may stand without would swallow a path after it.
+    Every option requires a value: an optional value would swallow a path that follows.
     """
     group = parser.getgroup("amp-fuzz", "fuzzing of PyTorch's autocast (amp-fuzz)")
     group.addoption(
         "--amp-fuzz",
         action="store_true",
         dest="amp_fuzz",
-        help="Fuzz autocast, beside the tests: one item for each backend and family of ops.",
+        help="Fuzz autocast in addition to the tests: one item for each backend and family of ops.",
     )
     for name, (metavar, text) in OPTIONS.items():
         group.addoption(
@@ -46,24 +45,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "amp_fuzz_corpus",
-        "Folders of case files that --amp-fuzz judges first, beside those of [tool.amp-fuzz].",
+        "Folders of case files that --amp-fuzz judges first, in addition to [tool.amp-fuzz]'s.",
         type="paths",
         default=[],
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; get ready to fuzz if ``--amp-fuzz`` was given."""
+    """Declare the marker; prepare to fuzz if ``--amp-fuzz`` was given."""
     config.addinivalue_line(
         "markers",
-        "amp_fuzz(**defaults): a test of autocast: the items that --amp-fuzz makes, and tests of "
-        "yours that use the fixture amp_check, whose defaults the keywords are: "
+        "amp_fuzz(**defaults): a test of autocast. Marks the items of --amp-fuzz, and sets "
+        "defaults of the fixture amp_check in your own tests: "
         "@pytest.mark.amp_fuzz(backends=['compile[inductor]'])",
     )
     config.option.amp_fuzz = config.option.amp_fuzz or bool(config.option.amp_fuzz_replay)
     if config.option.amp_fuzz and not (config.option.help or config.option.version):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of on import is not the project's
+            warnings.simplefilter("ignore")  # torch's warnings on import are not the project's
             from amp_fuzz.interfaces.plugin.session import activate
 
             activate(config)
@@ -71,30 +70,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def amp_check(request: pytest.FixtureRequest) -> Any:
-    """Compare what a callable does under autocast on real backends with the reference.
+    """Compare a callable under autocast on real backends with the reference.
 
-    ``amp_check(model, inputs)`` fails the test unless they agree; arguments as `amp_fuzz.check`.
+    ``amp_check(model, inputs)`` fails the test unless they agree. It takes the arguments of
+    `amp_fuzz.check`.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch warns of on import is not the project's
+        warnings.simplefilter("ignore")  # torch's warnings on import are not the project's
         from amp_fuzz.interfaces.plugin import fixture
 
     return fixture.amp_check(request)
 
 
-# Those that mean something to the fixture, with or without --amp-fuzz.
+# The options that the fixture uses, with or without --amp-fuzz.
 _OF_THE_FIXTURE = ("backends", "known", "plugins", "seed", "store")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say so when options of amp-fuzz have no effect."""
+    """Return a header line if options of amp-fuzz have no effect."""
     given = [name for name in OPTIONS if getattr(config.option, dest(name)) is not None]
     if config.option.amp_fuzz or not given:
         return None
     given.sort(key=lambda name: name in _OF_THE_FIXTURE)
     if given[0] in _OF_THE_FIXTURE:
         return (
-            f"amp-fuzz: off, --amp-fuzz-{given[0]} is for the fixture amp_check alone: add "
+            f"amp-fuzz: off, --amp-fuzz-{given[0]} affects only the fixture amp_check: add "
             "--amp-fuzz to fuzz"
         )
     return f"amp-fuzz: off, --amp-fuzz-{given[0]} has no effect: add --amp-fuzz"

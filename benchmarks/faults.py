@@ -177,13 +177,14 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         "# Seeded faults",
         "",
-        "Autocast corrupted on purpose, one fault at a time, in real torch; the engine that users",
-        "run then has to notice, with no hint. A divergence counts only if honest torch agrees",
-        "with the reference on that case: one that shows through a known bug of torch does not.",
-        "The policy faults go through the same cases, drawn once; only those that call the op are",
-        "run again, and the cases are those of the whole way.",
-        f"At most {run['seconds_limit']:.0f} s for each fault; seconds are CPU seconds of",
-        f"one core ({run['machine']['cpu']}). Seed {run['seed']}, {versions}.",
+        "The benchmark corrupts autocast in real torch, one fault at a time, and runs the engine",
+        "that users run, without hints. A divergence counts only if unmodified torch agrees with",
+        "the reference on that case, so a fault that shows only through a known bug does not",
+        "count. The policy faults share one stream of cases. For each fault, only the cases that",
+        "call its op run again, but all cases of the stream are counted.",
+        "",
+        f"The limit is {run['seconds_limit']:.0f} CPU seconds of one core for each fault",
+        f"({run['machine']['cpu']}). Seed {run['seed']}, {versions}.",
         "",
         "| faults | found | to find one |",
         "|---|---|---|",
@@ -202,7 +203,7 @@ def table(result: dict[str, Any]) -> str:
         lines += [_line(r) for r in result["semantic"]["faults"]]
     if "policy" in result:
         lines += ["", "## Policies", "", *_policies(result["policy"]["faults"])]
-    lines += ["", "Again: `.venv/bin/python benchmarks/faults.py`"]
+    lines += ["", "To repeat: `.venv/bin/python benchmarks/faults.py`"]
     return "\n".join(lines) + "\n"
 
 
@@ -223,7 +224,7 @@ def _line(row: Row) -> str:
 
 def _policies(rows: Sequence[Row]) -> list[str]:
     lines = [
-        "Each op of the CPU table under each policy but its own.",
+        "Each op of the CPU table under every policy other than its own.",
         "",
         "| policy given | found | to find one |",
         "|---|---|---|",

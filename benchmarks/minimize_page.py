@@ -22,33 +22,33 @@ _INTRODUCTION = """\
 
 ## Beside torch's own minifier
 
-The same cases as drawn, as scripts that import only torch, run with `TORCHDYNAMO_REPRO_LEVEL=4` and
-`TORCHDYNAMO_REPRO_AFTER` `aot` and `dynamo`
+The same cases, as drawn, are scripts that import only torch. They run with
+`TORCHDYNAMO_REPRO_LEVEL=4` and `TORCHDYNAMO_REPRO_AFTER` set to `aot` and to `dynamo`
 ([benchmarks/torch_minifier.py](../benchmarks/torch_minifier.py)). A `sitecustomize` seeds the fault
-in every process, those of the minifier too. Calls are those of the graph before and after; the
-script that is left is run with the fault and without. Seconds are CPU seconds of all processes.
-What was cut took longer than 150 s on the clock, on a machine that other work had most of. Cases
-that are not in the table were not run.
+in every process, including the minifier's. The table gives the calls of the graph before and after.
+The remaining script runs with the fault and without. Seconds are CPU seconds of all processes. A
+search marked "cut" took longer than 150 s by the clock, on a machine that was busy with other work.
+Cases that are not in the table were not run.
 """
 
 _TOGETHER = """\
 
 ## Candidates are judged one at a time
 
-One process judges all candidates of a search and is started again only when one kills it, so there
-is no start to share. What could be shared is a compilation. Programs of one plan compiled together
-cost, a program, this many times less than one by one
-([benchmarks/packing.json](../benchmarks/packing.json)): 1.03 to 1.39 on `aot_eager`, and 0.75 to
-0.91 on Inductor, which is more.
+One process judges all candidates of a search and restarts only if a candidate kills it, so no start
+could be shared. A compilation could. Compiling programs of one plan together instead of one by one
+divides the cost per program by 1.03 to 1.39 on `aot_eager`
+([benchmarks/packing.json](../benchmarks/packing.json)). On Inductor the factor is 0.75 to 0.91: it
+costs more.
 
-Of the candidates themselves, few can be put together: the first that shows the divergence is taken,
-and those that come next are made of it. In two searches each, the 60 candidates compiled on
-`aot_eager` fill 41 packs of up to four, 32 of them of one, and the 20 on Inductor 14, 12 of them of
-one. If a pack cost no more than one candidate, the gain would be 1.46 and 1.43. On `aot_eager` it
-was 1.29 with packs of two and 1.25 with packs of four, in CPU seconds, without what a pack compiles
-in vain after the candidate that is taken, and without the second judgement that a diverging pack
-needs to say which of them it is: one in each step. On Inductor it was not measured: its caches
-answered for what the search had compiled. Again:
+Few candidates can be compiled together, because the search takes the first one that diverges and
+derives the next ones from it. In two searches each, the 60 candidates compiled on `aot_eager` fill
+41 packs of up to four, 32 of them with one candidate, and the 20 on Inductor fill 14 packs, 12 of
+them with one. If a pack cost no more than one candidate, the gain would be 1.46 and 1.43. On
+`aot_eager` the gain in CPU seconds is 1.29 with packs of two and 1.25 with packs of four. This
+ignores the candidates compiled in vain after the one that is taken, and the second judgement that
+finds the diverging candidate of a pack, one in each step. On Inductor the gain was not measured,
+because its caches held what the search had compiled. To repeat:
 `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 python -m benchmarks.packing --candidates=exp,softmax`
 """
 
@@ -59,22 +59,23 @@ def page(result: Row) -> str:
     lines = [
         "# How small findings get",
         "",
-        "A fault is seeded, the first case that finds it ([numeric-faults.md](numeric-faults.md))",
-        "is minimised, and the result is written as a script. The script is run in a fresh process",
-        "with the fault, where it must exit with 1, and without, where it must exit with 0.",
-        "Findings are bugs of torch 2.13 that [known.toml](../amp_fuzz/upstream/known.toml)",
-        "has, each with the first drawn case that shows it alone on a backend, or, where no draw",
-        "showed it, the",
-        f"example of the tests ({together} show only together with others): their scripts must",
-        "exit with 1.",
-        "Fingerprint: kind, stage and guilty op, each found anew from the case as it was drawn and",
-        "from the minimised one. Where no statement of the drawn case, nor two of them, shows the",
-        'same by themselves, it names no op ("none alone"), and minimising is what finds one. Such',
-        "rows are counted apart, and so are others that changed it.",
+        "For each seeded fault, the benchmark minimises the first case that finds it",
+        "([numeric-faults.md](numeric-faults.md)) and writes the result as a script. In a fresh",
+        "process, the script must exit with 1 with the fault and with 0 without it.",
         "",
-        "Two rows are not as they should be. `var-of-squares` has four statements: a gradient",
-        "shows the fault, and what takes the infinity of `var` to it cannot go. (A run, which",
-        "looks at each statement by itself first, reports the `var`.) `neg-backward` named a pair",
+        "Findings are bugs of torch 2.13 from [known.toml](../amp_fuzz/upstream/known.toml). Each",
+        "has the first drawn case that shows the bug alone on a backend. If no draw showed it,",
+        f"the example of the tests stands in ({together} show only together with others). Their",
+        "scripts must exit with 1.",
+        "",
+        "The fingerprint is kind, stage and guilty op, computed once from the case as drawn and",
+        "once from the minimised case. If no statement of the drawn case diverges alone, nor any",
+        'two of them, it names no op ("none alone"), and minimising finds one. The table counts',
+        "such rows separately, and also rows whose fingerprint changed otherwise.",
+        "",
+        "Two rows fall short. `var-of-squares` keeps four statements, because a gradient shows",
+        "the fault and the statements that carry the infinity of `var` to it must stay. (A run",
+        "looks at each statement alone first and reports the `var`.) `neg-backward` names a pair",
         "as drawn, since the gradients of its `addcdiv` alone are 0.",
         "",
     ]
@@ -99,7 +100,7 @@ def page(result: Row) -> str:
         rows = result.get(section, {})
         lines += ["", f"## {section.capitalize()}", "", *_table(rows)] if rows else []
     lines += [*_beside(result), *_TOGETHER.splitlines()]
-    return "\n".join([*lines, "", "Again: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
+    return "\n".join([*lines, "", "To repeat: `.venv/bin/python benchmarks/minimize.py`"]) + "\n"
 
 
 def _groups(result: Row) -> list[tuple[str, list[Row]]]:

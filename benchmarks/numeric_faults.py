@@ -41,13 +41,13 @@ LIMITS = {"eager": 5000, "compiled": 500}
 # Why the oracle misses a fault, for those that it does miss.
 WHY: dict[str, str] = {
     "decomposed-gelu-tanh": (
-        "the one case of 500 that shows it, the 498th, is reported, but does not count: on this "
-        "machine Inductor's own gelu goes wrong there too, which is known (compile-erf)."
+        "one case of 500, the 498th, shows it and is reported. It does not count, because on this "
+        "machine Inductor's own gelu is wrong there too, which is known (compile-erf)."
     ),
     "var-of-squares": (
-        "the cancellation needs a mean that is many deviations from 0, or squares that overflow; "
-        "few cases reach `var`, and of the first ten only two changed a bit at all: one by 0.1 of "
-        "what rounding explains, one after the variance had left the range of its dtype."
+        "the cancellation needs a mean that is many deviations from 0, or squares that overflow. "
+        "Few cases reach `var`. Of the first ten, only two changed a bit: one by 0.1 of what "
+        "rounding explains, one after the variance had left the range of its dtype."
     ),
 }
 
@@ -154,11 +154,11 @@ def page(result: Row, tolerances: Row) -> str:
     lines = [
         "# Seeded numeric faults",
         "",
-        "Kernels, graphs and generated code got wrong on purpose, one fault at a time, while the",
-        "backend under test runs and never while the reference does. What finds them is the",
-        "rounding oracle ([shadow.md](shadow.md)), on cases that the engine draws over the whole",
-        "catalogue, with no hint. A divergence in dtype, an error and a `range` do not count, nor",
-        "does a case on which honest torch diverges too.",
+        "The benchmark makes kernels, graphs and generated code wrong on purpose, one fault at a",
+        "time, while the backend under test runs and never while the reference does. The rounding",
+        "oracle ([shadow.md](shadow.md)) must find the fault, on cases that the engine draws over",
+        "the whole catalogue, without hints. A divergence in dtype, an error and a `range` do not",
+        "count. Neither does a case on which unmodified torch diverges too.",
     ]
     if result:
         lines += _about(result) + _summaries(result) + _LIMITS_OF_THIS
@@ -169,7 +169,7 @@ def page(result: Row, tolerances: Row) -> str:
             lines += ["", f"## {title}", "", *_rows(result[section]["faults"])]
     lines += [
         "",
-        "Again: `.venv/bin/python benchmarks/numeric_faults.py`, `benchmarks/tolerances.py`",
+        "To repeat: `.venv/bin/python benchmarks/numeric_faults.py`, `benchmarks/tolerances.py`",
     ]
     return "\n".join(lines) + "\n"
 
@@ -179,11 +179,11 @@ def _about(result: Row) -> list[str]:
     versions = ", ".join(f"{name} {v}" for name, v in run["versions"].items())
     return [
         "",
-        "Eager: a wrong kernel is registered over torch's; at most 5,000 cases. Compilers: seeded",
-        "where the stage column says, looked for on `compile[inductor]`; at most 500 cases.",
-        "Cases that do not reach the op of a fault cannot show it: they are drawn and counted, but",
-        "not judged.",
-        f"Seed {run['seed']}, seconds of one core ({run['machine']['cpu']}); {versions}.",
+        "For eager, a wrong kernel is registered over torch's; the limit is 5,000 cases. For",
+        "compilers, the fault is seeded in the stage of the stage column and searched for on",
+        "`compile[inductor]`; the limit is 500 cases. A case that does not reach the op of a",
+        "fault cannot show it. Such cases are drawn and counted, but not judged. Seed",
+        f"{run['seed']}, seconds of one core ({run['machine']['cpu']}); {versions}.",
     ]
 
 
@@ -208,7 +208,7 @@ def _summaries(result: Row) -> list[str]:
         focused = row.get("with focus", {})
         family = focused.get("family", "")
         again = "found" if focused.get("found") else "not found either"
-        more = f" With programs of the {family} family alone it is {again}." if family else ""
+        more = f" With programs of only the {family} family it is {again}." if family else ""
         few = f"of {row['cases']:,} cases {row['reached']} reach its op."
         lines.append(f"- `{row['name']}`: {WHY.get(row['name'], few)}{more}")
     return lines
@@ -228,14 +228,15 @@ _LIMITS_OF_THIS = [
     "",
     "What these numbers do not say:",
     "",
-    "- A stage is that of the first value that diverges on Inductor. A fault in a graph acts",
-    "  wherever its op stands: `addmv` is a product and a sum from the decompositions on.",
-    "- A cast down that is skipped (float32 kept where eager rounds to 16 bits) is what fusing",
-    "  compilers do, and no fault for the rounding oracle; it is not in the table. Nor is a",
-    "  narrower type inside a pointwise decomposition: Inductor keeps float32 there.",
-    "- Each fault acts on every call of its op. One that needs a shape as well is rarer.",
-    "- Where the shadow run itself fails, as in some composite ops, the case is",
-    "  lost: it is counted as failed, not as agreed.",
+    "- The stage is that of the first value that diverges on Inductor. A fault in a graph acts",
+    "  wherever its op occurs: after decomposition, `addmv` is a product and a sum.",
+    "- The table has no skipped cast to 16 bits (float32 kept where eager rounds). Fusing",
+    "  compilers do this, and the rounding oracle does not treat it as a fault. It has no",
+    "  narrower type inside a pointwise decomposition either, because Inductor keeps float32",
+    "  there.",
+    "- Each fault acts on every call of its op. A fault that also needs a certain shape is rarer.",
+    "- If the shadow run itself fails, as in some composite ops, the case counts as failed, not as",
+    "  agreed.",
 ]
 
 
@@ -277,7 +278,7 @@ def _tolerances(found: Row) -> list[str]:
             names = ", ".join(f"`{n}`" for n in found["never"][judge])
             lines += ["", f"Never noticed by {label}: {names}."]
     alarms = [(g["name"], n) for g in groups if g["verb"] == "false alarms" for n in _notes(g)]
-    lines += ["", "What ours flags on honest pairs:", ""] if alarms else []
+    lines += ["", "What amp-fuzz flags on honest pairs:", ""] if alarms else []
     lines += [f"- {name}: {note}" for name, note in alarms]
     known = [f"{sum(g['known'].values())} of {g['name']}" for g in groups if g.get("known")]
     if known:

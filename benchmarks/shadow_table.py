@@ -46,7 +46,7 @@ PROOF: dict[str, Callable[[Experiments], bool]] = {
 }
 SAID = {
     "few samples": "the kernel alone is honest, and so is the value with 64 samples instead of 8",
-    "what came in": "the kernel alone is honest; its inputs were already off, each within its band",
+    "what came in": "the kernel alone is honest; its inputs were already off, within their bands",
     "free choice": "the absolute values agree; signs or phases are free",
     "16 bits inside": "with the inputs held in float32 and the result rounded once, it agrees",
     "range": "with inputs scaled to about 1 it agrees: overflow or subnormal numbers inside",
@@ -55,7 +55,7 @@ SAID = {
     "cancellation": "off by a few roundoffs of the largest element, not of each",
     "fault": "torch is wrong, by argument",
     "not determined": "by argument: the inputs leave the result open",
-    "unexplained": "no experiment bears out why; the evidence is what is known",
+    "unexplained": "no experiment shows why; the evidence column says what is known",
 }
 
 
@@ -154,15 +154,16 @@ def page(measured: Mapping[str, Any], known: Mapping[str, Any]) -> str:
 
 INTRODUCTION = """# Operators over the threshold, one by one
 
-Written by `benchmarks/shadow_table.py` from `benchmarks/shadow.json`; a test holds them together.
+`benchmarks/shadow_table.py` writes this page from `benchmarks/shadow.json`; a test compares the
+two.
 
-Torch's own kernels, measured against their bands *without* the allowance that a comparison has
-([shadow.md](shadow.md)). Where a result is over the threshold of 4, the first kernel in time that
-is over it is called again alone: as it is, with 16-bit inputs held in float32, scaled, on random
-input, with its numbers perturbed too, and up to signs. Only an experiment that brings the excess
-under 4 (for a cancellation: an error of at most {few} roundoffs of the largest element) makes a
-kind. The distribution of every operator and dtype is in
-[`benchmarks/shadow.csv`](../benchmarks/shadow.csv).
+The tables measure torch's own kernels against their bands, *without* the allowance that a
+comparison has ([shadow.md](shadow.md)). If a result is over the threshold of 4, the first kernel
+that goes over it is called again alone: as it is, with 16-bit inputs held in float32, with scaled
+inputs, on random input, with its numbers perturbed too, and up to signs. A row gets a kind only
+if an experiment brings the excess under 4 (for a cancellation: an error of at most {few}
+roundoffs of the largest element). [`benchmarks/shadow.csv`](../benchmarks/shadow.csv) has the
+distribution of every operator and dtype.
 """
 
 
@@ -195,13 +196,13 @@ def _heading(part: Mapping[str, Any]) -> str:
     still = sum(r["values with 64 samples"] for r in rows)
     if "operators" in part:
         own = len({r["operator"] for r in rows})
-        first = f"{own} of {part['operators']} operators are over it somewhere: "
+        first = f"{own} of {part['operators']} operators are over the threshold: "
     else:
         some = part["cases with a value over the threshold"]
-        first = f"{some} of {part['cases']:,} cases have a value over it: "
+        first = f"{some} of {part['cases']:,} cases have a value over the threshold: "
     return (
-        f"{first}{over} of {part['comparisons']:,} values with 8 samples, of which {still} are "
-        "over it again with 64, as a divergence must be."
+        f"{first}{over} of {part['comparisons']:,} values with 8 samples. With 64 "
+        f"samples, as a divergence requires, {still} are."
     )
 
 

@@ -54,18 +54,20 @@ JUDGES = {
 }
 
 ABOUT = [
-    "The numbers are pairs of runs. A pair is flagged if the judge refuses any value of it; NaN",
-    "equals NaN for all of them. The fp64 reference of",
-    "`same` is the clean float64 copy that the shadows keep of each value of the reference: the",
-    "program with every tensor in float64. Where the shadows cannot follow an op neither ours",
-    "nor `same` says anything. Pairs that differ in dtype, shape or an error are left out, as are",
-    "those whose shadows failed, and on honest pairs those in which what runs meets a bug that the",
-    "list of known ones explains; all judges see the rest. On honest pairs each flag is a false",
-    "alarm; on faulty pairs, of which some are no more wrong than another rounding, each pair",
-    "that is not flagged is a miss. Faulty pairs are, for each fault in eager kernels, the first",
-    "five in 2,000 cases that differ in a bit, whoever flags them; for each fault in a compiler",
-    "the one case that ours found, so that there ours misses none by construction. Never noticed",
-    "are faults of which no pair here is flagged.",
+    "The numbers count pairs of runs. A judge flags a pair if it rejects any value of it. For all",
+    "judges, NaN equals NaN. The fp64 reference of `same` is the clean float64 copy that the",
+    "shadows keep of each value of the reference, that is, the program with every tensor in",
+    "float64. Where the shadows cannot follow an op, neither amp-fuzz nor `same` says anything.",
+    "",
+    "Left out are pairs that differ in dtype, shape or an error, pairs whose shadows failed, and",
+    "honest pairs that meet a known bug. All judges see the others. On honest pairs, each flag is",
+    "a false alarm. On faulty pairs, each pair that is not flagged is a miss, although some are",
+    "no more wrong than another rounding.",
+    "",
+    "For a fault in eager kernels, the pairs are the first five in 2,000 cases that differ in a",
+    "bit, whoever flags them. For a fault in a compiler, the pair is the one case that amp-fuzz",
+    "found, so amp-fuzz misses none by construction. A fault counts as never noticed if no pair",
+    "of it is flagged.",
 ]
 
 

@@ -40,7 +40,7 @@ _FOUND = ("backends", "choose", "is_pattern", "matching", "without_values")
 
 
 def __getattr__(name: str) -> object:
-    # Lazily: the command line reads `backends.devices`, and should not wait for torch.
+    # Lazily: the command line reads `backends.devices` and must not wait for torch.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "registry" if name in _FOUND else "base"

@@ -1,11 +1,11 @@
-"""What a backend is, and how backends are found.
+"""The protocols of backends.
 
-A backend is one real implementation that can run a case. Backends come through the entry-point
+A backend is one real implementation that can run a case. Backends are found through the entry-point
 group ``amp_fuzz.backends``: each entry is a function that returns a list of them.
 
-A `Backend` can be run and judged. The protocols after it are optional. A backend that has their
-methods is also called by ``amp_fuzz.check`` (`Calls`), has scripts that import only torch
-(`Repros`), says more in issues (`Described`), and explains more (`Bisects`, `Explains`, `Watches`).
+A `Backend` can be run and judged. The other protocols are optional. With their methods, a backend
+is also called by ``amp_fuzz.check`` (`Calls`), has scripts that import only torch (`Repros`), adds
+facts to issues (`Described`), and explains more (`Bisects`, `Explains`, `Watches`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class BackendError(ValueError):
-    """A backend that is unknown or cannot be used here. The message says what to do."""
+    """A backend is unknown or cannot be used here. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,11 @@ class Backend(Protocol):
     """One real implementation of autocast.
 
     name: as in ``--backends``. device: the device type whose policy table it implements. trains:
-    whether it can run backward passes. values: whether results have values (fake devices have
-    dtypes and shapes only). exact: whether it runs the kernels that the reference runs, so that
-    results are equal bit for bit; if not, rounding is told from more by `oracle.rounding`.
-    repeats: whether a program that is called twice in a case runs the same code twice, so that the
-    two results are equal bit for bit; a compiler that is given both calls at once may fuse each in
-    its own way.
+    whether it can run backward passes. values: whether results have values (fake devices have only
+    dtypes and shapes). exact: whether it runs the reference's kernels, so results are equal bit for
+    bit; otherwise `oracle.rounding` decides whether rounding explains a difference. repeats:
+    whether two calls of a program in one case run the same code, so their results are equal bit for
+    bit; a compiler that gets both calls at once may fuse them differently.
     """
 
     @property
@@ -93,40 +92,40 @@ class Backend(Protocol):
         """Whether two calls of a program run the same code."""
 
     def availability(self) -> Availability:
-        """Say whether it can be used here."""
+        """Return whether it can be used here."""
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether the implementation can say a call of a catalogue op in that form."""
+        """Return whether the implementation can express a call of a catalogue op in that form."""
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what the implementation says that it does not support."""
+        """Return the case without what the implementation documents as unsupported."""
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases and return one observation each; a backend may pack them together."""
 
     def ladder(self) -> Sequence[Backend]:
-        """Return what does less than this one and less again, the least first; none for most.
+        """Return the backends that do less than this one, the least first; usually none.
 
-        On a divergence, the first of these that diverges too is the stage where it comes from.
+        The stage of a divergence is the first of these that diverges too.
         """
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference, on the same tensors and kernels as `run` uses."""
+        """Return the reference, on the same tensors and kernels as in `run`."""
 
 
-# -- what a backend may say besides ---------------------------------------------------------------
+# -- optional protocols ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a backend, for issues and for what a search may cost.
+    """Facts about a backend, for issues and for the cost of a search.
 
     area: the area in the title of an issue; by default ``amp`` and the device. made: how a program
-    gets there, "compiled with `torch.compile`". promise: what its documentation promises of
-    results, a sentence of Markdown; "" if that is autocast itself. seen: a sentence on how a
-    divergence was seen. compiles: each program is compiled, which takes seconds. partial: the
-    function that may raise for a callable whatever its autocast; such an error is no finding of a
-    check. installs: what pip has to install for scripts that run it by amp-fuzz.
+    gets there, "compiled with `torch.compile`". promise: a Markdown sentence with the documented
+    promise about results; "" if that is autocast's own. seen: a sentence on how a divergence was
+    observed. compiles: whether each program is compiled, which takes seconds. partial: a function
+    that may raise for a callable regardless of autocast; such an error is no finding of a check.
+    installs: what pip must install for scripts that run it with amp-fuzz.
     """
 
     area: str = ""
@@ -140,53 +139,54 @@ class Facts:
 
 @runtime_checkable
 class Described(Protocol):
-    """A backend of which more is known than `Facts` says by default."""
+    """A backend with other facts than the defaults of `Facts`."""
 
     def facts(self) -> Facts:
         """Return the facts."""
 
 
 def facts_of(backend: object) -> Facts:
-    """Return the facts of a backend; the default ones if it says none."""
+    """Return the facts of a backend, by default the default ones."""
     return backend.facts() if isinstance(backend, Described) else Facts()
 
 
 @runtime_checkable
 class Repros(Protocol):
-    """How a script that imports no amp-fuzz shows a case on a backend: pieces of source.
+    """Pieces of source for scripts that show a case on a backend without amp-fuzz.
 
-    `amp_fuzz.backends.reproducing.TorchRepros` has them for a program that runs as it is under
-    ``torch.autocast``. The scripts of a backend without them judge the case by amp-fuzz.
+    `amp_fuzz.backends.reproducing.TorchRepros` has them for a program that runs unchanged under
+    ``torch.autocast``. Scripts of a backend without this protocol judge the case with amp-fuzz.
     """
 
     def setup(self, names: Set[str]) -> list[str]:
-        """Return what stands before all else, the name of the device first; names: those in use."""
+        """Return the first lines, beginning with the device's name. names: the names in use."""
 
     def configuration(self, case: Case) -> str:
         """Return assignments that configure torch for a case, or ""."""
 
     def source(self, case: Case) -> str:
-        """Return the program of a case, and how it is made what the backend runs."""
+        """Return the program of a case, and its conversion to what the backend runs."""
 
     def driver(self, text: str, case: Case) -> str:
         """Return the source of a case's driver as the backend runs it."""
 
     def placed(self, text: str, spec: TensorSpec) -> str:
-        """Return the source of an input on the device. text: that of its values, on the CPU."""
+        """Return the source of an input on the device. text: the source of its CPU values."""
 
     def cleanup(self) -> list[str]:
-        """Return lines that take away what a run leaves behind."""
+        """Return lines that remove what a run leaves behind."""
 
 
 Call: TypeAlias = Callable[[Runtime, Callable[..., Any] | None], Observation]
-"""Calls what is checked under a runtime, by another function if one is given."""
+"""Calls the checked callable under a runtime, through another function if one is given."""
 
 
 @runtime_checkable
 class Calls(Protocol):
-    """How ``amp_fuzz.check`` calls a callable on a backend, in the place of a case's program.
+    """How ``amp_fuzz.check`` calls a callable on a backend, instead of a case's program.
 
-    `amp_fuzz.backends.torch_base.TorchBackend` has them for a callable that is called as it is.
+    `amp_fuzz.backends.torch_base.TorchBackend` implements it for a callable that is called
+    unchanged.
     """
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
@@ -196,23 +196,23 @@ class Calls(Protocol):
         """Return whether a callable has no backward pass here."""
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
-        """Call a callable as a plan says, and return what was observed."""
+        """Call a callable under a plan, and return the observation."""
 
     def traced(self) -> Callable[..., Any] | None:
-        """Return what the reference makes of a function of tensors, where quirks are imitated."""
+        """Return a function as the reference runs it when it imitates quirks of tracing."""
 
 
 @runtime_checkable
 class Watches(Protocol):
-    """A backend whose autocast can be watched."""
+    """A backend whose autocast can be observed."""
 
     def watching(self, watched: Callable[[Any], Any]) -> Backend:
-        """Return the backend with another autocast, which is made of its own."""
+        """Return the backend with another autocast, built from its own."""
 
 
 @runtime_checkable
 class Bisects(Protocol):
-    """A backend that can say which part of it is to blame."""
+    """A backend that can find its guilty part."""
 
     def blame(self, agrees: Callable[[], bool]) -> str:
         """Return the part without which a case agrees, or "". agrees: runs the case again."""
@@ -220,10 +220,10 @@ class Bisects(Protocol):
 
 @runtime_checkable
 class Explains(Protocol):
-    """A backend that writes casts of its own."""
+    """A backend that adds casts itself."""
 
     def explicit(self, case: Case) -> str:
-        """Return the casts that it writes into a case's program, as comments, or ""."""
+        """Return the casts that it adds to a case's program, as comments, or ""."""
 
 
 def documentation(page: str) -> str:
@@ -236,6 +236,6 @@ def documentation(page: str) -> str:
 
 
 def unsupported(case: Case, backend: Backend) -> Statement | None:
-    """Return the first call that a backend cannot say, or None."""
+    """Return the first call that a backend cannot express, or None."""
     calls = statements(case.program.body)
     return next((s for s in calls if not backend.supports(s.op, s.form)), None)

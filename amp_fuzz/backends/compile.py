@@ -1,9 +1,9 @@
 """``torch.compile`` on every rung of its ladder: dynamo, AOTAutograd, decompositions, Inductor.
 
-The program is compiled, the plan is not: its contexts stand around the compiled callable, but with
-the ``decorator`` entry the innermost one is compiled with it. What the entry ``custom_op`` compiles
-is a call of the op: its body is Python that the graph knows by name only. Nothing is cached between
-cases, so that no artefact of another case can hide a bug.
+The program is compiled, the plan is not: its contexts are around the compiled callable. With the
+``decorator`` entry, the innermost one is compiled too. With the entry ``custom_op``, a call of the
+op is compiled; its body is Python that the graph only knows by name. Nothing is cached between
+cases, so no artefact of another case can hide a bug.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from amp_fuzz.reference.shadow.mode import Promise
 __all__ = ["LADDER", "CompileBackend", "backends"]
 
 QUIRK = "compile-backward-autocast"
-# Each does more than the one before it: the first that diverges is where a bug is.
+# Each does more than the one before it: the first that diverges has the bug.
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
 
@@ -63,11 +63,11 @@ LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 class CompileBackend(TorchRepros, TorchBackend):
     """``torch.compile(program, backend=rung)`` on the CPU.
 
-    label: what tells it from others of its rung. dynamic, options: as `torch.compile` takes them.
-    told: torch is told, in ``backward_pass_autocast``, which autocast will surround the backward
-    pass; otherwise it has its default, and takes the forward's. freezing: the program is a module
-    that holds its weights, and infers only, so that Inductor may take them as constants. (Among the
-    options of `torch.compile` it would freeze nothing: dynamo asks Inductor's configuration.)
+    label: distinguishes it from others of its rung. dynamic, options: arguments of
+    `torch.compile`. told: ``backward_pass_autocast`` tells torch which autocast will surround the
+    backward pass; otherwise torch has its default and takes the forward's. freezing: the program is
+    a module that holds its weights and only infers, so Inductor may treat them as constants. (As an
+    option of `torch.compile` it would have no effect: dynamo reads Inductor's configuration.)
     """
 
     rung: str
@@ -84,19 +84,19 @@ class CompileBackend(TorchRepros, TorchBackend):
         return f"compile[{self.rung}{'+' + self.label if self.label else ''}]"
 
     def availability(self) -> Availability:
-        """Say whether this torch can compile here."""
+        """Return whether this torch can compile here."""
         if self.rung == "inductor" and _compiler() is None:
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
         return TorchBackend.availability(self)
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what AOTAutograd says that it does not support.
+        """Return the case without what AOTAutograd documents as unsupported.
 
-        Double backward raises there ("does not currently support double backward"): the retained
-        graph takes its place. Function transforms of compiled functions are left out. The fake
-        kernel of a custom op must not look at values, and its backward must be traceable, which
-        that of a reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`).
-        What is frozen only infers, and calls no custom op: its weights would be the op's arguments.
+        Double backward raises there ("does not currently support double backward"), so a retained
+        graph replaces it. Function transforms of compiled functions are left out. The fake kernel
+        of a custom op must not look at values, and its backward must be traceable, which that of a
+        reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). A frozen
+        program only infers, and calls no custom op: its weights would be the op's arguments.
         """
         if self.freezing and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
@@ -111,8 +111,8 @@ class CompileBackend(TorchRepros, TorchBackend):
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Compile and run cases one by one.
 
-        Each in a thread of its own: a compilation that fails can leave fake tensor modes and
-        dispatch keys behind in its thread, which breaks whatever torch does there next.
+        Each runs in a separate thread: a failed compilation can leave fake tensor modes and
+        dispatch keys in its thread, which break later calls of torch there.
         """
         return [in_thread(self.observe, case) for case in cases]
 
@@ -124,7 +124,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         plan = self.configuring(case.plan)
         runtime = self.runtime(
             driver=lambda names: self._driver(case, names),
-            # The configuration of torch.compile is of a thread.
+            # The configuration of torch.compile is thread-local.
             thread=lambda *call: in_thread(self.configured, plan, *call),
         )
         before = graphs()
@@ -143,11 +143,11 @@ class CompileBackend(TorchRepros, TorchBackend):
         return "only modules can be frozen" if self.freezing and not modules else ""
 
     def infers(self, function: Callable[..., Any]) -> bool:
-        """Return whether no backward pass runs: what is frozen only infers."""
+        """Return whether no backward pass runs: a frozen module only infers."""
         return self.freezing
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
-        """Compile a callable and call it, in a thread of its own as `run` does."""
+        """Compile a callable and call it, in a separate thread as in `run`."""
         return in_thread_alike(self._called, function, plan, call)  # type: ignore[no-any-return]
 
     def _called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
@@ -165,7 +165,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             seen.graphs = graphs() - before
             if seen.raised is not None:
                 seen.leaked = "; ".join(filter(None, (seen.leaked, self.undone()))) or None
-            # Of this call: dynamo counts on from one call to the next.
+            # Only of this call: dynamo's counter continues from call to call.
             new = (text.partition("\n")[0] for text in _breaks() - refused)
             seen.breaks = tuple(dict.fromkeys(new))
             return seen
@@ -173,7 +173,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             torch._dynamo.reset()
 
     def traced(self) -> Callable[..., Any] | None:
-        """Return what AOTAutograd does to a program, in what the quirks ask for."""
+        """Return a program as AOTAutograd traces it, as far as quirks ask for it."""
         return None if self.rung == "eager" else aot.traced
 
     def facts(self) -> Facts:
@@ -191,7 +191,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         return bisection.blame(self.rung, agrees) if self.rung in bisection.BISECTED else ""
 
     def configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function as a plan needs torch configured; nothing is cached, nor logged."""
+        """Call a function with torch configured for a plan, without caches and logs."""
         import torch._dynamo
         import torch._functorch.config
         import torch._inductor.config
@@ -199,17 +199,17 @@ class CompileBackend(TorchRepros, TorchBackend):
         functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
         if hasattr(torch._functorch.config, "backward_pass_autocast"):
             functorch["backward_pass_autocast"] = _backward_context(plan, self.device)
-        # Beyond its limit dynamo runs eager instead, and nothing would be tested.
+        # Beyond its limit dynamo runs eager, and nothing would be tested.
         dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
         inductor = {
             "fx_graph_cache": False,
             "compile_threads": 1,
             "freezing": self.freezing,
-            "fallback_random": True,  # dropout draws from torch's generator, as it does in eager
+            "fallback_random": True,  # dropout draws from torch's generator, as in eager
         }
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
-        # Where someone listens to it (pytest does), the structured trace raises for a dtype in
+        # If somebody listens to it (pytest does), the structured trace raises for a dtype in
         # backward_pass_autocast: "Object of type <class 'torch.dtype'> is not JSON serializable".
         trace = logging.getLogger("torch.__trace")
         try:
@@ -226,22 +226,22 @@ class CompileBackend(TorchRepros, TorchBackend):
             logging.disable(disabled)
 
     def undone(self) -> str | None:
-        """Return what a garbage collection does to this thread's state, if anything.
+        """Return how a garbage collection changes this thread's state, if at all.
 
-        The graph's guard of an inference_mode region is an object. A compilation that fails in the
-        region leaves it in the frames of the error, a cycle; whichever thread collects it is put
-        back to the state that the guard has seen. Here, it is the thread of the case and no other.
+        The graph's guard of an inference_mode region is an object. If a compilation fails in the
+        region, the frames of the error keep the guard in a cycle. The thread that collects it gets
+        the state that the guard saw. Here this is always the thread of the case.
         """
         before = torch_state(self.device)
         gc.collect()
         return harness.changes(before, torch_state(self.device), " by a garbage collection")
 
     def configuring(self, plan: Plan) -> Plan:
-        """Return the plan that torch is configured for."""
+        """Return the plan for which torch is configured."""
         return plan if self.told else msgspec.structs.replace(plan, backward="inside")
 
     def _driver(self, case: Case, names: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the driver calls by these names: the compiled program."""
+        """Return the driver's names: the compiled program."""
         program, weights = names["program"], numbers(case, "weight")
 
         def made(function: Callable[..., Any]) -> Any:
@@ -274,7 +274,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         return {"program": compiled, "autocast": around, "as_custom_op": opaque}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function, or module, as `torch.compile` makes it on this rung."""
+        """Return a function, or module, compiled by `torch.compile` on this rung."""
         options: Any = dict(self.options) if self.options else None
         compiled: Callable[..., Any] = torch.compile(
             function, backend=self.rung, dynamic=self.dynamic, options=options
@@ -300,7 +300,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     def driver(self, text: str, case: Case) -> str:
         """Return the source of the driver, for a repro.
 
-        The decorator's context is compiled with the program, the others stand around it; of a
+        The decorator's context is compiled with the program, the others are around it. For a
         custom op, the call is compiled.
         """
 
@@ -311,7 +311,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         return opaque(text, lambda function: self.expression(function, case))
 
     def cleanup(self) -> list[str]:
-        """Return the line that takes away what is compiled, for a test."""
+        """Return the line that removes compiled code, for a test."""
         return ["torch._dynamo.reset()"]
 
     def configuration(self, case: Case) -> str:
@@ -341,7 +341,7 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     @property
     def promise(self) -> Promise:
-        """Which roundings it makes: Inductor those of written casts, or all if it is asked to."""
+        """The roundings that it promises: Inductor those of written casts, or all if asked."""
         emulates = ("emulate_precision_casts", True) in self.options
         return "all" if emulates else "written"
 
@@ -352,7 +352,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             return _TracedReference(runtime, promise=self.promise)
         runtime = dataclasses.replace(runtime, scope=lowered, thread=threading(lowered))
         kind = _TracedReference if self.told else _UntoldReference
-        # Inductor adds in loops of its own, and gives torch's convolutions channels last.
+        # Inductor sums in its own loops, and passes channels-last tensors to torch's convolutions.
         numerics = Numerics(reorders=self.rung == "inductor")
         return kind(runtime, numerics=numerics, promise=self.promise)
 
@@ -404,10 +404,10 @@ def _infers(case: Case) -> bool:
 
 
 def untimed() -> AbstractContextManager[None]:
-    """Let dynamo not time the guards of what it has compiled, in every thread.
+    """Stop dynamo from timing the guards of compiled code, in every thread.
 
-    For a number in its log it flushes the caches of the processor, 40 ms for each graph (torch
-    2.13). That the guards hold is checked before that, and whenever the graph is called.
+    For a number in its log it flushes the processor's caches, 40 ms for each graph (torch 2.13).
+    The guards themselves are checked before that, and at each call of the graph.
     """
     import torch._dynamo.guards as guards
 
@@ -415,9 +415,10 @@ def untimed() -> AbstractContextManager[None]:
 
 
 def unwritten() -> AbstractContextManager[None]:
-    """Let AOTAutograd leave no file in the working folder where it cannot partition a graph.
+    """Stop AOTAutograd from writing files to the working folder if it cannot partition a graph.
 
-    It writes the graph there, under a new name each time, which stands in the error (torch 2.13).
+    It writes the graph there under a new name each time, and quotes the name in the error (torch
+    2.13).
     """
     import torch._functorch.partitioners as partitioners
 
@@ -425,34 +426,36 @@ def unwritten() -> AbstractContextManager[None]:
 
 
 def graphs() -> int:
-    """Return how many graphs dynamo has handed to a compiler in this process."""
+    """Return how many graphs dynamo has passed to a compiler in this process."""
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return count
 
 
 def _breaks() -> Counter[str]:
-    """Return why dynamo has left code to eager in this process, and how often."""
+    """Return why dynamo left code to eager in this process, and how often."""
     counters = torch._dynamo.utils.counters
     return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
 
 
 def _backward_context(plan: Plan, device: str) -> Any:
-    """Return the ``backward_pass_autocast`` under which eager means what the plan does.
+    """Return the ``backward_pass_autocast`` that makes AOTAutograd equivalent to the plan.
 
-    AOTAutograd traces the backward pass during the forward, and has to be told which autocast
-    context will surround it.
+    AOTAutograd traces the backward pass during the forward, and must be told which autocast context
+    will surround it.
     """
     if plan.backward == "inside":
         if plan.thread != "inside":
             return "same_as_forward"
-        return [_keywords(c, device) for c in plan.contexts]  # the forward is in a thread, bare
+        return [
+            _keywords(c, device) for c in plan.contexts
+        ]  # the forward runs in another thread, without autocast
     if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
         return [_keywords(plan.backward_context, device)]
     return "off"
 
 
 def _keywords(context: Autocast, device: str) -> dict[str, Any]:
-    """Return what ``torch.autocast`` is called with."""
+    """Return the arguments of ``torch.autocast``."""
     keywords: dict[str, Any] = {
         "device_type": context.device or device,
         "enabled": context.enabled,

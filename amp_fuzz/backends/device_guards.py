@@ -1,13 +1,13 @@
-"""Stand-in device guards, so that a CPU-only torch can work with fake accelerator tensors.
+"""Stand-in device guards, so a CPU-only torch can work with fake accelerator tensors.
 
-Autograd and in-place ops ask for the *device guard* of a tensor's device. A torch that was built
-without the device has none: an in-place op on a fake tensor raises, and a leaf that requires grad
-aborts the process. One that was built with the device has a guard, which raises where the machine
-lacks it. libc10 has a guard that does nothing (`NoOpDeviceGuardImpl`, registered for the
-meta device) and an exported constructor with which out-of-tree devices register theirs
-(`DeviceGuardImplRegistrar`); here the one is registered through the other for devices that have
-none that works. Forward passes then work, with weights that require grad; backward passes still
-need a device thread of the autograd engine, and raise.
+Autograd and in-place ops need the *device guard* of a tensor's device. A torch built without the
+device has none: an in-place op on a fake tensor raises, and a leaf that requires grad aborts the
+process. A torch built with the device has a guard, which raises if the machine lacks the device.
+libc10 has a guard that does nothing (`NoOpDeviceGuardImpl`, registered for the meta device) and an
+exported constructor with which out-of-tree devices register theirs (`DeviceGuardImplRegistrar`).
+Here the former is registered through the latter, for devices without a working guard. Forward
+passes then work, with weights that require grad. Backward passes still need a device thread of the
+autograd engine, and raise.
 
 This is the one place that does so. It checks what it finds before it writes anything, and
 `tests/backends/test_guards.py` would notice a change.
@@ -26,7 +26,7 @@ import torch
 
 __all__ = ["has_guard", "known", "register_guard", "source", "stand_in"]
 
-# c10/core/DeviceType.h: numbers that serialised models rely on, so they never change.
+# c10/core/DeviceType.h: serialised models rely on these numbers, so they never change.
 _TYPES = {"cpu": 0, "cuda": 1, "maia": 8, "xpu": 12, "mps": 13, "meta": 14, "mtia": 19}
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTRAR = (
@@ -36,7 +36,7 @@ _REGISTRAR = (
 
 @lru_cache(maxsize=1)
 def _c10() -> tuple[ctypes.CDLL, ctypes.Array[ctypes.c_void_p]] | None:
-    """Return libc10 and its registry of guards, or None where they are not what we expect."""
+    """Return libc10 and its registry of guards, or None if they are not as expected."""
     suffix = {"linux": "so", "darwin": "dylib"}.get(sys.platform)
     path = Path(torch.__file__).parent / "lib" / f"libc10.{suffix}"
     if suffix is None or not path.exists():
@@ -47,20 +47,20 @@ def _c10() -> tuple[ctypes.CDLL, ctypes.Array[ctypes.c_void_p]] | None:
         library[_REGISTRAR]
     except (OSError, ValueError, AttributeError):
         return None
-    # The CPU and the meta device always have a guard: if these slots are empty, the layout is not
-    # the one that we know.
+    # The CPU and the meta device always have a guard: if these slots are empty, the layout is
+    # unknown.
     known = registry[_TYPES["cpu"]] and registry[_TYPES["meta"]]
     return (library, registry) if known else None
 
 
 def has_guard(device: str) -> bool:
-    """Return whether a device type has a guard, its own or the stand-in."""
+    """Return whether a device type has a guard, real or stand-in."""
     found = _c10()
     return found is not None and bool(found[1][_TYPES[device]])
 
 
 def register_guard(device: str) -> bool:
-    """Give a device type the guard that does nothing, if it has none; return whether it has one."""
+    """Give a device type the no-op guard if it has none; return whether it has one now."""
     found = _c10()
     if found is None:
         return False
@@ -76,13 +76,13 @@ def register_guard(device: str) -> bool:
 
 @lru_cache(maxsize=8)
 def _is_here(device: str) -> bool:
-    """Return whether the machine has the device that torch was built with."""
+    """Return whether the machine has a device that torch was built for."""
     here = torch.accelerator.current_accelerator(check_available=True)
     return here is not None and here.type == device
 
 
 def source(device: str) -> str:
-    """Return the source of a script that does as `stand_in`, without the checks, for good."""
+    """Return script source that does the same as `stand_in`, permanently and without checks."""
     numbers = {"number": _TYPES[device], "meta": _TYPES["meta"]}
     return _SOURCE.format(device=device, registry=_REGISTRY, **numbers)
 
@@ -98,16 +98,16 @@ if torch.accelerator.current_accelerator(check_available=True) is None or not gu
 
 
 def known() -> bool:
-    """Return whether libc10 has a registry that a stand-in can be registered with."""
+    """Return whether a stand-in can be registered with libc10."""
     return _c10() is not None
 
 
 @contextmanager
 def stand_in(device: str) -> Iterator[None]:
-    """Give a device type the guard that does nothing for a block, if it has none that works.
+    """Give a device type the no-op guard for a block, if it has no working guard.
 
-    It is taken away again: torch believes in a device that has a guard (with one for maia,
-    ``torch.__config__.show()`` raises).
+    The guard is removed afterwards, because torch assumes that a device with a guard exists (with
+    one for maia, ``torch.__config__.show()`` raises).
     """
     found = _c10()
     if found is None or (found[1][_TYPES[device]] and _is_here(device)):

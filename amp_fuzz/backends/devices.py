@@ -1,7 +1,6 @@
-"""A device that the user has installed, by name: which policies it follows, and who is told.
+"""The user's installed device: its name and its policies.
 
-Processes that are started from here inherit both through the options' environment variables, as
-they do plugins.
+Processes started from here inherit both, like plugins, through the options' environment variables.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["policies_of", "with_device"]
 
 DEFAULT = "cuda"
-_OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends without being named
+_OWN = ("cpu", "cuda", "xpu", "mps")  # devices that are backends anyway
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 
 
 def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
-    """Return the options with the backends of the device that they name, if they name one.
+    """Return the options with the backends of the device that they name, if any.
 
-    Tells this process of it, and those started from here. folder: what a file of policies is
-    relative to, by default the current one; a file that a configuration names is relative to that.
-    Raises `ConfigError`, one line.
+    Sets the device for this process and those started from here. folder: the folder that a file of
+    policies is relative to, by default the current one; a file named in a configuration is relative
+    to that. Raises `ConfigError` with one line.
     """
     options, sources = resolved.options, resolved.sources
     if not options.device:
@@ -43,7 +42,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
         )
     if not _NAME.fullmatch(options.device):
         raise ConfigError(
-            f"{sources['device']}: {options.device!r} is no name of a device: write it as in "
+            f"{sources['device']}: {options.device!r} is not a device name: write it as in "
             f"torch.device('npu'), without a number"
         )
     policies = _found(options.policies or "", sources["policies"], folder)
@@ -60,7 +59,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
 
 
 def _found(policies: str, source: str, folder: Path | None) -> str:
-    """Return the name of a table, or the whole path of a file with one."""
+    """Return the name of a table, or the full path of a table's file."""
     from amp_fuzz.reference.tables import DEVICES
 
     if not policies or policies in DEVICES:
@@ -74,10 +73,10 @@ def _found(policies: str, source: str, folder: Path | None) -> str:
 
 
 def policies_of(device: str, policies: str) -> PolicyTable:
-    """Return the policies that a device is held to: a table of another device, or a file's.
+    """Return the policies for a device: the table of another device, or of a file.
 
-    "" is CUDA's. Raises `PolicyTableError`, a ValueError; for a file that names an op which torch
-    does not have, too.
+    "" is CUDA's. Raises `PolicyTableError`, a ValueError, also if a file names an op that torch
+    does not have.
     """
     from amp_fuzz.reference.tables import DEVICES, PolicyTableError, load_table, load_table_file
 

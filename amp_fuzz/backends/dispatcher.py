@@ -1,6 +1,6 @@
-"""Which autocast kernels torch's dispatcher lists for a device, and which of them can be reached.
+"""List the autocast kernels of torch's dispatcher for a device, and which are reachable.
 
-This asks torch what it registers: it is what coverage is measured against, and knows no policy.
+This asks torch what it has registered. Coverage is measured against it. It knows no policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Kernels", "kernels"]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The autocast kernels of a device: those that a caller can reach, and the others with why."""
+    """The autocast kernels of a device: the reachable ones, and the others with the reason."""
 
     reachable: tuple[str, ...]
     unreachable: Mapping[str, str]
@@ -26,9 +26,9 @@ class Kernels:
 
 @lru_cache(maxsize=16)
 def kernels(device: str) -> Kernels:
-    """Return torch's kernels for a device type, overload names without ``aten::``.
+    """Return torch's kernels for a device type, by overload name without ``aten::``.
 
-    Other libraries' ops may have autocast kernels of their own, once they are imported.
+    Ops of other libraries may also have autocast kernels, once they are imported.
     """
     outside = device == torch._C._get_privateuse1_backend_name()
     key = "AutocastPrivateUse1" if outside else f"Autocast{device.upper()}"

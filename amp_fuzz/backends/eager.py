@@ -28,13 +28,13 @@ class EagerBackend(TorchRepros, TorchBackend):
         return f"eager-{self.device}"
 
     def availability(self) -> Availability:
-        """Say whether torch has the device here."""
+        """Return whether torch has the device here."""
         if self.device == "cpu" or _is_available(self.device):
             return TorchBackend.availability(self)
         return Availability("missing", f"no {self.device} device is visible to torch here")
 
     def watching(self, watched: Callable[[Any], Any]) -> Backend:
-        """Return the backend with another autocast, which is made of its own."""
+        """Return the backend with another autocast, built from its own."""
         return replace(self, watched=watched)
 
 
@@ -48,7 +48,7 @@ def _is_available(device: str) -> bool:
 def backends() -> list[Backend]:
     """Return one backend for each device type that has a policy table and real kernels.
 
-    With them stands the user's own device, if the options name one.
+    The user's own device is among them, if the options name one.
     """
     own = [EagerBackend(device) for device in ("cpu", "cuda", "xpu", "mps")]
     return [*own, *vendor.named()]

@@ -1,10 +1,10 @@
 """``torch.export``: the program is exported at its first call, and runs unlifted.
 
-The entry ``custom_op`` exports a call of the op, whose body the graph knows by name only.
-What surrounds the program at that call is in the graph already; the same surrounds the exported
-module when it runs. With ``decomposed``, composite ops that stood in the graph whole are decomposed
-after the export, by when torch has to remember which autocast they stood under; the result has
-casts and no regions, and runs with autocast off.
+With the entry ``custom_op``, a call of the op is exported; the graph only knows its body by name.
+The contexts around the program at that call are already in the graph; the same contexts surround
+the exported module when it runs. With ``decomposed``, composite ops in the graph are decomposed
+after the export, so torch must remember which autocast they were under. The result has casts and no
+regions, and runs with autocast off.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ INFERENCE_QUIRK, COMPOSITES_QUIRK = "export-inference-mode", "export-composites"
 LEFT_QUIRK, LOSS_QUIRK = "export-grad-mode-left", "export-loss-out"
 _QUIRKS = {NO_GRAD_QUIRK, CHECKPOINT_QUIRK, INFERENCE_QUIRK}
 
-# What a compiled program has as well.
+# As for a compiled program.
 _TRACED = ("compile-functions", "compile-kernels", "compile-matrix-rank", "compile-out")
 
 # The program is the forward of an autograd.Function.
 _FUNCTIONS: tuple[Entry, ...] = ("custom_fwd", "cast_inputs", "setup_context")
 
-# They look at their inputs' values to decide on shapes or branches, or need memory to look at.
+# Their shapes or branches depend on input values, or they need real memory.
 DATA_DEPENDENT = (
     "_grid_sampler_2d_cpu_fallback",
     "corrcoef",
@@ -83,20 +83,20 @@ class ExportBackend(TorchRepros, TorchBackend):
         return "export[decomposed]" if self.decomposed else "export"
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether a call can be exported: what it does must not hang on values."""
+        """Return whether a call can be exported: it must not depend on values."""
         return op not in DATA_DEPENDENT
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what an exported program cannot be asked for.
+        """Return the case without what an exported program cannot do.
 
-        It holds one graph, of the thread and the grad mode of its first call: no first pass under
+        It holds one graph, for the thread and grad mode of its first call: no first pass under
         another mode, no other thread, no function transforms. Decomposed, it only infers.
         """
         case = inferring(case) if self.decomposed else case
         return case.with_plan(first_pass="none", transform="none", thread="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases one by one, each in its own thread: a failed export leaves modes behind."""
+        """Run cases one by one, each in a separate thread: a failed export leaves modes behind."""
         return [in_thread(self.observe, case) for case in cases]
 
     def observe(self, case: Case) -> Observation:
@@ -121,12 +121,12 @@ class ExportBackend(TorchRepros, TorchBackend):
     def infers(self, function: Callable[..., Any]) -> bool:
         """Return whether no backward pass runs.
 
-        What a function holds, that is no module, is a constant of its export.
+        Everything that a plain function holds is a constant of its export.
         """
         return self.decomposed or not isinstance(function, torch.nn.Module)
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
-        """Export a callable where it is called, and call what comes out, in a thread of its own."""
+        """Export a callable at its call, and call the result, in a separate thread."""
         module = function if isinstance(function, torch.nn.Module) else _Function(function)
 
         def invoke(*args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ class ExportBackend(TorchRepros, TorchBackend):
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Let torch log nothing: of what cannot be exported it says much."""
+    """Silence torch's logs: it logs much about programs that cannot be exported."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -189,7 +189,7 @@ def _unlogged() -> Iterator[None]:
 
 
 class _Function(torch.nn.Module):
-    """A function as a module, which `torch.export` takes."""
+    """A function as a module, for `torch.export`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -393,5 +393,5 @@ class _Modes:
 
 
 def backends() -> list[Backend]:
-    """Return the export, as it is and decomposed."""
+    """Return the export, plain and decomposed."""
     return [ExportBackend(), ExportBackend(decomposed=True)]

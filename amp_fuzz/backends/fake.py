@@ -1,9 +1,9 @@
-"""Accelerators that this machine does not have: their real autocast kernels on fake tensors.
+"""Accelerators that this machine lacks: their real autocast kernels on fake tensors.
 
 Under `FakeTensorMode` a CPU-only torch runs the autocast kernels of cuda, xpu, mps, mtia and maia
-on tensors without values, so that dtypes, shapes and errors of the autocast layer can be checked on
-any machine. ``torch.autocast("cuda")`` disables itself where CUDA is missing, so the state is set
-through the same public setters that it uses.
+on tensors without values. So dtypes, shapes and errors of the autocast layer can be checked on any
+machine. ``torch.autocast("cuda")`` disables itself if CUDA is missing, so the state is set with the
+same public setters that it uses.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
 
 class FakeAutocast:
-    """``torch.autocast`` for a device that is not there, through the setters that it uses itself.
+    """``torch.autocast`` for a missing device, with the setters that it uses itself.
 
-    Like `torch.autocast`, it disables for a dtype that the device does not support; cuda takes any.
+    Like `torch.autocast`, it disables itself for a dtype that the device does not support; cuda
+    accepts any.
     """
 
     def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
@@ -48,14 +49,14 @@ class FakeAutocast:
         torch.set_autocast_dtype(self.device, dtype)
         torch.set_autocast_cache_enabled(cache)
         if self.device == "maia":
-            # Fake maia tensors lack the autocast key that those of the other devices carry (seen
+            # Fake maia tensors lack the autocast key that other devices' tensors carry (seen
             # on torch 2.13), so it is put on every dispatch of this thread instead.
             torch._C._dispatch_tls_set_dispatch_key_included("AutocastMAIA", included)
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         d = self.device
         before = (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
-        # In the body of a custom op autocast is off and the key still included: two states.
+        # In the body of a custom op autocast is off, but the key is still included: two states.
         included = d == "maia" and torch._C._dispatch_tls_is_dispatch_key_included("AutocastMAIA")
         self.saved.append((*before, torch.is_autocast_cache_enabled(), included))
         self.set(self.enabled, self.dtype, self.cache, self.enabled)
@@ -75,13 +76,13 @@ class FakeAutocast:
         return decorated
 
 
-# Fake kernels log every error that they raise; here an error is an observation like any other.
+# Fake kernels log every error that they raise; here errors are ordinary observations.
 _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @lru_cache(maxsize=1)
 def _mode() -> FakeTensorMode:
-    # One for all cases: making one costs about as much as a small program.
+    # One for all cases: creating one costs about as much as a small program.
     return FakeTensorMode()
 
 
@@ -101,7 +102,7 @@ def fake_tensors(device: str) -> Iterator[None]:
 class FakeBackend(TorchRepros, TorchBackend):
     """The real autocast kernels of a device type, on fake tensors.
 
-    Fake devices raise for what they lack, on both sides.
+    If a fake device lacks something, both sides raise.
     """
 
     device: str
@@ -114,11 +115,11 @@ class FakeBackend(TorchRepros, TorchBackend):
         return f"fake-{self.device}"
 
     def availability(self) -> Availability:
-        """Say whether this torch knows autocast for the device type."""
+        """Return whether this torch has autocast for the device type."""
         if not torch.amp.is_autocast_available(self.device):
             return Availability("missing", f"torch {torch.__version__} has no autocast for it")
         if not device_guards.known():
-            return Availability("broken", "libc10 has no registry of device guards that we know")
+            return Availability("broken", "libc10 has no known registry of device guards")
         return Availability("ready", f"torch {torch.__version__}, no values")
 
     def observe(self, case: Case) -> Observation:
@@ -126,7 +127,7 @@ class FakeBackend(TorchRepros, TorchBackend):
         try:
             return harness.run(case, self.runtime())
         finally:
-            if case.plan.entry in CUSTOM_OPS:  # an op that nobody calls again stays in the cache
+            if case.plan.entry in CUSTOM_OPS:  # an op that is never called again stays in the cache
                 FakeTensorMode.cache_clear()
 
     def runtime(self, **more: Any) -> Runtime:
@@ -143,17 +144,17 @@ class FakeBackend(TorchRepros, TorchBackend):
         return reference_runtime(self.device, scope=self.scope, fake=True)
 
     def facts(self) -> Facts:
-        """Return how a divergence was seen."""
+        """Return how a divergence was observed."""
         return Facts(
-            seen="It was seen on fake tensors, with torch's own autocast kernels for that device"
+            seen="It was observed on fake tensors, with torch's autocast kernels for that device"
         )
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
-        """Call a callable as it is."""
+        """Call a callable unchanged."""
         return TorchBackend.called(self, function, plan, call)
 
     def watching(self, watched: Callable[[Any], Any]) -> Backend:
-        """Return the backend with another autocast, which is made of its own."""
+        """Return the backend with another autocast, built from its own."""
         return replace(self, watched=watched)
 
     def setup(self, names: Set[str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Run a case's source under one implementation of autocast and write down what happened.
+"""Run a case's source under one implementation of autocast, and observe the results.
 
-The reference and every eager backend go through `run`: the same text, the same inputs, and only the
-names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad` and `vmap` mean
-something else.
+The reference and every eager backend use `run`, with the same text and the same inputs. Only the
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad` and `vmap` have
+other values.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ class Observation:
     """What one implementation did with a case.
 
     values: label -> a detached copy of the tensor observed there, or None for a missing gradient,
-    in the order of observation. leaked: what of the state is not what it was before; see `changes`.
-    kernels: the autocast kernels reached, where the implementation can tell. graphs: how many
-    graphs a compiler made of it; None where none are made. platform: what it ran on, where an
-    implementation chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX. elided: the labels of
-    values that come out otherwise since a compiler may keep more precision than the program says.
-    breaks: why a compiler left parts to eager, in its words.
+    in the order of observation. leaked: the changed state; see `changes`. kernels: the autocast
+    kernels reached, if the implementation can tell. graphs: how many graphs a compiler made; None
+    without a compiler. platform: for an implementation that chooses one itself: ``cpu``, ``gpu`` or
+    ``tpu`` for JAX. elided: the labels of values that differ because a compiler may keep more
+    precision than the program asks for. breaks: why a compiler left parts to eager, in its words.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -74,12 +73,12 @@ class Observation:
 class Runtime:
     """One implementation of autocast on one device.
 
-    state: returns the implementation's whole state of the thread, by name. reset: puts it back to
-    that of a fresh thread, after a case that left it otherwise. scope: a context for the whole run
-    (fake tensors). fake: tensors have no values. driver: given the program's globals, returns
-    names that mean something else to the plan's code (the compiled program). noted: told each
-    tensor that is observed. thread: how to run a function in another thread. place: puts an input,
-    on the CPU, where the program works; by default it is copied to `device`.
+    state: returns the implementation's whole state of the thread, by name. reset: resets it to the
+    state of a fresh thread, after a case that changed it. scope: a context for the whole run (fake
+    tensors). fake: tensors have no values. driver: takes the program's globals and returns names
+    with other values for the plan's code (the compiled program). noted: called with each observed
+    tensor. thread: runs a function in another thread. place: moves a CPU input to where the program
+    works; by default it is copied to `device`.
     """
 
     device: str
@@ -100,7 +99,7 @@ class Runtime:
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def names(self) -> dict[str, Any]:
-        """Return the globals of the case's source, all but `observe`."""
+        """Return the globals of the case's source, except `observe`."""
         return {
             "torch": torch,
             "device": self.device,
@@ -126,9 +125,9 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The source of a case and its code: that of the program, and that of the driver.
+    """The source of a case, and the code of its program and its driver.
 
-    They are compiled apart because the variants of a case that a relation compares share a program.
+    They are compiled separately because the variants of a relation share a program.
     """
 
     program: str
@@ -152,7 +151,7 @@ def _program(program: Program) -> tuple[str, CodeType, tuple[str, ...]]:
 
 @lru_cache(maxsize=256)
 def compiled(case: Case) -> Compiled:
-    """Return a case's source and code. Raises `ProgramError` for what the catalogue lacks."""
+    """Return a case's source and code. Raises `ProgramError` if the catalogue lacks something."""
     program, code, modules = _program(case.program)
     driver = driver_source(case)
     return Compiled(program, driver, (code, _code(driver, DRIVER)), modules)
@@ -160,13 +159,13 @@ def compiled(case: Case) -> Compiled:
 
 def _code(text: str, filename: str) -> CodeType:
     with warnings.catch_warnings():
-        # What a minimiser tries may be a call that Python itself has doubts of: None[0].
+        # A minimiser may try calls that Python itself warns about: None[0].
         warnings.simplefilter("ignore", SyntaxWarning)
         return compile(text, filename, "exec")
 
 
 def run(case: Case, runtime: Runtime) -> Observation:
-    """Run a case and return what was observed; exceptions of the case are part of it."""
+    """Run a case and return the observation, which includes exceptions of the case."""
     return _run(case, runtime, compiled(case), {})
 
 
@@ -210,7 +209,7 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object], how: str = "") -> str | None:
-    """Return as text what of a state is not what it was, joined by ``; ``; None if all of it is."""
+    """Return the changes of a state as text, joined by ``; ``, or None if there are none."""
     parts = [f"{n}: {before[n]} became {after[n]}{how}" for n in before if before[n] != after[n]]
     return "; ".join(parts) or None
 
@@ -229,7 +228,7 @@ def _observer(
         if tensor is None:
             values[label] = None
         else:
-            # A copy: a later in-place op must not change what was seen here. (It changes neither
+            # A copy: a later in-place op must not change what was observed. (It changes neither
             # dtype nor shape, which is all that a fake tensor has.) Without its history, which may
             # hold this very dictionary through a Python function: no collector sees that cycle.
             # No mode follows the copy: nothing is computed from it.
@@ -247,7 +246,7 @@ def _materialise(spec: TensorSpec, seed: int, runtime: Runtime) -> torch.Tensor:
         strides, dtype = inputs.strides(spec), getattr(torch, spec.dtype)
         fake = torch.empty_strided(spec.shape, strides, dtype=dtype, device=runtime.device)
         return fake.requires_grad_() if spec.requires_grad else fake
-    with _disable_current_modes():  # how inputs are made is no part of the case
+    with _disable_current_modes():  # creating inputs is not part of the case
         tensor = inputs.tensor(spec, seed)
     if runtime.place is not None:
         tensor = runtime.place(tensor)

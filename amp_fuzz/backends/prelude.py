@@ -1,7 +1,7 @@
-"""What generated source leans on: plain torch, so that a repro can carry it word for word.
+"""Helpers of generated source: plain torch, so a repro can contain them word for word.
 
-Each function here is used by the harness as it is and printed into repros by `inspect.getsource`;
-none may use anything but torch, the standard library, and its neighbours here.
+The harness uses these functions directly, and repros print them with `inspect.getsource`. They use
+only torch, the standard library, and each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cotangent(output):  # type: ignore[no-untyped-def]
 
 
 def nudge(weights):  # type: ignore[no-untyped-def]
-    """Change each weight in place, so that a stale copy of it shows."""
+    """Change each weight in place, so a stale copy shows."""
     with torch.no_grad():
         for weight in weights:
             weight.mul_(0.5)
@@ -59,7 +59,7 @@ def in_thread(function: Any, *args: Any) -> Any:
     box: list[Any] = []
 
     def call():  # type: ignore[no-untyped-def]
-        torch.get_num_threads()  # MKL learns it when asked: a first FFT would round otherwise
+        torch.get_num_threads()  # MKL learns it when asked: a first FFT would round differently
         try:
             box.append((function(*args), None))
         except BaseException as error:
@@ -87,7 +87,7 @@ def total(outputs):  # type: ignore[no-untyped-def]
 
 
 def recompute(program: Any, inputs: Any, trained: Any, cotangents: Any) -> Any:
-    """Return the gradients of a program's inputs, for those that are trained; by running it."""
+    """Run a program and return the gradients of its trained inputs."""
     leaves = [x.detach().requires_grad_(t) for x, t in zip(inputs, trained, strict=True)]
     with torch.enable_grad():
         outputs = program(*leaves)
@@ -117,10 +117,10 @@ def as_function(program, device, custom_fwd, custom_bwd, cast=None):  # type: ig
 
 
 def optimised(make: Any, buffers: Any, calls: int) -> Any:
-    """Return what `make` makes of the first inputs, called `calls` times for each call that counts.
+    """Compile with `make` at the first inputs; call it `calls` times for each call that counts.
 
-    TorchScript profiles, then optimises, and only then runs what it optimised: apart for each grad
-    mode and autocast state. buffers: numbers of the inputs that are written in place.
+    TorchScript profiles, then optimises, and only then runs the optimised graph, separately for
+    each grad mode and autocast state. buffers: numbers of the inputs that are written in place.
     """
     made: list[Any] = []
     seen: dict[Any, int] = {}
@@ -162,7 +162,7 @@ def frozen(program: Any, inputs: Any, weights: Any) -> Any:
 
 
 def module_of(program: Any, weights: Any, count: int) -> Any:
-    """Return a program of so many inputs as a module with some of them, by number, as its own."""
+    """Return a program as a module that holds some of its inputs, by number."""
 
     class Module(torch.nn.Module):
         def forward(self, *given: torch.Tensor) -> Any:
@@ -177,10 +177,10 @@ def module_of(program: Any, weights: Any, count: int) -> Any:
 
 
 def traced(program: Any, inputs: Any, weights: Any) -> Any:
-    """Return a trace, checked, of a module whose weights, by number, are its parameters."""
+    """Return the checked trace of a module whose weights, by number, are its parameters."""
     others = [i for i in range(len(inputs)) if i not in weights]
     for i in weights:
-        inputs[i]._is_param = True  # the very leaf, whose gradient is looked at
+        inputs[i]._is_param = True  # the leaf itself, whose gradient is observed
     module = module_of(program, {i: inputs[i] for i in weights}, len(inputs))
     trace = torch.jit.trace(module, tuple(inputs[i] for i in others))
     return lambda *inputs: trace(*(inputs[i] for i in others))
@@ -191,7 +191,7 @@ def holding(program: Any, weights: Any, compiled: Any) -> Any:
     made: list[Any] = []
 
     def call(*inputs: torch.Tensor) -> Any:
-        with torch.no_grad():  # decides, when it compiles, whether a weight is a constant
+        with torch.no_grad():  # while compiling, this decides whether a weight is a constant
             if not made:
                 held = {i: torch.nn.Parameter(inputs[i].detach(), False) for i in weights}
                 made.append(compiled(module_of(program, held, len(inputs))))
@@ -201,7 +201,7 @@ def holding(program: Any, weights: Any, compiled: Any) -> Any:
 
 
 def as_function_apart(program, device, custom_fwd, custom_bwd):  # type: ignore[no-untyped-def]
-    """Return a program as an autograd.Function whose forward is given no ctx."""
+    """Return a program as an autograd.Function whose forward gets no ctx."""
 
     class Apart(torch.autograd.Function):
         @staticmethod
@@ -259,7 +259,7 @@ def as_custom_op(program: Any, device: Any, custom_op: Any, cast: Any = None) ->
 
 
 def exported(program: Any, inputs: Any, decomposed: bool) -> Any:
-    """Return a program as `torch.export` has it, for inputs of these shapes and dtypes.
+    """Return a program exported by `torch.export`, for inputs of these shapes and dtypes.
 
     Decomposed, its casts are in the graph and its regions are not: it runs with autocast off.
     """

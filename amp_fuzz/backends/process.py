@@ -1,7 +1,7 @@
-"""Run cases in a process apart, for a backend that changes what a process is.
+"""Run cases in a separate process, for a backend that changes its process permanently.
 
-A process can name the dispatch key PrivateUse1 once, and never take it back. So such a device lives
-in a process of its own: cases go there, and what was observed comes back, tensors as the CPU's.
+A process can rename the dispatch key PrivateUse1 only once. So such a device runs in a separate
+process: cases are sent there, and observations come back, with tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from amp_fuzz.reference.suppositions import supposed
 
 __all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
 
-REFUSES = "its device is in a process of its own, which is given cases, not callables"
+REFUSES = "its device is in a separate process, which runs cases, not callables"
 
 
 class ApartError(RuntimeError):
-    """The process apart could not begin. The message says why."""
+    """The separate process could not start. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class _Plain:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """A case to run, under the reference or not, and all that it depends on besides.
+    """A case to run, under the reference or not, and everything else that it depends on.
 
-    imitated, supposed, flip: what the reference imitates, supposes, decides otherwise.
+    imitated, supposed, flip: what the reference imitates, assumes and decides differently.
     """
 
     case: bytes
@@ -79,7 +79,7 @@ class _Ask:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What was observed, its values apart, and what the reference decided on the way."""
+    """The observation, its values separately, and the reference's decisions."""
 
     seen: Observation
     values: Mapping[str, _Plain | None]
@@ -87,7 +87,7 @@ class _Answer:
 
 
 class Sides(Protocol):
-    """What a process apart has: the implementation, and the reference on the same tensors."""
+    """Both sides in the separate process: implementation and reference, on the same tensors."""
 
     def observe(self, case: Case) -> Observation:
         """Run a case under the implementation."""
@@ -99,10 +99,9 @@ class Sides(Protocol):
 class Apart:
     """A process that runs cases.
 
-    entry: ``module:function``, which is called there with `args` and returns the `Sides`.
-    lives: after so many cases another takes its place, since what it compiled stays in its memory;
-    0 is never.
-    It begins with the first case, and ends with this process.
+    entry: ``module:function``, which is called there with `args` and returns the `Sides`. lives:
+    after how many cases a new process replaces it, since compiled code stays in its memory; 0 is
+    never. It starts with the first case, and ends with this process.
     """
 
     def __init__(self, entry: str, *args: object, lives: int = 0) -> None:
@@ -114,10 +113,10 @@ class Apart:
         self._owner = 0
 
     def run(self, case: Case, *, reference: bool = False) -> Observation:
-        """Run a case. Raises `ApartError` if the process cannot begin.
+        """Run a case. Raises `ApartError` if the process cannot start.
 
-        If it dies of the case this process dies too, in the same way: whoever watches it records
-        the case as a crash.
+        If the case kills it, this process dies in the same way, and its supervisor records the case
+        as a crash.
         """
         current = flips.current() if reference else None
         ask = _Ask(
@@ -196,13 +195,13 @@ class Apart:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Run cases for a process until it closes the pipe, or is gone."""
+    """Run cases for a process until it closes the pipe or ends."""
     import importlib
 
     from amp_fuzz.backends.harness import quiet
     from amp_fuzz.plugins import inherited
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     pipe = Connection(descriptor)
     entry, args = pipe.recv()
@@ -222,14 +221,14 @@ def serve(descriptor: int, parent: int) -> None:
                 return
             try:
                 pipe.send(_answered(sides, ask))
-            except Exception as error:  # of ours: what a case raises is observed
+            except Exception as error:  # our own error: errors of a case are observed
                 pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def _answered(sides: Sides, ask: _Ask) -> _Answer:
     if torch.get_num_threads() != ask.threads:
         torch.set_num_threads(ask.threads)
-    # Not `loads`: what a relation or the minimiser makes of a case need not be one to keep.
+    # Not `loads`: variants of relations or the minimiser need not be valid case files.
     case = msgspec.json.decode(ask.case, type=Case)
     decisions: list[Decision] = []
     if not ask.reference:

@@ -1,4 +1,4 @@
-"""The reference as a runtime: what every backend is compared with."""
+"""The reference as a runtime, with which every backend is compared."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Numerics:
 class ReferenceRuntime:
     """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
 
-    numerics: how the backend computes that it is compared with. wider: the quirks under which that
-    leaves out roundings, of what an `Observation` has as elided. promise: which roundings it may
-    not leave out; see `Shadow`.
+    numerics: the arithmetic of the compared backend. wider: the quirks under which roundings of an
+    `Observation`'s elided values are left out. promise: the roundings that the backend must not
+    leave out; see `Shadow`.
     """
 
     runtime: Runtime
@@ -61,20 +61,20 @@ class ReferenceRuntime:
         return imitation.current().follows()
 
     def of(self, case: Case) -> Runtime:
-        """Return the runtime for a case: the same for all, but where a quirk is imitated."""
+        """Return the runtime for a case: the same for all, unless a quirk is imitated."""
         return self.runtime
 
     def meant(self, case: Case) -> Case:
-        """Return what a case means to the backend: itself, but where a quirk is imitated."""
+        """Return the case as the backend runs it: itself, unless a quirk is imitated."""
         return case
 
     def may(self, quirk: str, case: Case) -> bool:
-        """Return whether imitating a bug may change anything of a case; it costs less than that."""
+        """Return whether imitating a bug may change a case; cheaper than imitating it."""
         known = imitation.KNOWN.get(quirk)
         return known is None or known.applies(case)
 
     def casts(self, case: Case) -> bool:
-        """Return whether a case writes a cast whose rounding may not be left out."""
+        """Return whether a case writes a cast whose rounding must not be left out."""
         return self.promise != "none" and bool(cast_lines(self.meant(case).program))
 
     def run(self, case: Case) -> Observation:
@@ -86,7 +86,7 @@ class ReferenceRuntime:
         return seen
 
     def _imitating(self, case: Case) -> tuple[Case, Runtime]:
-        """Return what a case means, and the runtime for it, while bugs are imitated or none."""
+        """Return the case as the backend runs it, and its runtime, under the current imitations."""
         current = imitation.current()
         meant, runtime = current.rewrite(self.meant(case)), self.of(case)
         if current.surrounds():
@@ -94,9 +94,9 @@ class ReferenceRuntime:
         return meant, _wrapping(runtime, current, case) if current.wraps() else runtime
 
     def asked(self, case: Case) -> set[str] | None:
-        """Run one case, and return the quirks that this depends on, of those of every backend.
+        """Run one case, and return the quirks, of all backends, that its result depends on.
 
-        None: it cannot be said, since it runs elsewhere.
+        None means unknown, because the case runs in another process.
         """
         with imitation.asking() as names:
             self.run(case)
@@ -112,9 +112,9 @@ class ReferenceRuntime:
         promise: Promise = "none",
         loose: bool = False,
     ) -> tuple[Observation, dict[str, Band]]:
-        """Run one case with shadows, and return a band for each value that is observed.
+        """Run one case with shadows, and return a band for each observed value.
 
-        loose: the wider one that `numerics` allows.
+        loose: the wider band that `numerics` allows.
         """
         numerics = self.numerics
         mode = Shadow(
@@ -144,12 +144,12 @@ class ReferenceRuntime:
 
 
 def _casting(case: Case) -> AbstractContextManager[None]:
-    """Return a context in which it is known which lines of a case are casts."""
+    """Return a context that knows which lines of a case are casts."""
     return casting({harness.PROGRAM: cast_lines(case.program)})
 
 
 def within(runtime: Runtime, context: Callable[[], AbstractContextManager[Any]]) -> Runtime:
-    """Return a runtime whose runs, in each of their threads, are in a context besides."""
+    """Return a runtime whose runs are in an additional context, in each of their threads."""
     base = runtime.scope
 
     @contextmanager
@@ -172,9 +172,9 @@ def _wrapping(runtime: Runtime, composed: Composed, case: Case) -> Runtime:
 
 
 def threading(scope: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Callable[..., Any]:
-    """Return what runs a function in another thread, in a context: modes are of a thread.
+    """Return a function that runs another in a new thread, in a context: modes are thread-local.
 
-    So are the rules of autocast: the other thread inherits them.
+    So are the rules of autocast: the new thread inherits them.
     """
 
     def in_thread(function: Callable[..., Any], *args: Any) -> Any:

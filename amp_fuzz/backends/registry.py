@@ -1,4 +1,4 @@
-"""How backends are found: by entry points, by name, by pattern; and which of them are ready."""
+"""Find backends by entry point, name and pattern, and tell which are ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = "amp_fuzz.backends"
 
 
 class MissingBackend(ValueError):
-    """A backend that was asked for cannot be used here. The message says what to do."""
+    """A requested backend cannot be used here. The message says what to do."""
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +38,7 @@ def backends() -> dict[str, Backend]:
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name stands for the backends that are ready, not for one that must be."""
+    """Return whether a name is a pattern for ready backends, not one that must be ready."""
     return name == "all" or "*" in name
 
 
@@ -50,7 +50,7 @@ def _matched(known: dict[str, Backend], pattern: str) -> dict[str, Backend]:
 
 
 def matching(names: Iterable[str]) -> list[Backend]:
-    """Return the backends that patterns among the names match, whether or not they are ready."""
+    """Return the backends that match patterns among the names, ready or not."""
     found: dict[str, Backend] = {}
     for name in filter(is_pattern, names):
         found |= _matched(backends(), name)
@@ -60,7 +60,7 @@ def matching(names: Iterable[str]) -> list[Backend]:
 def choose(names: Iterable[str]) -> list[Backend]:
     """Return the backends of these names.
 
-    ``all`` is every one that is ready here, a name with ``*`` those of them that it matches.
+    ``all`` is every ready backend; a name with ``*`` is every ready one that it matches.
     Raises `BackendError` for an unknown name, with the nearest one.
     """
     known = backends()
@@ -78,8 +78,8 @@ def choose(names: Iterable[str]) -> list[Backend]:
             hint = f": did you mean {near[0]!r}?" if near else f": use {', '.join(known)} or all"
             if name.startswith("eager-"):
                 own = name.removeprefix("eager-").partition("[")[0]
-                hint += f" (a device that you have installed is named by --device={own})"
-            raise BackendError(f"no backend is called {name!r}{hint}")
+                hint += f" (name an installed device with --device={own})"
+            raise BackendError(f"unknown backend {name!r}{hint}")
     return list(chosen.values())
 
 
@@ -91,9 +91,9 @@ def without_values(device: str) -> Backend:
 
 
 def choose_backends(names: Iterable[str], require: Iterable[str] = ()) -> tuple[Backend, ...]:
-    """Return the backends of these names, all of them ready; patterns stand for those that are.
+    """Return the backends of these names, all ready; patterns match only ready ones.
 
-    Raises `BackendError` for an unknown name, `MissingBackend` for one that is named in either
+    Raises `BackendError` for an unknown name, and `MissingBackend` for one that is named in either
     list and cannot be used here.
     """
     names = tuple(names)

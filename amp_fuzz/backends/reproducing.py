@@ -1,7 +1,7 @@
-"""Pieces of source that show a case on a backend of torch's own, and import only torch.
+"""Pieces of source that show a case on torch's own backends and import only torch.
 
-See `amp_fuzz.backends.base.Repros`. These are right for a backend that runs a program as it is,
-under ``torch.autocast``; other backends override the ones that differ.
+See `amp_fuzz.backends.base.Repros`. These fit a backend that runs a program unchanged, under
+``torch.autocast``; other backends override some.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["TorchRepros", "opaque", "source_of"]
 
 
 class TorchRepros:
-    """The pieces of a script for a backend that runs programs as they are."""
+    """The pieces of a script for a backend that runs programs unchanged."""
 
     __slots__ = ()
 
     device: str
 
     def setup(self, names: Set[str]) -> list[str]:
-        """Return the name of the device, and how many threads torch has."""
+        """Return the name of the device, and the number of torch's threads."""
         text = f'device = "{self.device}"'
         if self.device == "cpu":
-            # How many threads share a sum decides its last bits.
+            # The number of threads decides the last bits of a sum.
             text += f"\ntorch.set_num_threads({torch.get_num_threads()})"
         return [text]
 
     def configuration(self, case: Case) -> str:
-        """Return nothing: torch is as it is."""
+        """Return nothing: torch is not configured."""
         return ""
 
     def source(self, case: Case) -> str:
@@ -43,7 +43,7 @@ class TorchRepros:
         return program_source(case.program)
 
     def driver(self, text: str, case: Case) -> str:
-        """Return the driver as it is."""
+        """Return the driver unchanged."""
         return text
 
     def placed(self, text: str, spec: TensorSpec) -> str:
@@ -56,11 +56,11 @@ class TorchRepros:
 
 
 def opaque(driver: str, made: Callable[[str], str]) -> str:
-    """Return a driver whose custom op, with the plain program as its body, is made into another."""
+    """Return a driver with its custom op, whose body is the plain program, converted."""
     pattern = r"entered = as_custom_op\(program, (.*)\)"
     return re.sub(pattern, lambda m: f"entered = {made(f'as_custom_op(plain, {m[1]})')}", driver)
 
 
 def source_of(thing: type | Callable[..., object]) -> str:
-    """Return the source of a function or class, as a script has it."""
+    """Return the source of a function or class, for a script."""
     return re.sub(r"  # type: ignore\[[^]]*\]", "", inspect.getsource(thing)).rstrip()

@@ -1,9 +1,8 @@
-"""Turn a case into Python source: the one text that backends run and that repros print.
+"""Turn a case into Python source, which backends run and repros print.
 
-The text names only ``torch``, ``device`` and the helpers that whoever runs it puts into its
-globals: `autocast`, `checkpoint`, `observe`, ... (see `amp_fuzz.backends.harness`). It is made from
-names that `catalogue.check` has looked up and from literals of known types, so no text of a case
-file is ever executed.
+The text uses only ``torch``, ``device`` and the helpers in its globals: `autocast`, `checkpoint`,
+`observe`, ... (see `amp_fuzz.backends.harness`). It is built from names that `catalogue.check` has
+looked up and from literals of known types, so no text of a case file is ever executed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "custom_op": "as_custom_op(program, device, custom_op)",
     "register_autocast": "as_custom_op(program, device, custom_op, torch.float32)",
 }
-"""The source of the ``autograd.Function``, or custom op, that an entry makes of a program."""
+"""The source of an entry's ``autograd.Function`` or custom op around a program."""
 
 
 def argument(arg: Arg) -> str:
@@ -110,7 +109,7 @@ def program_source(program: Program, *, marks: bool = False) -> str:
 def cast_lines(program: Program) -> dict[int, bool]:
     """Return the lines of a program's source that are casts: their numbers, from 1.
 
-    Of each, whether its result is used once only, and not returned.
+    For each, whether its result is used only once, and not returned.
     """
     body = list(statements(program.body))
     used = Counter([*program.outputs, *program.outputs, *(n for s in body for n in uses(s))])
@@ -123,12 +122,12 @@ def _tuple(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(names) + ("," if len(names) == 1 else "")
 
 
-# Results that torch declares as optional: TorchScript wants to be told that they are there.
+# Results that torch declares as optional: TorchScript must be told that they are present.
 _OPTIONAL = {"multi_head_attention_forward": 1}
 
 
 def _optional(statement: Statement) -> list[str]:
-    """Return the names of results of a statement that may be None by their type, and are not."""
+    """Return the results of a statement whose type is optional but which are never None."""
     number = _OPTIONAL.get(statement.op, len(statement.outputs))
     if any(name == "need_weights" and value is False for name, value in statement.kwargs):
         return []
@@ -159,7 +158,7 @@ class _Body:
         return lines
 
     def checkpoint(self, region: Region, context: Checkpoint, depth: int) -> list[str]:
-        """Write a checkpointed body as a function: what it reads is passed, what it makes returned.
+        """Write a checkpointed body as a function that takes what it reads and returns its values.
 
         Arguments must be passed, not closed over: reentrant checkpoints give gradients only to
         arguments.
@@ -187,7 +186,7 @@ def _context(context: Context) -> str:
 
 
 def driver_source(case: Case) -> str:
-    """Return the plan as a function of the inputs, straight-line code that only does what it says.
+    """Return the plan as a function of the inputs, in straight-line code.
 
     It calls ``program`` and reports through ``observe(label, tensor)``.
     """
@@ -291,7 +290,7 @@ class _Driver:
         self.update(prefix)
 
     def inputs(self) -> str:
-        """Return the arguments of a call: what the program writes in place is passed as a copy."""
+        """Return the arguments of a call; buffers that the program writes are passed as copies."""
         return ", ".join(map(self.passed, self.program.inputs))
 
     def passed(self, spec: TensorSpec) -> str:
@@ -302,7 +301,7 @@ class _Driver:
     # -- transforms ---------------------------------------------------------------------------
 
     def is_mapped(self, spec: TensorSpec) -> bool:
-        """Return whether an input has two copies: all but the weights, or all if all are."""
+        """Return whether an input is mapped: all but the weights, or all if all are weights."""
         return self.maps and (not spec.requires_grad or self.only_weights)
 
     @property

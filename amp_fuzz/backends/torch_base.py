@@ -1,4 +1,4 @@
-"""What the backends of torch itself have in common: its names, its state, its kernels."""
+"""The common base of torch's own backends: names, state, kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["TorchBackend", "numbers", "under"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBackend:
-    """A backend that says every op, takes every case as it is and runs it in this process.
+    """A backend that supports every op, runs every case unchanged, and runs it in this process.
 
-    watched: what is made of the implementation's ``autocast`` before a case is given it.
+    watched: wraps the implementation's ``autocast`` before a case gets it.
     """
 
     device: str = "cpu"
@@ -35,7 +35,7 @@ class TorchBackend:
     watched: Callable[[Any], Any] | None = field(default=None, compare=False)
 
     def availability(self) -> Availability:
-        """Say that torch is here."""
+        """Return that torch is here."""
         return Availability("ready", f"torch {torch.__version__}")
 
     def supports(self, op: str, form: str) -> bool:
@@ -43,7 +43,7 @@ class TorchBackend:
         return True
 
     def fit(self, case: Case) -> Case:
-        """Return the case as it is."""
+        """Return the case unchanged."""
         return case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -55,7 +55,7 @@ class TorchBackend:
         return harness.run(case, self.runtime())
 
     def runtime(self, **more: Any) -> Runtime:
-        """Return torch's implementation of autocast on the device, and what else a case needs."""
+        """Return torch's autocast on the device, and whatever else a case needs."""
         names: dict[str, Any] = {
             "autocast": torch.autocast,
             "checkpoint": torch.utils.checkpoint.checkpoint,
@@ -88,7 +88,7 @@ class TorchBackend:
         return not self.trains
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
-        """Call a callable as it is."""
+        """Call a callable unchanged."""
         return call(self.runtime(), None)
 
     def traced(self) -> Callable[..., Any] | None:
@@ -97,7 +97,7 @@ class TorchBackend:
 
 
 def under(case: Case, context: Context) -> Case:
-    """Return a case with all of its program's body under a context, once."""
+    """Return a case with its program's whole body under a context."""
     body = case.program.body
     if len(body) == 1 and isinstance(body[0], Region) and body[0].context == context == NoGrad():
         return case
@@ -105,5 +105,5 @@ def under(case: Case, context: Context) -> Case:
 
 
 def numbers(case: Case, role: Role) -> list[int]:
-    """Return which inputs have a role."""
+    """Return the numbers of the inputs with a role."""
     return [i for i, spec in enumerate(case.program.inputs) if spec.role == role]

@@ -1,4 +1,4 @@
-"""Read and restore torch's own state of a thread: for the check that a case leaves none behind."""
+"""Read and restore torch's thread state, to check that a case does not change it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _dtypes() -> dict[str, torch.dtype]:
     return {device: torch.get_autocast_dtype(device) for device in found}
 
 
-# The defaults: this thread's may have been set, a new thread's have not.
+# A new thread has the defaults; this thread's dtypes may have been set.
 _INITIAL: dict[str, torch.dtype] = prelude.in_thread(_dtypes)
 
 
 def chosen_dtypes() -> dict[str, torch.dtype]:
-    """Return autocast's dtypes that `torch.set_autocast_dtype` chose for this thread, by device."""
+    """Return the dtypes that `torch.set_autocast_dtype` set in this thread, by device."""
     return {device: dtype for device, dtype in _dtypes().items() if dtype != _INITIAL[device]}
 
 
 def in_thread_alike(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a new thread, in which autocast's dtypes are those of this one."""
+    """Call a function in a new thread with this thread's autocast dtypes."""
     dtypes = chosen_dtypes()
 
     def run() -> Any:
@@ -44,10 +44,10 @@ def in_thread_alike(function: Callable[..., Any], *args: Any) -> Any:
 def torch_state(device: str) -> dict[str, object]:
     """Return this thread's state by name: autocast's, the grad modes, the dispatcher's.
 
-    The dispatcher has keys and modes of its own in a thread, which a compilation that fails can
-    leave behind. There is no way to read them but by private names of torch.
+    A failed compilation can leave dispatch keys and modes behind in a thread. Only private names of
+    torch can read them.
     """
-    # There is no way to read the nesting depth but to step in and out.
+    # The only way to read the nesting depth is to step in and out.
     torch.autocast_increment_nesting()
     nesting = torch.autocast_decrement_nesting()
     return {
@@ -65,10 +65,10 @@ def torch_state(device: str) -> dict[str, object]:
 
 
 def reset_state(device: str) -> None:
-    """Put autocast's state of this thread back to that of a fresh one."""
+    """Reset this thread's autocast state to that of a fresh thread."""
     for name in {"cpu", device}:
         torch.set_autocast_enabled(name, False)
-        # A device that has come since is one of PrivateUse1.
+        # A device that was added since is PrivateUse1's.
         torch.set_autocast_dtype(name, _INITIAL.get(name, torch.float16))
     torch.set_autocast_cache_enabled(True)
     depth = torch.autocast_increment_nesting()
@@ -81,10 +81,9 @@ def reset_state(device: str) -> None:
 
 
 def restoring() -> Callable[[], None]:
-    """Return what puts autocast's state of this thread back, the grad mode and the default dtype.
+    """Return a function that restores this thread's autocast state, grad mode and default dtype.
 
-    Whoever runs code of which nothing is known calls it afterwards: what that leaves on would be
-    on in whatever runs next.
+    Call it after running unknown code, which may leave something on for later code.
     """
     devices = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _INITIAL}
     cache, grad = torch.is_autocast_cache_enabled(), torch.is_grad_enabled()

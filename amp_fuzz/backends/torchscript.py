@@ -1,11 +1,10 @@
 """TorchScript: ``torch.jit.script``, ``torch.jit.trace`` and ``torch.jit.freeze`` on the CPU.
 
-The program is scripted, or traced, and called three times before what it returns counts: the first
-call profiles, the second optimises, and only then does the optimised graph run. The plan's contexts
-stand around the scripted program; its regions, and the context of the ``decorator`` entry, stand
-inside it. TorchScript writes casts after a list of its own
-(`amp_fuzz.backends.torchscript_autocast`): where that documented difference explains a divergence,
-the quirk ``torchscript-pass`` says so.
+The program is scripted, or traced, and called three times before its results count: the first call
+profiles, the second optimises, and only then the optimised graph runs. The plan's contexts are
+around the scripted program; its regions, and the context of the ``decorator`` entry, are inside it.
+TorchScript adds casts by its own list (`amp_fuzz.backends.torchscript_autocast`). If this
+documented difference explains a divergence, the quirk ``torchscript-pass`` names it.
 """
 
 from __future__ import annotations
@@ -71,20 +70,20 @@ PROBED = 3  # calls until a graph is optimised
 
 _MADE: Mapping[Mode, str] = {"script": "scripted", "trace": "traced"}
 
-# A scripted function cannot make a module, and torch refuses to trace one that is called with
-# weights which are not its own.
+# A scripted function cannot create a module, and torch rejects tracing a module that is called
+# with weights other than its own.
 _UNSAYABLE_CALLS: Mapping[Mode, re.Pattern[str]] = {
     "script": re.compile(r"torch\.nn\.[A-Z]"),
     "trace": re.compile(r"functional_call"),
 }
-# TorchScript wants several out= as keywords of their own names.
+# TorchScript needs several out= as keywords with their own names.
 _SEVERAL_OUT = (
     "aminmax cummax cummin geqrf kthvalue linalg.cholesky_ex linalg.eig linalg.eigh linalg.inv_ex "
     "linalg.ldl_factor linalg.lstsq linalg.lu linalg.lu_factor linalg.qr linalg.solve_ex "
     "linalg.svd max max.dim median.dim min min.dim mode nanmedian.dim qr slogdet sort svd topk "
     "triangular_solve"
 )
-# What else its language lacks: methods, comprehensions, ellipses with tensors, function arguments.
+# Its language also lacks methods, comprehensions, ellipses with tensors, function arguments.
 _REFUSED = frozenset(
     {
         *((op, "out") for op in _SEVERAL_OUT.split()),
@@ -105,9 +104,9 @@ class ScriptBackend(TorchRepros, TorchBackend):
     """``torch.jit.script(program)`` or ``torch.jit.trace(program, inputs)`` on the CPU.
 
     calls: the call whose results count; with 1 no call runs an optimised graph, however often the
-    plan calls. freeze: the program is a module whose weights are its parameters, frozen; its plans
-    only infer. check: what is traced is a module with the weights as its parameters, and a second
-    trace checks the first, as `torch.jit.trace` does by default.
+    plan calls. freeze: the program is a frozen module with the weights as its parameters; its plans
+    only infer. check: a module with the weights as its parameters is traced, and a second trace
+    checks the first, as `torch.jit.trace` does by default.
     """
 
     mode: Mode
@@ -124,27 +123,26 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return f"{self.mode}[{label}]" if label else self.mode
 
     def availability(self) -> Availability:
-        """Say whether TorchScript can compile programs here that know nothing of each other."""
+        """Return whether TorchScript can compile independent programs here."""
         problem = usable()
         if problem:
             return Availability("broken", problem)
         return TorchBackend.availability(self)
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether a call can be traced, or TorchScript's language has words for it."""
+        """Return whether a call can be traced, or expressed in TorchScript's language."""
         if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
             return False
         return self.mode == "trace" or (op, form) not in _REFUSED
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what TorchScript cannot say.
+        """Return the case without what TorchScript cannot express.
 
-        A scripted function knows neither ``torch.inference_mode`` nor checkpoints, and a trace
-        keeps neither grad modes nor what a checkpoint's body stands under: such bodies stand where
-        the regions stood. A checkpoint that is not reentrant ends its recomputation by an
-        exception, which TorchScript turns into another: such a one is reentrant here. Function
-        transforms are left out. A frozen module has no gradients, and keeps the casts of the
-        thread that froze it.
+        A scripted function supports neither ``torch.inference_mode`` nor checkpoints, and a trace
+        keeps neither grad modes nor the context of a checkpoint's body: such regions are replaced
+        by their bodies. A non-reentrant checkpoint ends its recomputation by an exception, which
+        TorchScript turns into another, so checkpoints are reentrant here. Function transforms are
+        left out. A frozen module has no gradients, and keeps the casts of the thread that froze it.
         """
         body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
         case = case.with_program(body=body).with_plan(transform="none")
@@ -177,10 +175,10 @@ class ScriptBackend(TorchRepros, TorchBackend):
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
         """Return that callables are not judged."""
-        return "TorchScript's own casts can be told from bugs in drawn cases only"
+        return "TorchScript's own casts can be told from bugs only in drawn cases"
 
     def source(self, case: Case) -> str:
-        """Return the source of the program and of how it is scripted, for a repro."""
+        """Return the source of the program and of its scripting, for a repro."""
         if case.plan.entry == "decorator":
             case = under(case, case.plan.contexts[-1])
         text = script_source(case) if self.mode == "script" else program_source(case.program)
@@ -201,13 +199,13 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
 
     def opaque(self, case: Case) -> str:
-        """Return the source that does so with a call of the custom op ``called``, for a repro."""
+        """Return the source that compiles a call of the custom op ``called``, for a repro."""
         return self.expression("opaque" if self.mode == "script" else "called", case)
 
     def driver(self, text: str, case: Case) -> str:
         """Return the source of the driver, for a repro.
 
-        The decorator's context is a region of the program already; of a custom op, the call is
+        The decorator's context is already a region of the program. For a custom op, the call is
         scripted.
         """
         text = re.sub(r"entered = autocast\(.*\)\(program\)", "entered = program", text)
@@ -215,7 +213,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
         return re.sub(r"( *)entered = (as_custom_op)\(program, (.*)\)", lines, text)
 
     def explicit(self, case: Case) -> str:
-        """Return the casts that TorchScript's own pass writes into a scripted program, or ""."""
+        """Return the casts that TorchScript's own pass adds to a scripted program, or ""."""
         if self.mode != "script":
             return ""
         program = _Scripted(self, case, {})
@@ -228,10 +226,10 @@ class ScriptBackend(TorchRepros, TorchBackend):
             graph = function.graph.copy()
             torch._C._jit_pass_inline(graph)
             torch._C._jit_pass_autocast(graph)  # type: ignore[attr-defined]
-            return "\n".join(["# what TorchScript's pass makes of it:", *shown_casts(graph)])
+            return "\n".join(["# the casts of TorchScript's own pass:", *shown_casts(graph)])
 
     def ladder(self) -> Sequence[Backend]:
-        """Return the graph before it is optimised: what the first call runs, and profiles."""
+        """Return the backend of the unoptimised graph, which the first call runs and profiles."""
         return () if self.calls == 1 else [replace(self, calls=1, freeze=False, check=False)]
 
     def reference(self) -> ReferenceRuntime:
@@ -276,7 +274,7 @@ class _ImitatingReference(ReferenceRuntime):
         )
 
     def plain(self, case: Case, names: Names) -> dict[str, Any]:
-        """Return the program as the driver calls it; a frozen module's weights need no grad."""
+        """Return the program as the driver calls it; a frozen module's weights require no grad."""
         program = names["program"]
         changes = [change for quirk, change in _CHANGES.items() if quirk in active_quirks()]
         if changes and case.plan.entry not in CUSTOM_OPS:
@@ -370,7 +368,7 @@ def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
-    """Return what the driver calls by these names: the scripted program, and its decorator."""
+    """Return the driver's names: the scripted program, and its decorator."""
     base: Any = names["autocast"]
 
     class around(base):  # type: ignore[misc]
@@ -388,23 +386,23 @@ def _driver(case: Case, names: Names, program: _Scripted) -> dict[str, Any]:
 
 
 class _Scripted:
-    """The program, scripted or traced at its first call and called often enough to be optimised.
+    """The program, scripted or traced at its first call and called until it is optimised.
 
-    opaque: the custom op that it is the body of: what is scripted or traced is a call of the op.
+    opaque: the custom op with the program as its body; a call of the op is scripted or traced.
     """
 
     def __init__(
         self, backend: ScriptBackend, case: Case, names: Names, opaque: Any = None
     ) -> None:
         self.backend, self.case, self.names, self.opaque = backend, case, names, opaque
-        self.units: list[Any] = []  # a graph does not keep the functions alive that it calls
+        self.units: list[Any] = []  # a graph does not keep its functions alive
         self.call = _optimised(self.make, numbers(case, "buffer"), backend.calls)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.call(*inputs)
 
     def decorated(self, context: Autocast) -> _Scripted:
-        """Return the program with all of its body under a context."""
+        """Return the program with its whole body under a context."""
         return type(self)(self.backend, under(self.case, context), self.names)
 
     def calling(self, opaque: Any) -> Any:
@@ -438,10 +436,10 @@ class _Scripted:
         return _defined(text)
 
     def plain(self) -> Any:
-        """Return the program as Python, under the implementation of autocast that is tested."""
+        """Return the program as Python, under the tested implementation of autocast."""
         if self.opaque is not None:
             return self.opaque
-        names = {**self.names, "__name__": "program"}  # the tracer asks for a module
+        names = {**self.names, "__name__": "program"}  # the tracer needs a module
         exec(program_source(self.case.program), names)
         return names["program"]
 
@@ -464,14 +462,14 @@ def _defined_once(text: str) -> Any:
 
 
 def script_source(case: Case) -> str:
-    """Return the program in TorchScript's language: devices written out, overloads by name."""
+    """Return the program in TorchScript's language, with explicit devices and overloads."""
     text = program_source(case.program).replace("autocast(device", 'autocast("cpu"')
     text = text.replace("autocast(", "torch.autocast(")
     return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
 
 
 def opaque_source(case: Case) -> str:
-    """Return a call of the custom op that `prelude.as_custom_op` makes, in TorchScript's words."""
+    """Return a call of the custom op of `prelude.as_custom_op` in TorchScript's language."""
     names = [spec.name for spec in case.program.inputs]
     first, second, rest = names[0], [*names[1:2], "None"][0], ", ".join(names[2:])
     rest = f"[{rest}]" if rest else f"[{first}][1:]"  # an empty list has to be one of tensors
@@ -633,7 +631,7 @@ def _without_pass() -> Iterator[None]:
 
 
 def backends() -> list[Backend]:
-    """Return script and trace, as they are and frozen, and the trace that is checked."""
+    """Return script and trace, plain and frozen, and the checked trace."""
     return [
         ScriptBackend("script"),
         ScriptBackend("script", freeze=True),

@@ -1,12 +1,11 @@
-"""Compile TorchScript in a unit of its own, so that no case sees what another one compiled.
+"""Compile TorchScript in a separate unit, so no case sees the compiled code of another.
 
-`torch.jit.script` keeps every function that it compiles for ever, with the graphs that were
-optimised under the autocast of whoever called them first: `torch.nn.functional.softmin`, scripted
-within one program, is the same function in the next. Here the unit, and what remembers it, is
-exchanged for a block.
+`torch.jit.script` keeps every compiled function forever, with graphs that were optimised under the
+autocast of their first caller: `torch.nn.functional.softmin`, scripted within one program, is the
+same function in the next. Here the unit, and everything that refers to it, is replaced for a block.
 
-This is the one place that does so. It checks what it finds, and `tests/backends/test_scripted.py`
-would notice a change.
+Only this module does so. It checks torch's internals before it changes them, and
+`tests/backends/test_scripted.py` would notice a change.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _STATE = (
 )
 _MODULES: tuple[Any, ...] = (frontend, _recursive, _script)
 _TRACERS: tuple[Any, ...] = (_trace._trace_impl, _trace.trace, _trace.trace_module)
-# What reads source and makes trees of it, by the modules that took it by name.
+# The functions that parse source into trees, by the modules that imported them by name.
 _READERS: tuple[tuple[Any, str], ...] = (
     (inspect, "getsourcelines"),
     (torch._jit_internal, "get_type_hint_captures"),
@@ -47,16 +46,16 @@ def _overloads() -> dict[str, list[Any]]:
     return {name: list(functions) for name, functions in known.items()}
 
 
-# By what was asked of whom: what it was made of then, and the tree.
+# By request: the source parts at that time, and the tree.
 _kept: dict[Any, tuple[tuple[Any, ...], Any]] = {}
 _MOST = 1024
 
 
 def _reader(read: Any) -> Any:
-    """Return a function that reads source and does so once for functions and classes of torch's.
+    """Return a function that parses source, and caches functions and classes of torch.
 
-    What it makes of it, trees, is never changed: compiling makes graphs of them. What has got
-    other code, another member or another mark for TorchScript since is read again.
+    Trees are never modified: compiling makes graphs from them. A function or class with new code,
+    members or TorchScript marks is parsed again.
     """
 
     def reads(thing: Any, *how: Any, **named: Any) -> Any:
@@ -77,7 +76,7 @@ def _reader(read: Any) -> Any:
 
 
 def _parts(thing: Any) -> tuple[Any, ...]:
-    """Return what the source of a function or class is read from, to be compared by identity."""
+    """Return the parts that define the source of a function or class, compared by identity."""
     if inspect.isclass(thing):
         members = vars(thing).values()
         return (*members, *(part for m in members if inspect.isfunction(m) for part in _parts(m)))
@@ -87,12 +86,12 @@ def _parts(thing: Any) -> tuple[Any, ...]:
 _READS = tuple((m, name, _reader(getattr(m, name))) for m, name in _READERS if hasattr(m, name))
 
 
-# Torch forgets the overloads of a function when it has compiled them: they are noted before that.
+# torch forgets a function's overloads after compiling them, so they are noted before.
 _OVERLOADS = _overloads()
 
 
 def usable() -> str:
-    """Return why units cannot be exchanged here, or ""."""
+    """Return why units cannot be replaced here, or ""."""
     missing = [name for name in _STATE if not hasattr(_state, name)]
     if missing:
         return f"torch.jit._state has no {missing[0]}: this torch is too new for amp-fuzz"
@@ -103,7 +102,7 @@ def usable() -> str:
 
 @contextmanager
 def _defaults(function: Any, unit: Any) -> Iterator[None]:
-    """Let a function's ``_compilation_unit`` be another one by default."""
+    """Replace the default of a function's ``_compilation_unit``."""
     before = function.__defaults__
     kind = torch._C.CompilationUnit
     function.__defaults__ = tuple(unit if isinstance(v, kind) else v for v in before)
@@ -115,7 +114,7 @@ def _defaults(function: Any, unit: Any) -> Iterator[None]:
 
 @contextmanager
 def fresh_unit() -> Iterator[Any]:
-    """Compile what is scripted in this block into a new unit, and yield that."""
+    """Compile everything scripted in this block into a new unit, and yield it."""
     unit = torch._C.CompilationUnit()
     fresh: dict[str, Any] = {
         "_python_cu": unit,
@@ -128,7 +127,7 @@ def fresh_unit() -> Iterator[Any]:
     with ExitStack() as stack:
         for name, value in fresh.items():
             stack.enter_context(patch.object(_state, name, value))
-        for module in (_recursive, _trace):  # which took it by name, and as a default
+        for module in (_recursive, _trace):  # which hold it by name and as a default
             stack.enter_context(patch.object(module, "_python_cu", unit))
         store = _recursive.ConcreteTypeStore()
         stack.enter_context(patch.object(_recursive, "concrete_type_store", store))

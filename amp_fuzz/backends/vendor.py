@@ -1,9 +1,9 @@
-"""A device that the user has installed: an out-of-tree device module, judged like any of torch's.
+"""The user's installed device: an out-of-tree device module, judged like torch's own devices.
 
-It is named by the options ``device`` and ``policies`` (`amp_fuzz.backends.devices`). Two backends
-come of it. ``eager-NAME`` compares with the reference on the device's own tensors and kernels,
-dtype for dtype and bit for bit: its autocast. ``eager-NAME[shadow]`` compares with the reference on
-the CPU, by shadow arithmetic: its kernels too.
+The options ``device`` and ``policies`` name it (`amp_fuzz.backends.devices`). It has two backends.
+``eager-NAME`` compares with the reference on the device's own tensors and kernels, dtype for dtype
+and bit for bit: this tests its autocast. ``eager-NAME[shadow]`` compares with the reference on the
+CPU, by shadow arithmetic: this tests its kernels too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["VendorBackend", "named"]
 
 @dataclass(frozen=True, slots=True)
 class VendorBackend(TorchRepros, TorchBackend):
-    """``torch.autocast(device)`` on a device that is none of torch's own.
+    """``torch.autocast(device)`` on an out-of-tree device.
 
     table: its policies. exact: whether the reference runs on the device itself.
     """
@@ -49,7 +49,7 @@ class VendorBackend(TorchRepros, TorchBackend):
         return f"eager-{self.device}" + ("" if self.exact else "[shadow]")
 
     def availability(self) -> Availability:
-        """Say whether torch has the device here, and what it lacks."""
+        """Return whether torch has the device here, and what it lacks."""
         status, detail = _state(self.device)
         if status == "ready":
             against = "the CPU, by shadow arithmetic" if not self.exact else "its own kernels"
@@ -64,12 +64,12 @@ class VendorBackend(TorchRepros, TorchBackend):
         return found or [guess] * (guess in sys.modules)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases one by one; values come to the CPU."""
+        """Run cases one by one; values are moved to the CPU."""
         _state(self.device)
         return [_fetched(harness.run(case, self.runtime())) for case in cases]
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
-        """Call a callable as it is."""
+        """Call a callable unchanged."""
         return TorchBackend.called(self, function, plan, call)
 
     def setup(self, names: Set[str]) -> list[str]:
@@ -78,7 +78,7 @@ class VendorBackend(TorchRepros, TorchBackend):
         return [*lines, f'device = "{self.device}"']
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference, on tensors of the device or on those of the CPU in their place."""
+        """Return the reference, on tensors of the device or on CPU tensors instead."""
         _state(self.device)
         tensors = "" if self.exact else "cpu"
         found = reference_runtime(
@@ -92,23 +92,23 @@ class VendorBackend(TorchRepros, TorchBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Fetched(ReferenceRuntime):
-    """The reference on the device; values come to the CPU."""
+    """The reference on the device; values are moved to the CPU."""
 
     def run(self, case: Case) -> Observation:
         """Run one case."""
-        # Named, since a class with slots is another one than what `super` was compiled for.
+        # Named explicitly: a class with slots is not the class that `super` was compiled for.
         return _fetched(ReferenceRuntime.run(self, case))
 
 
 def _fetched(seen: Observation) -> Observation:
-    """Return what was observed with its values on the CPU, where all of torch can compare them."""
+    """Return the observation with its values on the CPU, where they can be compared."""
     values = {n: None if v is None else v.detach().cpu() for n, v in seen.values.items()}
     return replace(seen, values=values)
 
 
 @lru_cache(maxsize=4)
 def _state(device: str) -> tuple[Any, str]:
-    """Return how a device is, and why; import ``torch_NAME`` if torch has not heard of it."""
+    """Return the state of a device, and why; import ``torch_NAME`` if torch does not know it."""
     trouble = f"no module torch_{device}"
     if not _is_named(device):
         try:
@@ -116,7 +116,7 @@ def _state(device: str) -> tuple[Any, str]:
         except ModuleNotFoundError as error:
             if error.name != f"torch_{device}":
                 return "broken", f"torch_{device} cannot be imported: {error}"
-        except (Exception, SystemExit) as error:  # whatever a vendor's module raises
+        except (Exception, SystemExit) as error:  # a vendor's module may raise anything
             first = str(error).partition("\n")[0]
             return "broken", f"torch_{device} cannot be imported: {type(error).__name__}: {first}"
     if not _is_named(device):
@@ -153,7 +153,7 @@ def named() -> list[Backend]:
     if not device:
         return []
     table = policies_of(device, os.environ.get(OPTIONS["policies"].variable, ""))
-    # A PrivateUse1 device cannot choose its default; another says in C++ what it is.
+    # A PrivateUse1 device cannot choose its default dtype; other devices set it in C++.
     if _state(device)[0] == "ready":
         default = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         table = replace(table, default_dtype=default)

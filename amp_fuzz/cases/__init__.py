@@ -1,1 +1,1 @@
-"""What a case is: program, plan, input values. Frozen data, with neither torch nor Hypothesis."""
+"""Cases: program, plan, input values. Frozen data, without torch and Hypothesis."""

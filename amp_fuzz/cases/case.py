@@ -61,18 +61,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contexts: the autocast contexts around it, outermost first; none runs it bare.
     entry: how the innermost context is entered: a ``with`` block, autocast as a decorator, or an
         ``autograd.Function`` with ``custom_fwd`` and ``custom_bwd`` (its backward recomputes the
-        program under the autocast state of its forward). ``cast_inputs`` is such a one with
-        ``cast_inputs=torch.float32``, and ``setup_context`` one whose forward is given no ``ctx``.
+        program under the autocast state of its forward). ``cast_inputs`` is the same with
+        ``cast_inputs=torch.float32``; ``setup_context`` is one whose forward gets no ``ctx``.
         ``custom_op`` makes the program the body of a `torch.library.custom_op`, whose backward
-        recomputes it under whatever surrounds the backward pass; ``register_autocast`` is such a
-        one that casts its inputs to float32.
-    backward: where the backward pass stands; ``under`` is under `backward_context`.
+        recomputes it under the contexts around the backward pass; ``register_autocast`` is the
+        same, but casts its inputs to float32.
+    backward: where the backward pass runs; ``under`` means under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps
         share one context or enter it anew.
     first_pass: a forward pass in the same context first, under that mode.
     calls: how often the program is called in the context; the later calls are observed too. A
-        custom op is called once, and the program itself after it: weights are used in and outside.
+        custom op is called once, then the program itself, so weights are used inside and outside.
     checkpoint: whether the whole program is one checkpoint.
     thread: ``inside`` calls the program in another thread within the context (autocast state is
         thread-local, so it runs bare); ``whole`` does everything in another thread.
@@ -80,8 +80,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
     transform: ``vmap`` calls the program on two copies of its inputs at once, its weights shared.
         ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
-        for each copy; `backward` ``inside`` puts the contexts around the transform, ``outside``
-        into the function that is transformed. It goes with no other ingredient.
+        for each copy. `backward` ``inside`` puts the contexts around the transform, ``outside``
+        into the transformed function. A transform excludes every other ingredient.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -161,7 +161,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def json(self) -> bytes:
         """Return the canonical JSON: every field, in order, without spaces.
 
-        A field that came later is left out at its default, so that older cases keep their ids.
+        A field that was added later is left out at its default, so older cases keep their ids.
         """
         text = msgspec.json.encode(self)
         # Quotes inside a string are escaped: these bytes can only be the fields of these names.
@@ -228,7 +228,7 @@ def load(path: Path | str) -> Case:
 
 
 def bare(case: Case) -> Case:
-    """Return the case with no autocast context anywhere: what autocast with enabled=False means."""
+    """Return the case without autocast contexts, which is what enabled=False means."""
     bare = case.with_program(body=unwrapped(case.program.body, (Autocast,)))
     backward = "outside" if case.plan.backward == "under" else case.plan.backward
     return bare.with_plan(contexts=(), entry="context", backward_context=None, backward=backward)
@@ -250,8 +250,8 @@ def inferring(case: Case) -> Case:
 def single(case: Case) -> Case:
     """Return the case with float32 for each 16-bit floating dtype that it names.
 
-    So runs without autocast what only casts brought together; values keep their domain, or are
-    those that the case holds.
+    A program whose operands agree only through autocast's casts can then run without them. Values
+    keep their domain, or the elements that the case holds.
     """
 
     def tensor(spec: TensorSpec) -> TensorSpec:
@@ -278,7 +278,7 @@ _NARROW = ("bfloat16", "float16")
 
 
 def map_autocast(case: Case, **changes: object) -> Case:
-    """Return the case with those fields changed in every autocast context that it holds."""
+    """Return the case with these fields changed in each of its autocast contexts."""
 
     def change(context: Autocast) -> Autocast:
         return msgspec.structs.replace(context, **changes)
@@ -296,7 +296,7 @@ def map_autocast(case: Case, **changes: object) -> Case:
 
 
 def has_context(body: tuple[Node, ...], kind: type[Checkpoint] | type[Autocast]) -> bool:
-    """Return whether a body holds a region of that kind."""
+    """Return whether a body contains a region of that kind."""
     return any(
         isinstance(n, Region) and (isinstance(n.context, kind) or has_context(n.body, kind))
         for n in body

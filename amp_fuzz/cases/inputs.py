@@ -1,6 +1,6 @@
 """Input values: deterministic in the seed and the input's name, on every machine and version.
 
-An input that holds its own elements has these. All others come from NumPy's counter-based Philox
+An input may hold its own elements. All other values come from NumPy's counter-based Philox
 generator (Salmon et al. 2011), keyed by seed and name, never from torch's generators. Each value is
 made in float64 and rounded once, to nearest even, to the input's dtype.
 """
@@ -32,8 +32,8 @@ Array: TypeAlias = "NDArray[np.float64]"
 class _Draws:
     """Values made from Philox's raw 64-bit words by exact arithmetic alone.
 
-    NumPy promises the words for ever, its distributions not; and a logarithm or a cosine may differ
-    in the last bit from one libm to the next.
+    NumPy guarantees the raw words but not its distributions, and a logarithm or a cosine may differ
+    in the last bit between libms.
     """
 
     def __init__(self, key: int, shape: tuple[int, ...]) -> None:
@@ -63,7 +63,7 @@ class _Draws:
         return values.reshape(self.shape)
 
     def normal(self) -> Array:
-        """Nearly normal: the sum of twelve uniform values less six (Irwin-Hall), so |x| < 6."""
+        """Nearly normal: the sum of twelve uniform values minus six (Irwin-Hall), so |x| < 6."""
         parts = self._unit(12 * self.n).reshape(12, self.n)
         total: Array = parts[0]
         for part in parts[1:]:  # in this order: a library's sum may pair terms as it likes
@@ -83,7 +83,7 @@ class _Draws:
 def array(spec: TensorSpec, seed: int) -> NDArray[np.generic]:
     """Return what an input draws as float64, int64, bool or complex128, in the spec's shape.
 
-    It is drawn even for an input that holds its own elements; see `tensor`.
+    Values are drawn even for an input that holds its own elements; see `tensor`.
     """
     key = (seed & 0xFFFFFFFF) << 32 | zlib.crc32(spec.name.encode())
     draws = _Draws(key, spec.shape)
@@ -133,7 +133,7 @@ def _floats(domain: str, dtype: str, draws: _Draws) -> Array:
         return draws.shuffled(np.concatenate([half, -half * (1.0 + 2.0**-7)]))
     shape = draws.shape
     if domain == "psd" and len(shape) >= 2 and shape[-1] == shape[-2]:
-        # Of small integers: exact, in whatever order a library sums.
+        # Small integers are exact in whatever order a library sums.
         a = draws.integers(-2, 3).astype(np.float64)
         psd: Array = np.matmul(a, a.swapaxes(-1, -2)) + np.eye(shape[-1]) * shape[-1]
         return psd
@@ -154,7 +154,7 @@ def _values(spec: TensorSpec, seed: int) -> torch.Tensor:
     if spec.values:
         return _given(spec)
     values = array(spec, seed)
-    # torch goes from float64 to the 16-bit dtypes by way of float32, which rounds twice.
+    # torch casts float64 to the 16-bit dtypes through float32, which rounds twice.
     if spec.dtype == "float16":
         values = values.astype(np.float16)
     elif spec.dtype == "bfloat16":
@@ -166,7 +166,7 @@ _PARTS: Mapping[str, torch.dtype] = {"complex64": torch.float32, "complex128": t
 
 
 def _given(spec: TensorSpec) -> torch.Tensor:
-    """Return the elements that an input holds itself."""
+    """Return the elements that an input holds."""
     part = _PARTS.get(spec.dtype, _DTYPES[spec.dtype])
     data = np.frombuffer(bytes.fromhex(spec.values), dtype=f">i{part.itemsize}")
     words = torch.from_numpy(data.astype(f"=i{part.itemsize}"))
@@ -179,7 +179,7 @@ def _given(spec: TensorSpec) -> torch.Tensor:
 def bits_text(tensor: torch.Tensor) -> str:
     """Return a tensor's elements as `TensorSpec.values` holds them: every bit, in row-major order.
 
-    Whatever it requires and wherever it lies; conjugated and negated views are resolved.
+    It may require grad and be on any device; conjugated and negated views are resolved.
     """
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if plain.is_complex():
@@ -200,10 +200,10 @@ _WORDS: Mapping[int, torch.dtype] = {
 
 
 def _to_odd(values: Array) -> NDArray[np.float32]:
-    """Round to float32, to odd, after which rounding to bfloat16 is as if done at once.
+    """Round to float32, to odd: a following rounding to bfloat16 then rounds only once.
 
     Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded sums: proved algorithms
-    using rounding to odd": what was cut off stays visible in the last bit.
+    using rounding to odd": the last bit records what was cut off.
     """
     near = np.asarray(values, dtype=np.float32)
     away = np.abs(near.astype(np.float64)) > np.abs(values)
@@ -215,8 +215,8 @@ def _to_odd(values: Array) -> NDArray[np.float32]:
 def strides(spec: TensorSpec) -> tuple[int, ...]:
     """Return the strides, in elements, of an input's layout.
 
-    ``transposed`` has its dimensions in memory the other way round; ``strided`` steps over every
-    second element; ``contiguous`` and ``offset`` are as a fresh tensor.
+    ``transposed`` reverses the dimensions in memory; ``strided`` skips every second element;
+    ``contiguous`` and ``offset`` have the strides of a fresh tensor.
     """
     order = spec.shape if spec.layout == "transposed" else spec.shape[::-1]
     found, step = [], 2 if spec.layout == "strided" else 1
@@ -227,7 +227,7 @@ def strides(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def tensor(spec: TensorSpec, seed: int) -> torch.Tensor:
-    """Return a fresh CPU tensor of the spec's values, dtype and layout; it requires no grad.
+    """Return a fresh CPU tensor with the spec's values, dtype and layout. It requires no grad.
 
     Only ``offset`` is a view, into a larger tensor; the others own their storage.
     """
@@ -240,8 +240,8 @@ def tensor(spec: TensorSpec, seed: int) -> torch.Tensor:
         return base[3:].view(spec.shape)
     made = torch.empty_strided(spec.shape, strides(spec), dtype=values.dtype)
     if spec.layout == "strided" and made.numel():
-        # Zeros between the elements: a kernel that overlooks strides reads them, and what it makes
-        # of them must be the same every time.
+        # Zeros between the elements: a kernel that ignores strides reads them, and its result must
+        # be the same every time.
         whole = made.untyped_storage().nbytes() // made.element_size()
         made.as_strided((whole,), (1,)).zero_()
     return made.copy_(values)

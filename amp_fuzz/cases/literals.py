@@ -1,7 +1,7 @@
 """Input values as text: the bits of each element in hex, for cases that hold their own data.
 
-Elements stand in row-major order, big-endian, as many digits each as the dtype has bits over four:
-``3f80`` is 1 in bfloat16. Complex numbers are the real part, then the imaginary one. Every bit
+Elements are in row-major order, big-endian, one digit for every four bits of the dtype: ``3f80`` is
+1 in bfloat16. Complex numbers are the real part, then the imaginary one. Every bit
 survives, NaN's too, and reading is only arithmetic. This module imports neither torch nor NumPy.
 """
 
@@ -42,7 +42,7 @@ _CODES = {
 
 
 def check_bits(text: str, dtype: str, elements: int) -> str:
-    """Return what is wrong with the bits of so many elements of a dtype, or ""."""
+    """Return what is wrong with the bits of `count` elements of a dtype, or ""."""
     digits = 2 * WIDTHS[dtype] * elements
     if len(text) != digits:
         return f"has {len(text)} hex digits: {elements} elements of {dtype} need {digits}"
@@ -54,7 +54,7 @@ def check_bits(text: str, dtype: str, elements: int) -> str:
 
 
 def numbers(text: str, dtype: str) -> list[Number]:
-    """Return the elements as Python numbers, each of them exactly."""
+    """Return the elements as Python numbers, exactly."""
     data = bytes.fromhex(text)
     if dtype == "bfloat16":  # the upper half of a float32
         pairs = (data[i : i + 2] + b"\0\0" for i in range(0, len(data), 2))
@@ -67,9 +67,9 @@ def numbers(text: str, dtype: str) -> list[Number]:
 
 
 def bits_of(values: Sequence[Number], dtype: str) -> str:
-    """Return the bits of numbers, all of which the dtype has exactly.
+    """Return the bits of numbers that the dtype represents exactly.
 
-    Raises `ValueError` for one that it has not: nothing is rounded here.
+    Raises `ValueError` for any other number: nothing is rounded here.
     """
     if dtype == "bfloat16":
         text = "".join(struct.pack(">f", v)[:2].hex() for v in values)

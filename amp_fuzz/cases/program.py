@@ -1,8 +1,8 @@
 """Programs: random op graphs with the contexts that surround them, as frozen data.
 
-A program is typed inputs, a body of statements and regions, and outputs. It holds names and
-literals only: what a call means is looked up in the catalogue, so reading a program never runs
-anything that it contains. This module imports neither torch nor Hypothesis.
+A program is typed inputs, a body of statements and regions, and outputs. It contains only names and
+literals; the catalogue says what a call means. So reading a program never runs anything in it. This
+module imports neither torch nor Hypothesis.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ Arg: TypeAlias = "Ref | Float | DType | Items | int | bool | str | None"
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An input tensor: its type, and which values it draws.
 
-    `role` says how the program holds it: an ``input`` carries no gradient, a ``weight`` is a leaf
+    `role` says how the program uses it: an ``input`` carries no gradient, a ``weight`` is a leaf
     that requires grad (a candidate for autocast's weight cache), a ``buffer`` may be written in
-    place. `bound` is the exclusive upper limit of the ``index`` domain. `layout` is how the values
-    lie in memory: ``transposed`` and ``strided`` have strides that a fresh tensor of that shape
-    has not, and ``offset`` is a view into a larger tensor. `values` are the elements themselves, as
-    `amp_fuzz.cases.literals` writes them; then nothing is drawn, and `domain` says nothing.
+    place. `bound` is the exclusive upper limit of the ``index`` domain. `layout` is the layout of
+    the values in memory: ``transposed`` and ``strided`` have other strides than a fresh tensor of
+    that shape, and ``offset`` is a view into a larger tensor. `values` are the elements, as
+    `amp_fuzz.cases.literals` writes them; then nothing is drawn, and `domain` is ignored.
     """
 
     name: str
@@ -128,7 +128,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Statement(msgspec.Struct, frozen=True, tag="statement", forbid_unknown_fields=True):
-    """One call of a catalogue op in one of its forms; ``_`` among `outputs` is a value not kept."""
+    """One call of a catalogue op in one of its forms; ``_`` in `outputs` is a discarded value."""
 
     op: str
     form: str
@@ -140,8 +140,8 @@ class Statement(msgspec.Struct, frozen=True, tag="statement", forbid_unknown_fie
 class Autocast(msgspec.Struct, frozen=True, tag="autocast", forbid_unknown_fields=True):
     """``autocast(device, dtype=..., enabled=..., cache_enabled=...)``.
 
-    `device` None is the device under test; a name is that device whatever runs the program. `dtype`
-    None leaves the choice to the device's default.
+    `device` None is the device under test; a name is always that device. `dtype` None is the
+    device's default.
     """
 
     device: str | None = None
@@ -168,7 +168,7 @@ Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint
 
 
 class Region(msgspec.Struct, frozen=True, tag="region", forbid_unknown_fields=True):
-    """A block under a context. Values assigned in it live on after it, as in Python."""
+    """A block under a context. Its values outlive it, as in Python."""
 
     context: Context
     body: tuple[Node, ...]
@@ -190,7 +190,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raise `ProgramError` unless every name is defined once, before its use, and well formed.
 
-        It checks what can be known without the catalogue: names, dtypes, shapes, the nesting.
+        It checks everything that needs no catalogue: names, dtypes, shapes, the nesting.
         `amp_fuzz.catalogue.check` also looks up each op, form and number of outputs.
         """
         defined: set[str] = set()
@@ -230,10 +230,10 @@ def transform(
     ),
     statement: Callable[[Statement], Iterable[Node]] = lambda node: (node,),
 ) -> tuple[Node, ...]:
-    """Return a body with other nodes in the place of its own, in the order of execution.
+    """Return a body with its nodes replaced, in the order of execution.
 
-    region: given a region and its body, which is transformed already, returns what takes its place.
-    statement: does so for a statement.
+    region: takes a region and its body, already transformed, and returns the replacement.
+    statement: takes a statement and returns the replacement.
     """
     nodes: list[Node] = []
     for node in body:
@@ -245,7 +245,7 @@ def transform(
 
 
 def unwrapped(body: tuple[Node, ...], kinds: tuple[type, ...]) -> tuple[Node, ...]:
-    """Return a body without the regions of some kinds; what stood in them stays."""
+    """Return a body without the regions of some kinds, but with their statements."""
     return transform(
         body,
         region=lambda node, inner: (
@@ -272,7 +272,7 @@ def uses(statement: Statement) -> Iterator[str]:
 
 
 def substituted(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """Return a statement that reads other values in the place of some."""
+    """Return a statement with some of the values that it reads replaced."""
 
     def change(arg: Arg) -> Arg:
         if isinstance(arg, Ref):
@@ -289,10 +289,10 @@ def substituted(statement: Statement, names: Mapping[str, str]) -> Statement:
 
 
 def downstream(program: Program, name: str) -> frozenset[str]:
-    """Return the names whose values a value may have a part in, itself included.
+    """Return the names of the values that may be computed from a value, itself included.
 
-    Where a program writes in place, memory is shared and what touches a name may change it: then
-    all that is connected counts.
+    If a program writes in place, memory is shared, and any statement that touches a name may change
+    it. Then every connected name counts.
     """
     calls = list(statements(program.body))
     written = any(s.form in ("inplace", "out") for s in calls)
@@ -309,13 +309,13 @@ def downstream(program: Program, name: str) -> frozenset[str]:
 
 
 def returning_all(program: Program) -> Program:
-    """Return the program with every value that it makes as an output."""
+    """Return the program with every value as an output."""
     made = (n for s in statements(program.body) for n in s.outputs if n != "_")
     return msgspec.structs.replace(program, outputs=tuple(made))
 
 
 def returning_last(program: Program) -> Program:
-    """Return the program with those of its outputs that no statement reads; if none, with all."""
+    """Return the program with only the outputs that no statement reads, or with all if none."""
     read = {n for s in statements(program.body) for n in uses(s)}
     last = tuple(n for n in program.outputs if n not in read)
     return msgspec.structs.replace(program, outputs=last or program.outputs)
@@ -344,7 +344,7 @@ def _pretty_body(body: tuple[Node, ...], depth: int) -> list[str]:
 
 
 def show_arg(arg: Arg) -> str:
-    """Return an argument as the listing shows it."""
+    """Return an argument as in the listing."""
     if isinstance(arg, Ref):
         return arg.name
     if isinstance(arg, Float):
@@ -357,7 +357,7 @@ def show_arg(arg: Arg) -> str:
 
 
 def show_context(context: Context) -> str:
-    """Return a context as the listing shows it."""
+    """Return a context as in the listing."""
     if not isinstance(context, Autocast):
         reentrant = isinstance(context, Checkpoint) and context.use_reentrant
         return str(context.__struct_config__.tag) + ("(reentrant)" if reentrant else "")
@@ -403,7 +403,7 @@ def _check_spec(spec: TensorSpec, where: str) -> None:
     for size in spec.shape:
         if size < 0:
             raise ProgramError(f"{where}.shape={list(spec.shape)} has a negative size")
-        elements *= max(size, 1)  # [0, 2**70] has no elements, and is no shape either
+        elements *= max(size, 1)  # [0, 2**70] has no elements, but is not a valid shape either
     if elements > MAX_ELEMENTS:
         raise ProgramError(
             f"{where}.shape={list(spec.shape)} has more than {MAX_ELEMENTS} elements"

@@ -119,7 +119,7 @@ def _way_out(name: str) -> str:
     if "." not in name or any(known.partition(".")[0] == root for known in CATALOGUE):
         return _hint(name, CATALOGUE)
     return (
-        f": if it is an op of yours, name the module that registers it, as in "
+        f": if it is your own op, name the module that registers it, as in "
         f"--plugins={root if root.isidentifier() else 'MODULE'} (docs/check.md)"
     )
 

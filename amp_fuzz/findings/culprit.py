@@ -1,9 +1,9 @@
-"""Find the one kernel inside an op that a wrong result comes from.
+"""Find the one kernel inside an op that produces a wrong result.
 
 An experiment names it. The backend runs the case once more, and each kernel below autograd is
-recorded. A kernel is suspected if it gives another result here, on the same arguments, where the
-reference runs. It is guilty if the whole case agrees once its results are the ones from here.
-A case with a second cause does not agree then, and nothing is named.
+recorded. A kernel is suspected if it gives another result on the same arguments here, where the
+reference runs. It is guilty if the whole case agrees once its results are replaced by those from
+here. A case with a second cause does not agree then, and no kernel is named.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class _Call:
         try:
             pairs = zip(tree_leaves(self.result), tree_leaves(self.here()), strict=True)
             return any(_differs(a, b) for a, b in pairs)
-        except Exception:  # it raises here: nothing can be said of its result
+        except Exception:  # it raises here: its result cannot be compared
             return False
 
 
 class _Told(TorchDispatchMode):
-    """Records the calls of kernels that compute; gives calls of one kernel the results in `right`.
+    """Records the calls of computing kernels; replaces results of one kernel by those in `right`.
 
-    A kernel comes after those that it calls itself. Of the one, the first call beyond those in
-    `right` is recorded, and no other.
+    A kernel is recorded after those that it calls. Of the replaced kernel, only the first call
+    beyond those in `right` is recorded.
     """
 
     def __init__(self, kernel: Any = None, right: Sequence[Any] = ()) -> None:
@@ -105,8 +105,8 @@ class _Told(TorchDispatchMode):
 
 
 def culprit(judge: Judge, case: Case) -> Culprit | None:
-    """Return the kernel whose results alone make a case diverge, or None if no experiment says."""
-    if case.plan.thread != "none":  # a mode is of one thread
+    """Return the kernel whose results alone make a case diverge, or None."""
+    if case.plan.thread != "none":  # a mode works in one thread only
         return None
     with _Told() as told:
         judge.backend.run([case])
@@ -122,7 +122,7 @@ def culprit(judge: Judge, case: Case) -> Culprit | None:
 
 
 def _mended(judge: Judge, case: Case, kernel: Any) -> bool:
-    """Return whether a case agrees once all calls of a kernel give what they give here."""
+    """Return whether a case agrees once all calls of a kernel return the results from here."""
     right: list[Any] = []
     while len(right) <= _CALLS:
         with _Told(kernel, right) as told:
@@ -174,7 +174,7 @@ def _case(call: _Call, seed: int) -> Case | None:
 
 
 def _argument(value: Any, specs: list[TensorSpec]) -> Arg:
-    """Return an argument in a case's words. Raises `ProgramError`."""
+    """Return an argument as a case holds it. Raises `ProgramError`."""
     if isinstance(value, torch.Tensor):
         dtype, name = str(value.dtype).removeprefix("torch."), f"x{len(specs)}"
         if dtype not in DTYPES or not 0 < value.numel() <= MAX_ELEMENTS:
@@ -189,4 +189,4 @@ def _argument(value: Any, specs: list[TensorSpec]) -> Arg:
         return DType(str(value).removeprefix("torch."))
     if isinstance(value, (tuple, list)):
         return Items(tuple(_argument(item, specs) for item in value))
-    raise ProgramError(f"a case has no words for {type(value).__name__}")
+    raise ProgramError(f"a case cannot hold {type(value).__name__}")

@@ -1,6 +1,6 @@
-"""Find out what an issue says of a divergence: stage, part, guilty op; without autocast too.
+"""Find the facts of an issue: stage, part, guilty op, and whether autocast matters.
 
-It runs in a process that is watched, which a case may kill: see `examined`.
+This runs in a supervised process, which a case may kill: see `examined`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["Examined", "examined"]
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found out of a case on a backend.
+    """The facts about a case on a backend.
 
-    record: the divergence, None if there is none. reached: the autocast kernels that the case
-    reached, overload and policy. eager: whether torch's eager autocast agrees with the reference
-    (``agrees``, ``diverges``), or "" where it is not asked. why: the case cannot be run; missing:
-    since its backend is not here.
+    record: the divergence, or None. reached: the autocast kernels that the case reached, overload
+    and policy. eager: whether torch's eager autocast agrees with the reference (``agrees``,
+    ``diverges``), or "" if it was not compared. why: the reason if the case cannot run. missing:
+    whether the reason is a missing backend.
     """
 
     record: DivergenceRecord | None = None
@@ -47,10 +47,10 @@ class Examined:
 def examined(
     case: Case, backend: str, known: tuple[Known, ...], *, timeout: float, memory: float
 ) -> Examined:
-    """Judge a case in a process of its own, and find out what is to blame.
+    """Judge a case in a separate process, and find out what is to blame.
 
-    timeout: seconds without a sign of life (each of some compilations is one). memory: GiB that
-    it may hold.
+    timeout: seconds without a sign of life (a compilation gives one). memory: GiB that the process
+    may hold.
     """
     try:
         for message in talk(timeout, _examine, case, backend, known, memory=memory):
@@ -104,13 +104,13 @@ def _found(pipe: connection.Connection, case: Case, judge: Judge) -> Examined:
 
 
 def _without(judge: Judge, case: Case, kind: str) -> bool:
-    """Return whether the divergence is there with all autocast taken away."""
+    """Return whether the divergence also occurs without autocast."""
     found = judge_of(judge.backend, (), judge.relations).judge(bare(case)).divergence
     return found is not None and found.kind == kind
 
 
 def _eager(judge: Judge, case: Case) -> str:
-    """Return how eager torch compares with the reference, for a backend that stands beside it."""
+    """Return how eager torch compares with the reference, for a backend of the same device."""
     backend = judge.backend
     if not facts_of(backend).promise or not backend.values:
         return ""

@@ -1,4 +1,4 @@
-"""Say in which op a process died or hangs: a process that dies can say nothing afterwards."""
+"""Record the op in which a process dies or hangs, since it cannot report it afterwards."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from amp_fuzz.cases.program import statements
 __all__ = ["LONGEST", "Entered", "inside", "op_of", "statement_op", "told"]
 
 LONGEST = 128
-"""Bytes for the name of an op in memory that processes share."""
+"""Bytes for the name of an op in shared memory."""
 
 
 _CPU: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def inside(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Call a kernel from a mode, which is told of the kernels that it calls itself, too.
+    """Call a kernel from a mode, so the mode also sees the kernels that it calls.
 
-    Only kernels that make new tensors of plain ones on the CPU are looked into.
+    Only kernels that compute new tensors from plain CPU tensors are looked into.
     """
     schema = func._schema
     tensors = [a for a in tree_leaves((args, dict(kwargs))) if isinstance(a, torch.Tensor)]
@@ -40,12 +40,12 @@ def inside(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Mapping[str, A
             type(t) in _PLAIN and t.device.type == "cpu" and t.layout is torch.strided
             for t in tensors
         )
-        # A boxed kernel is given no number for a tensor.
+        # A boxed kernel does not accept a number for a tensor.
         or any(isinstance(a, (int, float)) and str(p.type) == "Tensor" for a, p in pairs)
     ):
         return func(*args, **kwargs)
     kernel = torch.library.get_kernel(func.name(), "CPU")
-    # As where torch calls it: below autograd and autocast, which a mode lets in again.
+    # As in torch's own call: below autograd and autocast, which a mode re-enables.
     with mode, torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
         return kernel.call_boxed(_CPU, *args, **kwargs)
 
@@ -54,9 +54,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Entered(TorchDispatchMode):
-    """Writes the name of the innermost kernel that runs to shared memory, and "" where none does.
+    """Writes the name of the innermost running kernel to shared memory, or "" if none runs.
 
-    One object is of one thread.
+    One object serves one thread.
     """
 
     def __init__(self, shared: Any) -> None:
@@ -76,7 +76,7 @@ class Entered(TorchDispatchMode):
 
 @contextmanager
 def told(shared: Any) -> Iterator[None]:
-    """Tell of the kernels that this thread enters, and those that are started meanwhile."""
+    """Record the kernels that this thread, and threads started meanwhile, enter."""
     run = threading.Thread.run
 
     def telling(thread: threading.Thread) -> None:
@@ -92,7 +92,7 @@ def told(shared: Any) -> Iterator[None]:
 
 
 def op_of(shared: Any) -> str:
-    """Return the op whose kernel runs, or ran when its process died; "" if none."""
+    """Return the op whose kernel is running, or was when its process died; "" if none."""
     return bytes(shared.value).decode(errors="replace")
 
 

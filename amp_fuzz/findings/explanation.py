@@ -1,8 +1,8 @@
-"""Say where a case first diverges, by how much, and which decision of autocast is to blame.
+"""Show where a case first diverges, by how much, and which decision of autocast is to blame.
 
-All that a program makes is looked at, statement by statement, if it diverges so as well (a compiler
-may fuse what nobody else sees). Then the reference runs again with one cast left out, or one call
-treated by another policy: a run that agrees with the backend says what the backend did.
+If the program still diverges when it returns all its values, every statement is shown (a compiler
+may fuse values that are not returned). Then the reference runs again with one cast left out, or one
+call under another policy. If such a run agrees with the backend, it shows what the backend did.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST = 60
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value on both sides. said: how they compare. differs: whether that is a divergence."""
+    """One value on both sides. said: how the sides compare. differs: whether they diverge."""
 
     label: str
     expected: str
@@ -52,13 +52,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What was found out of a case.
+    """The explanation of a case.
 
-    whole: whether all that the program makes was looked at; if not, only what it returns. values:
-    in the order of execution. first: the label of the first that diverges, or "". explicit: a
-    comment, then one line a statement. flips: what, decided otherwise, makes the reference agree.
-    tried: how many flips were tried, of how many. why: the case cannot be run.
-    notes: facts beside the verdict.
+    whole: whether every value of the program is shown, or only the returned ones. values: in the
+    order of execution. first: the label of the first that diverges, or "". explicit: a comment,
+    then one line for each statement. flips: the changed decisions that make the reference agree.
+    tried, of: how many flips were tried, and how many there are. why: the reason if the case cannot
+    run. notes: the notes of the case.
     """
 
     case: Case
@@ -84,9 +84,9 @@ class Explained:
 def explained(
     case: Case, backend: str, known: tuple[Known, ...], *, timeout: float, memory: float
 ) -> Explained:
-    """Explain a case in a process that is watched.
+    """Explain a case in a supervised process.
 
-    timeout: seconds without a sign of life. memory: GiB that it may hold.
+    timeout: seconds without a sign of life. memory: GiB that the process may hold.
     """
     try:
         for message in talk(timeout, _explain, case, backend, known, memory=memory):
@@ -117,7 +117,7 @@ def explain(
     *,
     alive: Callable[[], None] = lambda: None,
 ) -> Explained:
-    """Explain a case here. alive: called after each run."""
+    """Explain a case in this process. alive: called after each run."""
     judge = judge_of(backend, known, relations="all")
     verdict = judge.judge(case)
     notes = notes_of(judge, verdict)
@@ -278,7 +278,7 @@ def _words(decisions: list[Decision], flip: Flip) -> str:
         return f"{name}: without its cast {flip.cast + 1} of {len(decision.casts)}, {old} to {new}"
     own = decision.policy.value if decision.policy else "no policy"
     if flip.other:
-        return f"{name}: casts to the other 16-bit dtype than its context's"
+        return f"{name}: casts to the other 16-bit dtype, not its context's"
     if flip.policy is None:
         return f"{name}: without its casts ({own})"
     return f"{name}: treated as {flip.policy.value} (its own: {own})"

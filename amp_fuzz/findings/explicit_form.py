@@ -1,8 +1,8 @@
 """The explicit form: a program with the casts that autocast makes written out.
 
-``cast[bfloat16](x)`` is a cast of one argument; ``autocast_promote(a, b)`` notes what the
-``promote`` policy made of several. It is made from the log of the reference, so it shows what
-should happen, not what a backend did.
+``cast[bfloat16](x)`` is a cast of one argument; ``autocast_promote(a, b)`` shows the ``promote``
+policy over several. It is built from the log of the reference, so it shows what should happen, not
+what a backend did.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["explicit_form"]
 def explicit_form(case: Case, runtime: ReferenceRuntime) -> str:
     """Return the case's statements with their casts written out, one a line.
 
-    Runs the case once under the reference. A statement that was not reached is shown as it stands.
-    A comment names the contexts of the statements below it, down to the next such comment.
+    Runs the case once under the reference. A statement that was not reached is shown unchanged. A
+    comment names the contexts of the statements below it, up to the next such comment.
     """
     calls = _calls(case, runtime)
     lines: list[str] = []
@@ -41,7 +41,7 @@ def explicit_form(case: Case, runtime: ReferenceRuntime) -> str:
 
 def _placed(case: Case) -> Iterator[tuple[Statement, str]]:
     """Yield each statement with the autocast contexts that it runs under, outermost first."""
-    # Autocast's state is the thread's: another one starts without.
+    # Autocast's state is thread-local: another thread starts without it.
     around = () if case.plan.thread == "inside" else case.plan.contexts
     return _under(case.program.body, around)
 

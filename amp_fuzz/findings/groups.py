@@ -1,12 +1,12 @@
-"""What a run does when it meets something new: which causes a case shows, each minimised once.
+"""Find the causes of a diverging case, and minimise each cause once.
 
-Each statement of a diverging case is run alone: so a cause that is known does not hide another one
-in the same case. What diverges alone has a *look*: kind, op, how it is called, dtypes, plan. The
-first of its look is minimised and gets the fingerprint of its cause; the others are counted with
-it. So are those that look otherwise and have the same *traits*, what a fingerprint is made of, once
-two looks of them came to one cause. Some are minimised all the same, since two causes may look
-alike. Where a cause is that an op behaves as if it had another policy, the reference can suppose
-so: then all that it explains belongs to that cause, whatever it looks like.
+Each statement of a diverging case runs alone, so a known cause does not hide another one in the
+same case. A statement that diverges alone has a *look*: kind, op, how it is called, dtypes, plan.
+The first case of a look is minimised and gets the fingerprint of its cause; the others are counted
+with it. *Traits* are the fields of a fingerprint. Once two looks with the same traits led to one
+cause, other looks with these traits are counted with it too. Some are minimised anyway, since two
+causes may look alike. If an op behaves as if it had another policy, the reference can assume that
+policy. Everything that this explains belongs to that cause, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ __all__ = ["Groups", "Met", "Step", "examine", "signature_of"]
 Look: TypeAlias = tuple[str, ...]
 
 
-# Of what looks alike, these are minimised too: the so many-th.
+# The cases of a look, by number, that are minimised too.
 _AGAIN = {4**n for n in range(1, 16)}
 
 
 @dataclass(slots=True)
 class Groups:
-    """The causes that a run has met: plain data, so that processes can share it.
+    """The causes that a run has met: plain data, so processes can share it.
 
-    looks: the fingerprints of what looks so. traits: those of all looks with these traits. as_if:
-    by backend and kernel, the policies that explain all of a cause so far, and its fingerprint; and
-    of contexts, by backend and what is special about the plan, what they act as. left: by backend
-    and ``leaves=weight cache``, the fingerprint of contexts that do not restore that.
-    known: by fingerprint, the entry of the baseline. signatures: of divergences that a known list
-    explains. seen: how often a look or traits were met. deadly: candidates that a process died of,
-    by id: they are not run again. minimised: how many looks of a backend, kind and op were.
-    notes: by backend and group of a note, the size of its smallest case. elsewhere: see
+    looks: fingerprints by look. traits: fingerprints by traits. as_if: by backend and kernel, the
+    policies that explain every case of a cause so far, and its fingerprint; for contexts, by
+    backend and the unusual part of the plan, the settings that they act as. left: by backend and
+    ``leaves=weight cache``, the fingerprint of contexts that do not restore this. known: by
+    fingerprint, the entry of the baseline. signatures: of divergences that a known list explains.
+    seen: how often a look or traits were met. deadly: ids of candidates that killed a process; they
+    do not run again. minimised: how many looks of a backend, kind and op were minimised. notes: by
+    backend and group of a note, the size of its smallest case. elsewhere: see
     `amp_fuzz.findings.notes.Memory`.
     """
 
@@ -111,9 +111,9 @@ class Groups:
         return found[:1]
 
     def take(self, record: DivergenceRecord, entry: str = "") -> bool:
-        """Take in the cause of a final record, and return whether it is a new one.
+        """Add the cause of a final record, and return whether it is new.
 
-        entry: of the baseline that knows it.
+        entry: the baseline entry that accepts it.
         """
         if record.as_if:
             words = "+".join(sorted(special(record.minimised or record.case)))
@@ -127,7 +127,7 @@ class Groups:
         return new
 
     def smallest(self, note: Note, case: Case) -> bool:
-        """Take in a note, and return whether its case is the smallest of the group."""
+        """Add a note, and return whether its case is the smallest of the group."""
         key, size = (note.backend, *note.group), len(case.json())
         smaller = size < self.notes.get(key, size + 1)
         if smaller:
@@ -135,7 +135,7 @@ class Groups:
         return smaller
 
     def update(self, other: Groups) -> None:
-        """Take in what another process has met."""
+        """Add the causes that another process has met."""
         self.looks |= other.looks
         self.traits |= other.traits
         self.as_if |= other.as_if
@@ -153,7 +153,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A case shows this cause. entry: of the baseline that knows it, or ""."""
+    """A case shows this cause. entry: the baseline entry that accepts it, or ""."""
 
     fingerprint: str
     entry: str = ""
@@ -161,7 +161,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The record of a divergence: as small as it is so far, or the last of it.
+    """The record of a divergence: the smallest so far, or the final one.
 
     last: whether it is final, and the first of its cause.
     """
@@ -180,9 +180,9 @@ def examine(
     seconds: float = 20.0,
     seen: Callable[[Case], None] = lambda case: None,
 ) -> Iterator[Step | Met]:
-    """Yield the causes that a diverging case shows, and the records of those that are new.
+    """Yield the causes of a diverging case, and the records of the new ones.
 
-    seconds: for minimising each; 0 leaves all as it was found. seen: told each case before it runs.
+    seconds: for minimising each; 0 does not minimise. seen: called with each case before it runs.
     """
     work = _Examination(judge, verdict, groups, baseline, family, seconds, seen)
     if verdict.known:
@@ -195,7 +195,7 @@ def examine(
 
 _PLAN = "plan: "
 
-# What the shadows say where they cannot follow.
+# The warning of shadows that cannot follow.
 _NO_SHADOW = ("the shadows did not come", "the band of")
 
 
@@ -211,11 +211,11 @@ class _Examination:
 
     @property
     def quick(self) -> bool:
-        """Whether running a statement costs next to nothing: a compiler has a ladder."""
+        """Whether running a statement is cheap: not on a compiler, which has a ladder."""
         return self.seconds > 0 and not self.judge.backend.ladder()
 
     def listed(self) -> Iterator[Step]:
-        """Keep one example of what a known list explains; it need not be the smallest."""
+        """Keep one example of a listed divergence; it need not be the smallest."""
         rough = self.verdict.finding(self.family)
         signature = signature_of(rough)
         if signature not in self.groups.signatures:
@@ -225,7 +225,7 @@ class _Examination:
     # -- which statements -------------------------------------------------------------------------
 
     def parts(self) -> Iterator[Verdict]:
-        """Yield a verdict for each statement that diverges alone, and of the whole for the rest."""
+        """Yield a verdict for each statement that diverges alone, and for the whole if needed."""
         found = self.verdict.divergence
         assert found is not None
         case = self.verdict.case
@@ -258,7 +258,7 @@ class _Examination:
         judge = replace(self.judge, relations="all" if related else "none")
         try:
             verdict = judge.judge(case)
-        except (RuntimeError, ValueError) as error:  # of a case that was not drawn
+        except (RuntimeError, ValueError) as error:  # the case was not drawn
             if not any(words in str(error) for words in _NO_SHADOW):
                 raise
             return None
@@ -267,7 +267,8 @@ class _Examination:
     def plainer(self, verdict: Verdict) -> Verdict:
         """Return the verdict under a plainer plan, if that shows the same.
 
-        What leaves a type's range may be wrong within it too: then that is what is looked into.
+        If a value leaves its type's range, the op may also be wrong within the range. Then that is
+        examined instead.
         """
         if not self.quick or verdict.divergence is None or verdict.divergence.kind in UNSTEADY:
             return verdict
@@ -314,7 +315,7 @@ class _Examination:
         except KeyboardInterrupt:
             yield Step(record, last=True)
             raise
-        # A smaller case may be told more of: it has fewer calls, and often no autocast.
+        # A smaller case reveals more: it has fewer calls, and often no autocast.
         if record.id != part.case.id and (inner := self.inner(part, record.minimised)) is not None:
             yield from self.within(look, inner)
             return
@@ -327,9 +328,9 @@ class _Examination:
         yield self.met(record.fingerprint)
 
     def inner(self, part: Verdict, case: Case | None) -> Verdict | None:
-        """Return the verdict of the one kernel inside an op that a wrong result comes from.
+        """Return the verdict of the one kernel inside an op that produces a wrong result.
 
-        case: of the part, or smaller.
+        case: the case of the part, or a smaller one.
         """
         found = part.divergence
         if not self.quick or found is None or found.kind not in WRONG_VALUES or part.known:
@@ -340,7 +341,7 @@ class _Examination:
         return self.judged(guilty.case) if _ops(guilty.case) != _ops(case) else None
 
     def within(self, look: Look, inner: Verdict) -> Iterator[Step | Met]:
-        """Yield the cause of a kernel inside an op, and count what looks so with it."""
+        """Yield the cause of a kernel inside an op, and count the look with it."""
         causes: tuple[str, ...] = ()
         for step in self.part(inner):
             causes += (step.fingerprint,) if isinstance(step, Met) else ()
@@ -348,7 +349,7 @@ class _Examination:
         self.groups.looks[look] = causes
 
     def limit(self, part: Verdict) -> float:
-        """Return the seconds for minimising: fewer if there were many of this kind at this op."""
+        """Return the seconds for minimising: fewer after many of this kind and op."""
         rough = signature_of(part.finding(self.family))
         self.groups.minimised[rough] += 1
         return self.seconds if self.groups.minimised[rough] <= 4 else min(self.seconds, 5.0)
@@ -357,7 +358,7 @@ class _Examination:
         return Met(cause, self.groups.known.get(cause, ""))
 
     def explained(self, part: Verdict) -> tuple[str, ...]:
-        """Return the fingerprints of other policies, one or all at once, that explain it."""
+        """Return the fingerprints of wrong policies, one or several, that explain it."""
         if not self.quick:
             return ()
         if cause := self.of_contexts(part):
@@ -379,11 +380,11 @@ class _Examination:
         return self.together(part, observed)
 
     def together(self, part: Verdict, observed: Observation) -> tuple[str, ...]:
-        """Return the fingerprints of the policies and contexts that explain it all at once.
+        """Return the fingerprints of the policies and contexts that explain it together.
 
-        All that were met are supposed, not only those of kernels that the reference reaches: where
-        an op has no policy, ops that it is made of are cast too. Those that are not needed are
-        then left out, one after another.
+        All that were met are assumed, not only those of kernels that the reference reaches: if an
+        op has no policy, the ops that it calls are cast too. Then those that are not needed are
+        left out, one after another.
         """
         offered: dict[str, list[tuple[str, str]]] = {}
         for (on, about), (names, cause) in self.groups.as_if.items():
@@ -416,7 +417,7 @@ class _Examination:
         return agrees_with(self.judge.backend, case, observed, policies)
 
     def of_contexts(self, part: Verdict) -> str:
-        """Return the fingerprint of contexts that do wrong, as far as such were met, or ""."""
+        """Return the fingerprint of faulty contexts that were met before, or ""."""
         groups, backend, found = self.groups, part.backend, part.divergence
         if found is None or found.kind in (*UNSTEADY, "relation"):
             return ""
@@ -427,13 +428,14 @@ class _Examination:
         for (on, about), (names, cause) in groups.as_if.items():
             if found.kind != "state" and on == backend and _acting(about, part.case):
                 observed = self.judge.backend.run([part.case])[0]
-                # What it acts as may depend on what surrounds it; of what it does so, not.
+                # The value that a context acts as may depend on those around it; the setting does
+                # not.
                 if alike((names[0], *acts_as(self.judge, part.case, observed)))[1:]:
                     return cause
         return ""
 
     def minimised(self, part: Verdict, seconds: float) -> Iterator[Step]:
-        """Yield the record of a divergence, ever smaller; the last one names its cause."""
+        """Yield ever smaller records of a divergence; the last one names its cause."""
         judge, found = self.judge, part.divergence
         assert found is not None
         rough = fingerprinted(_of(part.finding(self.family), self.verdict.case))
@@ -462,7 +464,7 @@ class _Examination:
     ) -> Iterator[tuple[DivergenceRecord, Verdict]]:
         """Yield the record of a divergence with ever smaller cases; the last one is confirmed.
 
-        With it comes the last verdict that is confirmed.
+        Each comes with the last confirmed verdict.
         """
         judge = self.judge
         target = replace(Target.of(part), stage=stage)
@@ -481,7 +483,7 @@ class _Examination:
             elif isinstance(event, Shrunk):
                 steps = len(event.chain) - 1
                 last = confirmed(judge, target, event.chain) if steps else part
-                if last is None:  # gone when it was run again: what was found stays as it was
+                if last is None:  # it did not recur: keep what was found
                     yield rough, part
                     continue
                 op = event.op if last.case == event.case else ""
@@ -495,7 +497,7 @@ class _Examination:
                 )
 
     def without_autocast(self, verdict: Verdict) -> bool:
-        """Return whether a case diverges in the same way with its autocast contexts taken away."""
+        """Return whether a case diverges in the same way without its autocast contexts."""
         assert verdict.divergence is not None
         plain = bare(verdict.case)
         self.seen(plain)
@@ -509,13 +511,13 @@ def _ops(case: Case) -> list[str]:
 
 
 def _acting(about: str, case: Case) -> bool:
-    """Return whether a cause is of contexts that are entered as those of a case are."""
+    """Return whether the cause is a context entered the same way as in this case."""
     plan = about.removeprefix(_PLAN)
     return plan != about and bool(case.plan.contexts) and special(case) >= set(plan.split("+"))
 
 
 def _label(found: Divergence) -> str:
-    """Return the label at which a divergence shows; of an error, the value that was to be made."""
+    """Return the label at which a divergence shows; for an error, the value being computed."""
     where = found.where
     if found.kind == "raise" and " = " in where:
         where = where.partition(" = ")[0].partition(",")[0].strip()
@@ -523,7 +525,7 @@ def _label(found: Divergence) -> str:
 
 
 def _of(record: DivergenceRecord, case: Case) -> DivergenceRecord:
-    """Return the record of a part as that of the case where it was met."""
+    """Return the record of a part with the case in which it was met."""
     if record.case == case:
         return record
     return msgspec.structs.replace(record, case=case, minimised=record.minimised or record.case)
@@ -534,7 +536,7 @@ def _explicit(judge: Judge, case: Case) -> str:
         text = explicit_form(case, judge.backend.reference())
         theirs = judge.backend.explicit(case) if isinstance(judge.backend, Explains) else ""
         return f"{text}\n{theirs}" if theirs else text
-    except Exception as error:  # the explicit form explains; it must not cost the finding
+    except Exception as error:  # the explicit form is optional; it must not cost the finding
         return f"# no explicit form: {type(error).__name__}: {error}"
 
 
@@ -542,10 +544,10 @@ def _explicit(judge: Judge, case: Case) -> str:
 
 
 def look_of(verdict: Verdict, *, quick: bool) -> Look:
-    """Return what a divergence looks like before it is minimised.
+    """Return the look of a divergence before it is minimised.
 
-    It tells more apart than the fingerprint does; what minimising is too dear for every look of, a
-    compiler, is told apart by op and kind alone.
+    It distinguishes more than the fingerprint. On a compiler, where minimising every look is too
+    expensive, only op and kind count.
     """
     record, case = verdict.finding(""), verdict.case
     if not quick:
@@ -565,7 +567,7 @@ def look_of(verdict: Verdict, *, quick: bool) -> Look:
 
 
 def traits_of(verdict: Verdict) -> Look:
-    """Return what the fingerprint of a divergence would be made of if it were the smallest."""
+    """Return the fields that the fingerprint would have if the divergence were minimised."""
     record = fingerprint(verdict.finding(""))
     dtypes = sorted(set(record.dtypes))
     names = record.kind, record.backend, record.op, record.policy, record.ingredient
@@ -581,10 +583,10 @@ def _argument(arg: object) -> str:
 
 
 def signature_of(record: DivergenceRecord) -> Look:
-    """Return what makes findings alike that are not minimised.
+    """Return the key under which findings that are not minimised count as one.
 
-    A known one is kept once for each backend and kind, a new one once for each op that it shows at;
-    errors that name no op, once for each text.
+    A known finding is kept once for each backend and kind, a new one once for each op at which it
+    shows, an error without an op once for each text.
     """
     about = "" if record.known else record.op
     if record.kind == "raise" and not about:

@@ -1,6 +1,6 @@
-"""Which statement of a case is guilty: the first that diverges by itself.
+"""Find the guilty statement of a case: the first that diverges alone.
 
-What names the cause of a divergence is its fingerprint; see `amp_fuzz.records.fingerprint`.
+The fingerprint names the cause of a divergence; see `amp_fuzz.records.fingerprint`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Fingerprint", "Guilty", "alone", "fingerprint", "guilty", "ingredien
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """The statements that diverge by themselves, none if none do, and the case of them alone."""
+    """The statements that diverge alone, if any, and the case of only these."""
 
     numbers: tuple[int, ...] = ()
     case: Case | None = None
 
     @property
     def op(self) -> str:
-        """Their ops, joined by ``+``; "" where none are guilty by themselves."""
+        """Their ops, joined by ``+``; "" if no statement is guilty alone."""
         if self.case is None:
             return ""
         return "+".join(s.op for s in statements(self.case.program.body))
@@ -43,16 +43,18 @@ def guilty(
 ) -> Guilty:
     """Return the first statement whose own output diverges, given the reference's inputs.
 
-    If none does alone, the first two of which one reads what the other makes, or that read the same
-    value. diverges: whether a case shows the divergence. guess: an op that is tried before others;
-    where a forward value diverges first, it is that value's.
+    If none does, return the first two of which one reads the other's output, or that read the same
+    value. diverges: whether a case shows the divergence. guess: an op to try first; if a forward
+    value diverges first, it is that value's.
     """
     body = list(statements(case.program.body))
     if len(body) == 1:
         return Guilty((0,), case)
     order = sorted(range(len(body)), key=lambda i: body[i].op != guess)
     for chosen in (*((i,) for i in order), *(_pairs(case) if pairs else ())):
-        whole = len(chosen) == len(body)  # it may hang on what is returned: nothing else is changed
+        whole = len(chosen) == len(
+            body
+        )  # it may depend on the returned values: nothing else changes
         small = case if whole else alone(case, chosen, values)
         if small is not None and diverges(small):
             return Guilty(chosen, small)
@@ -60,9 +62,9 @@ def guilty(
 
 
 def alone(case: Case, chosen: tuple[int, ...], values: Values) -> Case | None:
-    """Return the case with these statements only, on the values that the reference gives them.
+    """Return the case with only these statements, on the values that the reference gives them.
 
-    They are all that the program returns. None where a value that they need cannot be an input.
+    The program returns only their values. None if a value that they need cannot be an input.
     """
     body = list(statements(case.program.body))
     made = tuple(n for i in chosen for n in body[i].outputs if n != "_")

@@ -1,4 +1,4 @@
-"""Whether a finding of the baseline still happens: its case, judged again, here and now."""
+"""Judge the case of a baseline entry again, in this process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from amp_fuzz.upstream.supposed import agrees_with
 __all__ = ["happens", "still"]
 
 TRIES = 10
-"""How often a case is run that comes out otherwise from time to time."""
+"""How often a nondeterministic case runs."""
 
 
 def still(judge: Judge, entry: Entry, case: Case) -> Verdict:
-    """Judge the case of an entry; one that comes and goes is run until it comes, ten times."""
+    """Judge the case of an entry. A nondeterministic one runs up to ten times."""
     judge = replace(judge, relations="all" if entry.kind == "relation" else "none")
     verdict = judge.judge(case)
     if entry.kind == "nondeterminism":
@@ -34,7 +34,7 @@ def still(judge: Judge, entry: Entry, case: Case) -> Verdict:
 
 
 def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
-    """Return whether a verdict is what an entry says: the kind at the op, or the policy."""
+    """Return whether a verdict matches an entry: the kind at the op, or the policy."""
     found = verdict.divergence
     if found is None or verdict.known:
         return False

@@ -1,15 +1,15 @@
-"""Facts about a case beside its verdict: it raises under autocast alone, or other devices differ.
+"""Notes of a case: it raises only under autocast, or its dtypes depend on the device.
 
-Neither is a divergence: both sides do what their policy table says. A verdict's own notes (a
-rounding that a compiler left out) come from whoever made the verdict.
+Neither is a divergence: both sides follow their policy table. The judge adds further notes to its
+verdict (a rounding that a compiler left out).
 
 *autocast-raises*: a case that raised runs again under the reference, without autocast, forward only
 and up to the statement that raised.
 
-*portability*: policy tables are data, and the dtypes that a statement was given are observed. Where
-another device's policies let other dtypes meet, the statement alone runs here under them, once for
-each signature; later cases look it up. A kernel that is missing here need not be missing there: if
-that run raises, fake tensors of the other device decide.
+*portability*: policy tables are data, and the dtypes of a statement's inputs are observed. If other
+dtypes would meet under another device's policies, the statement alone runs here under those, once
+for each signature; later cases look it up. A kernel may be missing only here: if that run raises,
+fake tensors of the other device decide.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from amp_fuzz.reference import Policy, PolicyTable, load_table, tabled_devices
 __all__ = ["Memory", "notes_of", "under_policies"]
 
 Memory = MutableMapping[tuple[str, ...], str]
-"""What a statement does on another device, by its signature: plain data, for processes to share."""
+"""What a statement does on another device, by signature. Plain data: processes can share it."""
 
 _HALVES = ("bfloat16", "float16")
 
@@ -64,9 +64,9 @@ def notes_of(
     kinds: Collection[str] = NOTE_KINDS,
     memory: Memory | None = None,
 ) -> tuple[Note, ...]:
-    """Return the notes of a verdict, of these kinds: its own, and those of this module.
+    """Return the notes of these kinds: the verdict's own, and those of this module.
 
-    memory: filled, and used again for other cases.
+    memory: filled here; pass it again for other cases.
     """
     own = tuple(note for note in verdict.notes if note.kind in kinds)
     if verdict.outcome == "raised" and "autocast-raises" in kinds:
@@ -81,7 +81,7 @@ def notes_of(
 
 def _raising(judge: Judge, verdict: Verdict) -> Iterator[Note]:
     seen, runtime = verdict.seen, judge.backend.reference()
-    if seen is None or seen.raised is None or refuses(seen):  # a ban says itself what to do
+    if seen is None or seen.raised is None or refuses(seen):  # a ban says what to do
         return
     case, at = _until(verdict.case, seen.raised)
     if _untouched(case, at, seen, judge.backend.device):
@@ -89,7 +89,7 @@ def _raising(judge: Judge, verdict: Verdict) -> Iterator[Note]:
     if runtime.run(bare(case)).raised is not None:
         return
     small = None if at is None else alone(case, (at,), capture(case, runtime))
-    if small is None or runtime.run(small).raised is None:  # it hangs on what is around it
+    if small is None or runtime.run(small).raised is None:  # it depends on the statements around it
         small = None
     devices = () if small is None else _devices_running(small, judge.backend.device, runtime)
     op = "backward" if at is None else list(statements(case.program.body))[at].op
@@ -107,7 +107,8 @@ def _raising(judge: Judge, verdict: Verdict) -> Iterator[Note]:
 def _until(case: Case, raised: Raised) -> tuple[Case, int | None]:
     """Return the forward part of a case up to the statement that raised, and its number.
 
-    None: what drives the program raised, its backward pass mostly; the case is the whole then.
+    The number is None, and the case the whole one, if not a statement raised but the plan, mostly
+    the backward pass.
     """
     body = list(statements(case.program.body))
     at = next((i for i, s in enumerate(body) if statement_source(s) == raised.text), None)
@@ -119,7 +120,7 @@ def _until(case: Case, raised: Raised) -> tuple[Case, int | None]:
 
 
 def _untouched(case: Case, at: int | None, seen: Observation, device: str) -> bool:
-    """Return whether autocast has no part in an error: the case raises the same without."""
+    """Return whether the case surely raises the same error without autocast."""
     casts = any(call.casts or call.sets_dtype for call in seen.kernels)
     if at is None:
         return not casts
@@ -131,7 +132,7 @@ def _untouched(case: Case, at: int | None, seen: Observation, device: str) -> bo
 
 
 def _devices_running(small: Case, device: str, runtime: ReferenceRuntime) -> tuple[str, ...]:
-    """Return the devices whose policies run a statement, with the kernels of this one."""
+    """Return the devices whose policies let a statement run on this device's kernels."""
     dtypes = {dtype for _, dtype in _under(small, device)}
     tables = {other: load_table(other) for other in tabled_devices() if other != device}
     return tuple(
@@ -145,14 +146,14 @@ def _devices_running(small: Case, device: str, runtime: ReferenceRuntime) -> tup
 def _remedy(
     small: Case | None, devices: tuple[str, ...], device: str, runtime: ReferenceRuntime
 ) -> str:
-    """Return a sentence on what runs instead: it was run."""
-    there = f"; with the policies of {', '.join(devices)} it runs as it is" if devices else ""
+    """Return a sentence on what to run instead. Each suggestion has been run."""
+    there = f"; with the policies of {', '.join(devices)} it runs unchanged" if devices else ""
     if small is None:
         return "Run this part without autocast: autocast(enabled=False)."
     own = {dtype for _, dtype in _under(small, device)}
     for dtype in _HALVES:
         if dtype not in own and runtime.run(map_autocast(small, dtype=dtype)).raised is None:
-            return f"Use {dtype} as autocast's dtype, with which it runs{there}."
+            return f"Use {dtype} as autocast's dtype: it then runs{there}."
     if runtime.run(single(bare(small))).raised is None:
         return f"Call it under autocast(enabled=False) on inputs cast to float32{there}."
     return f"Run this part without autocast: autocast(enabled=False){there}."
@@ -190,14 +191,14 @@ def _differing(judge: Judge, verdict: Verdict, memory: Memory) -> Iterator[Note]
 def _note(
     backend: str, statement: Statement, device: str, here: str, told: Mapping[str, list[str]]
 ) -> Note:
-    """Return the note of a statement. told: by what comes of it, the devices that differ."""
+    """Return the note of a statement. told: the devices that differ, by what it does there."""
     words = _words if all(_words(what) != _words(here) for what in told) else str
     sides = [f"{words(what)} on {', '.join(sorted(where))}" for what, where in told.items()]
     errors = [what.removeprefix("raises ") for what in told if what.startswith("raises ")]
     name = next(n for n in statement.outputs if n != "_")
-    advice = f"Cast {name} to the dtype that what follows depends on."
+    advice = f"Cast {name} to the dtype that later statements expect."
     if errors:
-        advice = f"Give it float32 inputs, or call another op, since there it raises {errors[0]}"
+        advice = f"Give it float32 inputs, or call another op: there it raises {errors[0]}"
     return Note(
         "portability",
         backend,
@@ -210,7 +211,7 @@ def _note(
 
 
 def _words(what: str) -> str:
-    """Return dtypes as a group of notes has them: both 16-bit ones alike, integers left out."""
+    """Return dtypes as a group of notes shows them: both 16-bit ones alike, integers left out."""
     if what.startswith("raises "):
         return what.partition(": ")[0]
     floats = [d for d in what.split(", ") if d.startswith(("float", "bfloat", "complex"))]
@@ -218,13 +219,13 @@ def _words(what: str) -> str:
 
 
 def _plain(plan: Plan) -> bool:
-    """Return whether statements run under the contexts that stand around them."""
+    """Return whether statements run under the contexts around them."""
     entries = ("context", "decorator", "custom_fwd", "setup_context")
     return plan.entry in entries and plan.transform == "none" and plan.thread != "inside"
 
 
 def _specs(case: Case, seen: Observation) -> dict[str, TensorSpec]:
-    """Return the types of the inputs of a case, and of the values that were observed."""
+    """Return the types of a case's inputs and of the observed values."""
     found = {spec.name: spec for spec in case.program.inputs}
     for label, value in seen.values.items():
         name = named(label)
@@ -251,7 +252,7 @@ def _under(case: Case, device: str) -> Iterator[tuple[Statement, str]]:
 
 
 def _dtype_of(plan: Plan, device: str) -> str:
-    """Return the dtype of the contexts of a plan; "" where autocast is off."""
+    """Return the dtype of a plan's contexts, or "" if autocast is off."""
     dtype = ""
     for context in plan.contexts:
         dtype = _entered(context, device, dtype)
@@ -267,7 +268,7 @@ def _entered(context: Autocast, device: str, around: str) -> str:
 
 
 def _unlike(op: Op, device: str, dtype: str, floats: Set[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the devices on which other dtypes meet at an op than here, alike ones together."""
+    """Yield the devices on which other dtypes meet at an op, those with equal policies together."""
     names = [name.removeprefix("aten::") for name in op.overloads]
 
     def policies(of: PolicyTable) -> tuple[Policy | None, ...]:
@@ -287,7 +288,7 @@ def _unlike(op: Op, device: str, dtype: str, floats: Set[str]) -> Iterator[tuple
 
 
 def _meeting(policy: Policy | None, floats: Set[str], dtype: str) -> Set[str]:
-    """Return the dtypes that meet in a kernel; what sets a dtype, or raises, counts as one."""
+    """Return the dtypes that meet in a kernel; setting a dtype, or raising, counts as one."""
     given = floats - {"float64"}
     match policy:
         case Policy.BANNED:
@@ -311,7 +312,7 @@ _WIDTHS = (*_HALVES, "float32")
 
 
 def _signature(statement: Statement, specs: Mapping[str, TensorSpec]) -> tuple[str, ...]:
-    """Return what decides the dtypes that come out of a statement."""
+    """Return what decides the dtypes of a statement's results."""
 
     def word(arg: Arg) -> str:
         match arg:
@@ -339,10 +340,10 @@ def _elsewhere(
     other: str,
     dtype: str,
 ) -> str:
-    """Return the dtypes that a statement gives under another device's policies, or how it raises.
+    """Return a statement's result dtypes under another device's policies, or how it raises.
 
-    here: the dtypes that it gives under these. "": the same, or the policies are not what makes the
-    difference.
+    here: its result dtypes under this device's policies. Returns "" if these are the same, or if
+    the policies do not make the difference.
     """
     given = tuple(specs[name] for name in dict.fromkeys(uses(statement)))
     made = tuple(name for name in statement.outputs if name != "_")
@@ -369,7 +370,7 @@ def _came(seen: Observation, made: tuple[str, ...]) -> str:
 
 
 def under_policies(runtime: ReferenceRuntime, table: PolicyTable, device: str) -> ReferenceRuntime:
-    """Return a reference that gives tensors of a device the policies of another."""
+    """Return a reference that applies another device's policies to tensors of a device."""
     autocast = partial(reference.autocast, table=replace(table, device=device))
     return replace(runtime, runtime=replace(runtime.runtime, autocast=autocast))
 

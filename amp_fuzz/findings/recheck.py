@@ -1,4 +1,4 @@
-"""Judge the cases of a baseline again, in processes that may die of them."""
+"""Judge the cases of a baseline again, in processes that may die."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Came", "recheck"]
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What came of an entry's case.
+    """The result of an entry's case.
 
     state: ``there``; ``fixed``, it agrees; ``changed``, it diverges in another way; ``listed``, a
-    known list explains it; ``not seen``, it comes and goes and did not come; ``cannot``, it cannot
-    be run here. detail: of the last four, what or why.
+    known list explains it; ``not seen``, it is nondeterministic and did not occur; ``cannot``, it
+    cannot run here. detail: for the last four, what or why.
     """
 
     state: Literal["there", "fixed", "changed", "listed", "not seen", "cannot"]
@@ -39,7 +39,7 @@ class Came:
 def recheck(
     entries: Sequence[Entry], known: tuple[Known, ...], *, torch: str, timeout: float, memory: float
 ) -> Iterator[tuple[Entry, Came]]:
-    """Yield what comes of each entry, in order. torch: the version that is installed."""
+    """Yield the result of each entry, in order. torch: the installed version."""
     left = list(entries)
     while left:
         if not left[0].holds(torch):
@@ -85,7 +85,7 @@ def _judged(judge: Judge, entry: Entry, case: Case) -> Came:
         return Came("there")
     found = verdict.divergence
     if found is None and entry.kind == "nondeterminism":
-        return Came("not seen", f"in {TRIES} runs: it may come and go")
+        return Came("not seen", f"in {TRIES} runs: it may be nondeterministic")
     if found is None:
         return Came("fixed")
     if verdict.known:

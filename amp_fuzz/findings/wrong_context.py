@@ -1,9 +1,10 @@
-"""What is wrong with autocast's contexts themselves, whatever a case shows it as.
+"""Find faults of autocast's contexts themselves.
 
-A context that does not put back what it found shows as state after the case, or, inside another
-context, as values and gradients of whatever comes next. If the case agrees once each context puts
-the state back, that is the cause. A context that is entered otherwise than by ``with`` may act as
-if it said something else; then the reference, with that said, does what torch did on the whole.
+A context that does not restore the state shows as a changed state after the case. Inside another
+context it shows as wrong values and gradients of the following statements. If the case agrees once
+each context restores the state, that is the cause. A context that is not entered by ``with`` may
+act as if it had other settings. Then the reference with those settings does what torch did on the
+whole case.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["acts_as", "alike", "like", "saying", "unrestored"]
 
-# What a context may be taken to say, in the order in which it is tried.
+# The settings that a context may act as, in the order in which they are tried.
 _SAID: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("dtype", ("bfloat16", "float16", "float32")),
     ("enabled", (False, True)),
@@ -33,10 +34,10 @@ _SAID: tuple[tuple[str, tuple[object, ...]], ...] = (
 
 
 def unrestored(judge: Judge, case: Case) -> tuple[str, ...]:
-    """Return which parts of the state contexts leave changed, if that is all that is wrong.
+    """Return the parts of the state that contexts leave changed, if nothing else is wrong.
 
-    So it is where the case agrees once each context puts back what it found. () otherwise, and for
-    backends that are not given contexts of ours.
+    Nothing else is wrong if the case agrees once each context restores the state. Otherwise, and
+    for backends that do not take our contexts, return ().
     """
     backend = judge.backend
     if not isinstance(backend, Watches):
@@ -53,7 +54,7 @@ def unrestored(judge: Judge, case: Case) -> tuple[str, ...]:
 
 
 def _restoring(autocast: Any, device: str, note: Callable[[str], None]) -> Any:
-    """Return autocast as it is, but that it puts the state back, and notes what was not."""
+    """Return an autocast that also restores the state, and notes what was left changed."""
 
     class Restoring(autocast):  # type: ignore[misc]
         def __enter__(self) -> Any:
@@ -75,11 +76,10 @@ def _restoring(autocast: Any, device: str, note: Callable[[str], None]) -> Any:
 
 
 def acts_as(judge: Judge, case: Case, observed: Observation) -> tuple[str, ...]:
-    """Return what the innermost context of a plan acts as if it said: ``dtype=bfloat16``.
+    """Return the settings that the innermost context of a plan acts as: ``dtype=bfloat16``.
 
-    With any of these said there the reference does what was observed. Nothing is asked of a plan
-    that has nothing but contexts and a backward pass: there, whatever a context says, an op's
-    policy may be what is wrong.
+    With any of these settings the reference does what was observed. A plan with only contexts and
+    a backward pass is not examined: there an op's policy may be wrong instead.
     """
     if not case.plan.contexts or not special(case):
         return ()
@@ -96,23 +96,24 @@ def _sayable(case: Case) -> Iterator[str]:
         for value in values:
             if getattr(contexts[-1], field) == value:
                 continue
-            # On devices without float32 that is enabled=False, unless it is said around it.
+            # On devices without float32 this equals enabled=False, unless a context around it sets
+            # it.
             if value == "float32" and all(c.dtype != value for c in contexts[:-1]):
                 continue
             yield f"{field}={value}"
 
 
 def like(case: Case, name: str) -> tuple[str, ...]:
-    """Return what a case's context may act as if one did so elsewhere: of the same, that first.
+    """Return the settings to try if a context acted as one elsewhere: that first, then similar.
 
-    Which dtype a context takes that loses its own depends on what surrounds it.
+    The dtype of a context that loses its own depends on the contexts around it.
     """
     others = [other for other in _sayable(case) if other != name]
     return name, *alike([name, *others])[1:]
 
 
 def saying(case: Case, name: str) -> Case:
-    """Return a case whose innermost context of the plan says what `acts_as` names."""
+    """Return a case whose plan's innermost context has the setting that `acts_as` names."""
     field, _, text = name.partition("=")
     value = dict(_SAID)[field][[str(v) for v in dict(_SAID)[field]].index(text)]
     said = msgspec.structs.replace(case.plan.contexts[-1], **{field: value})
@@ -120,6 +121,6 @@ def saying(case: Case, name: str) -> Case:
 
 
 def alike(names: Sequence[str]) -> tuple[str, ...]:
-    """Return of what a context acts as those that speak of the same as the first."""
+    """Return those of a context's settings that are about the same as the first."""
     about = names[0].partition("=")[0] if names else ""
     return tuple(name for name in names if name.partition("=")[0] == about)

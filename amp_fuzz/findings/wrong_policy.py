@@ -1,10 +1,10 @@
-"""What a divergence is of, beyond the op that shows it: an op's policy, or no op's own.
+"""Find the cause behind an op that diverges: its policy, or nothing specific to the op.
 
 One wrong policy shows in a dozen ways: another dtype, an error for mixed dtypes, other bits of a
-gradient, in the op itself and in those that are made of it. But the reference can suppose that
-policy, and then it must agree with what torch did, on the whole case: that is one cause, whatever
-it shows as. What is wrong with no op in particular (the cast of a leaf, the state of a context)
-shows at each: then two others in the op's place show the same.
+gradient, in the op itself and in ops that call it. But the reference can assume that policy. If it
+then agrees with torch on the whole case, the policy is the cause, whatever it shows as. A fault of
+no particular op (the cast of a leaf, the state of a context) shows at every op: then two other ops
+in its place show the same.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ POLICIES: Mapping[str, Policy | None] = {
     "promote": Policy.PROMOTE,
     "banned": Policy.BANNED,
 }
-"""What an op's policy may be taken for, in the order in which they are tried."""
+"""The policies that an op may behave as, in the order in which they are tried."""
 
-# Of a program with more kernels than these, too many things could be supposed.
+# A program with more kernels than this has too many possible assumptions.
 _MOST_KERNELS = 6
 
 
 UNSTEADY = ("nondeterminism", "crash", "timeout")
-"""Kinds of which nothing can be tried a second time."""
+"""Kinds for which nothing can be tried a second time."""
 
 
 def caused(
@@ -70,10 +70,10 @@ def caused(
     seen: Callable[[Case], None] = lambda case: None,
     deadly: Set[str] = frozenset(),
 ) -> DivergenceRecord:
-    """Return the record of a minimised divergence with what can be said of its cause.
+    """Return the record of a minimised divergence with its cause, as far as known.
 
-    first: of the case before it was minimised, which a cause must explain too. last: of the one
-    after. deadly: the ids of cases that are not run. On a compiler nothing is tried: each case
+    first: the divergence before minimising, which the cause must explain too. last: the one after.
+    deadly: the ids of cases that must not run. On a compiler nothing is tried, since each case
     would be compiled.
     """
     if judge.backend.ladder() or record.kind in UNSTEADY:
@@ -93,7 +93,7 @@ def caused(
         return msgspec.structs.replace(record, general=True)
     if record.kind in WRONG_VALUES and (kernel := kernel_of(judge, last.case)):
         record = msgspec.structs.replace(record, overload=kernel)
-    # What takes more than a plain context is not the policy of an op.
+    # A divergence that needs more than a plain context is not about an op's policy.
     if not (supposes(first) and supposes(last)) or special(last.case):
         return record
     kernels = policies_of(last.kernels)
@@ -112,7 +112,7 @@ def caused(
 
 
 def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
-    """Return what a record says of contexts that are wrong themselves; nothing if none are."""
+    """Return the record's fields about faulty contexts; nothing if there are none."""
     left_behind = last.divergence is not None and last.divergence.kind == "state"
     if not (supposes(last) or left_behind):
         return {}
@@ -123,7 +123,7 @@ def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
     names = acts_as(judge, last.case, judge.backend.run([last.case])[0])
     if names:
         of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0])
-        # Of the same: as which dtype depends on contexts around it, which may be gone.
+        # About the same setting: its dtype depends on contexts around it, which may be gone.
         names = alike([name for name in names if any(alike((name, n))[1:] for n in of_first)])
     return {"as_if": names, "general": True} if names else {}
 
@@ -133,7 +133,7 @@ WRONG_VALUES = ("bitwise", "value", "nonfinite", "grad-bitwise", "grad-value", "
 
 
 class _Heard(TorchDispatchMode):
-    """Notes what computes: not views, nor what only makes or copies a tensor."""
+    """Records kernels that compute: no views, and none that only create or copy a tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ _COPIES = ("_to_copy", "clone", "detach", "_unsafe_view", "_local_scalar_dense")
 def only_kernel(judge: Judge, case: Case) -> str:
     """Return the one kernel below autograd that a case without a backward pass runs, or "".
 
-    Ops of several names are one kernel: what is wrong with that is one cause.
+    Several ops may share one kernel, whose fault is one cause.
     """
     if case.plan.backward != "none" or case.plan.thread != "none":
         return ""
@@ -173,7 +173,7 @@ def kernel_of(judge: Judge, case: Case) -> str:
 
 
 def supposes(verdict: Verdict) -> bool:
-    """Return whether another policy may explain a divergence: not what is left behind."""
+    """Return whether another policy may explain a divergence; it cannot explain changed state."""
     found = verdict.divergence
     return found is not None and found.kind not in (*UNSTEADY, "state", "relation")
 
@@ -188,7 +188,7 @@ def as_if(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the kernel that behaves as if it had another policy, and which, or ``("", ())``.
 
-    With any of these policies in the place of its own, the reference agrees on the whole case.
+    With any of these policies instead of its own, the reference agrees on the whole case.
     """
     for overload, own in islice(kernels.items(), _MOST_KERNELS):
         found = tuple(
@@ -205,10 +205,10 @@ def as_if(
 
 
 def general(case: Case, device: str, shows: Callable[[Case], bool]) -> bool:
-    """Return whether two other ops, of the same policy, show the same in the place of the only one.
+    """Return whether two other ops of the same policy, in place of the only one, show the same.
 
-    They are given inputs of the same dtypes and roles, under the same plan and regions. shows:
-    whether a case shows the same divergence.
+    Their inputs have the same dtypes and roles, and plan and regions stay. shows: whether a case
+    shows the same divergence.
     """
     body = list(statements(case.program.body))
     if len(body) != 1:
@@ -218,8 +218,8 @@ def general(case: Case, device: str, shows: Callable[[Case], bool]) -> bool:
 
 
 _SQUARE, _SAME, _LISTED, _ONE = "square", "same", "listed", "one"
-# Ops that can stand for others, and what they take: matrices, two alike, a list, or one of any
-# shape. Which of them have the policy that is asked for, the device's table says.
+# Ops that can replace others, and their inputs: matrices, two alike, a list, or one of any shape.
+# The device's table says which of them have the wanted policy.
 _STANDING = {
     "mm": _SQUARE,
     "linear": _SQUARE,

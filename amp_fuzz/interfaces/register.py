@@ -1,7 +1,7 @@
-"""Ops of the user's own: how they are called, drawn and cast.
+"""The user's own ops: how they are called, drawn and cast.
 
-A registered op is drawn into programs beside torch's, runs under the reference with its policy, and
-is called in repros as it is called here.
+A registered op is drawn into programs like torch's own, runs under the reference with its policy,
+and is called in the same way in repros.
 """
 
 from __future__ import annotations
@@ -53,37 +53,37 @@ def register_op(
     view: bool = False,
     unpacks: bool = False,
 ) -> Callable[[Build], Build]:
-    """Register an op of yours, whose calls the decorated function draws.
+    """Register your own op. The decorated function draws its calls.
 
-    The function is given an `amp_fuzz.catalogue.Builder`, asks it for tensors (shapes, dtypes,
-    value domains) and other arguments, and returns an `amp_fuzz.catalogue.Call`, which says the
-    shapes of what comes out. docs/check.md has an example.
+    The function takes an `amp_fuzz.catalogue.Builder`, asks it for tensors (shapes, dtypes, value
+    domains) and other arguments, and returns an `amp_fuzz.catalogue.Call`, which has the shapes of
+    the results. docs/check.md has an example.
 
     Args:
-        name: ``"mylib.foo"``: what case files and ``--ops`` call it.
+        name: ``"mylib.foo"``: its name in case files and ``--ops``.
         function: the callable's dotted path, by default ``torch.ops.mylib.foo``. method, inplace,
-            out: other forms in which it can be called, as in the catalogue.
+            out: its other forms, as in the catalogue.
         overload: its name at the dispatcher, by default ``mylib::foo``.
-        imports: the modules that make it callable, by default the first part of the name; harness
-            and repros import them.
+        imports: the modules that make it callable, by default the first part of the name. The
+            harness and repros import them.
         autocast: what autocast does with its inputs: a dtype, if it has
             ``torch.library.register_autocast(..., dtype)``; the name of a policy
             (``"lower_precision_fp"``, ``"fp32"``, ``"promote"``, ...), if it has a kernel for an
-            autocast key; a mapping from device types to these. None: nothing, so that its body
-            runs under the autocast around it.
+            autocast key; a mapping from device types to these. None: nothing, so its body runs
+            under the surrounding autocast.
         mixed: whether floating inputs of several dtypes promote or raise. floats: the floating
-            dtypes that it takes. devices: the device types where it runs, by default all. view:
+            dtypes that it accepts. devices: the device types where it runs, by default all. view:
             whether its output may share memory with its first argument. unpacks: whether it
-            returns a sequence even of one tensor.
+            returns a sequence even for one tensor.
 
     Raises:
-        RegistrationError: a name that is taken or no name, a policy that is none, a module that
-            cannot be imported, an op that it does not define.
+        RegistrationError: a name that is taken or invalid, an unknown policy, a module that cannot
+            be imported or does not define the op.
     """
     if not _NAME.fullmatch(name):
         raise RegistrationError(f"name={name!r}: write a namespace and a name, as in 'mylib.foo'")
     if name in CATALOGUE:
-        raise RegistrationError(f"name={name!r} is in the catalogue already: choose another")
+        raise RegistrationError(f"name={name!r} is already in the catalogue: choose another")
     space, _, own = name.partition(".")
     modules = (imports,) if isinstance(imports, str) else imports
     modules = (space,) if modules is None else modules

@@ -1,4 +1,4 @@
-"""Expectation and observation in, divergences out. No tolerance to tune anywhere."""
+"""Compare expectations with observations and return divergences. There is no tolerance to tune."""
 
 from amp_fuzz.oracle.compare import Divergence, Judgement, Kind, compare, describe, differ
 from amp_fuzz.oracle.relations import RELATIONS, Relation, check_relation, within

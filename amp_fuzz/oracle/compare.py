@@ -1,4 +1,4 @@
-"""Compare what a backend did with what the reference says, exactly but for explained rounding."""
+"""Compare a backend with the reference: exactly, except for explained rounding."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Judgement: TypeAlias = "Callable[[str, torch.Tensor, torch.Tensor], Divergence |
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """An expectation and an observation that nothing reconciles.
+    """A difference between expected and observed that no oracle allows.
 
     kind: what differs. where: the label of the value (``v3``, ``w1.grad``), the source line that
-    raised, or the relation's name. expected, observed: both sides, short.
+    raised, or the relation's name. expected, observed: both sides in short.
     """
 
     kind: Kind
@@ -62,14 +62,14 @@ def compare(
 ) -> Divergence | None:
     """Return the first divergence in the order of execution, or None.
 
-    Later ones are mostly consequences of the first. `values` False compares dtypes, shapes and
-    errors only (fake devices). A case that raises the same error at the same line on both sides
+    Later ones are mostly consequences of the first. `values` False compares only dtypes, shapes and
+    errors (fake devices). A case that raises the same error at the same line on both sides
     agrees; the text of the message may differ.
 
-    rounding: for a backend with other kernels than the reference: decides on values that differ in
-    a bit. Such a backend may also raise another error, or elsewhere: compilers wrap errors. And its
-    gradient of what has none may be zeros: AOTAutograd's are.
-    skip: the labels of which nothing is to be said.
+    rounding: for a backend with kernels of its own: decides on values that differ in a bit. Such a
+    backend may also raise a different error, or raise elsewhere, since compilers wrap errors. And
+    a missing gradient may be zeros, as in AOTAutograd.
+    skip: the labels to leave out.
     """
     for label, want in expected.values.items():
         if label not in observed.values:
@@ -96,7 +96,7 @@ def compare(
     return None
 
 
-# What the reference may leave as well; of autocast's state it has names of its own.
+# State that the reference may also leave changed. It has other names for autocast's state.
 _GRAD_OFF = "grad mode: True became False"
 
 
@@ -112,7 +112,9 @@ def _show_raised(raised: Raised | None) -> str:
         return "no error"
     lines = [line.strip() for line in raised.message.splitlines() if line.strip()]
     first = lines[0] if lines else ""
-    if raised.kind in _WRAPPERS and len(lines) > 1:  # compilers say what they wrap further down
+    if (
+        raised.kind in _WRAPPERS and len(lines) > 1
+    ):  # compilers quote the wrapped error further down
         first = f"{first} {lines[1]}"
     if first == _INTERPRETER:  # its traceback comes in between
         first = lines[-1].removeprefix(f"{raised.kind}: ")
@@ -124,7 +126,7 @@ _INTERPRETER = "The following operation failed in the TorchScript interpreter."
 
 
 def _zeros(gradient: torch.Tensor | None) -> bool:
-    """Return whether a gradient is zero throughout, as AOTAutograd's of what has none."""
+    """Return whether a gradient is all zeros, as AOTAutograd's missing gradients are."""
     return gradient is not None and not bool(gradient.any())
 
 
@@ -155,7 +157,7 @@ def _value(
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one dtype and shape are equal bit for bit.
 
-    -0 differs from 0. NaN equals NaN whatever its payload: hardware and libraries choose it.
+    -0 differs from 0. NaN equals NaN with any payload, which hardware and libraries choose.
     """
     x, y = bits(a), bits(b)
     if torch.equal(x, y):
@@ -168,12 +170,12 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def real(t: torch.Tensor) -> torch.Tensor:
-    """Return a complex tensor as pairs, any other as it is."""
+    """Return a complex tensor as pairs, any other unchanged."""
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
 def nonfinite_differs(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether NaN or infinities stand at different places, or with another sign."""
+    """Return whether NaN or infinities are at other places, or have another sign."""
     a, b = real(a), real(b)
     if not a.is_floating_point():
         return False
@@ -210,5 +212,5 @@ def _dtype(t: torch.Tensor) -> str:
 
 
 def describe(t: torch.Tensor | None) -> str:
-    """Return the type of a value, short: ``bfloat16[2, 3]``."""
+    """Return the type of a value in short: ``bfloat16[2, 3]``."""
     return "None" if t is None else f"{_dtype(t)}{list(t.shape)}"

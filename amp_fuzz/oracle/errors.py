@@ -1,4 +1,4 @@
-"""Say whether two implementations raise the same error in other words."""
+"""Decide whether two implementations raise the same error in different words."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def refuses(seen: Observation) -> bool:
 
 
 def alike(one: Observation, other: Observation) -> bool:
-    """Return whether two errors complain about the same, whatever wraps them."""
+    """Return whether two errors have the same complaint, whatever wraps them."""
     return not complaints(one).isdisjoint(complaints(other))
 
 
 def complaints(seen: Observation) -> set[str]:
-    """Return what an error says, without what wrapped it: ``SomeError: `` and a line stand inside.
+    """Return the complaints of an error, without its wrapper, which quotes ``SomeError: `` inside.
 
-    A fake kernel is Python: it says the name of its own op first and writes dtypes as Python
-    does. Its ``linalg.inv_ex: ... Got torch.float16`` is the kernel's ``linalg.inv: ... Got Half``.
-    An error's hint depends on whether anomalies are detected, as AOTAutograd does.
+    A fake kernel is Python: its message begins with the name of its own op and has Python dtypes.
+    Its ``linalg.inv_ex: ... Got torch.float16`` is the kernel's ``linalg.inv: ... Got Half``. An
+    error's hint depends on anomaly detection, which AOTAutograd turns on.
     """
     return {_plain(text) for text in _texts(seen)}
 
@@ -37,9 +37,9 @@ def complaints(seen: Observation) -> set[str]:
 _DTYPES = {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"}
 _NAMES = "|".join([*_DTYPES, *_DTYPES.values()])
 _SPELLED = re.compile(rf"\b(?:torch\.|c10::|CPU)?({_NAMES})(?:Tensor|Type)?\b")
-# The CPU's convolutions say this, and the fake one does not.
+# The CPU's convolutions say this; the fake one does not.
 _ASIDE = " or input should be a MKLDNN tensor and weight is a dense tensor"
-# Kernels and fake kernels refuse products of two dtypes in these words.
+# Kernels and fake kernels reject products of two dtypes in these words.
 _REFUSED = re.compile(
     r"(expected m1 and m2 to|mat1 and mat2 must|addmv input tensors must) have the same dtype, but"
     r" got|expected scalar type \S+ but found "
@@ -64,7 +64,7 @@ def _texts(seen: Observation) -> set[str]:
     # Dynamo quotes the error of a fake kernel: got RuntimeError('...')
     quoted = (re.search(r"\bgot \w*Error\((['\"])(.+)\1\)", line) for line in lines)
     inner |= {m[2] for m in quoted if m}
-    if seen.raised.kind == "TracingCheckError":  # it says how graphs differ, or quotes an error
+    if seen.raised.kind == "TracingCheckError":  # it shows how graphs differ, or quotes an error
         after = lines.index("Exception:") + 1 if "Exception:" in lines else 1
         inner = inner or set(lines[after : after + 1])
     return inner or set(lines[:1])

@@ -1,7 +1,7 @@
-"""Run one case on a backend and under the reference, and say how they compare.
+"""Run one case on a backend and under the reference, and compare.
 
-A run, a replay, the minimiser and the pytest plugin share this. It knows no bug of torch: who does,
-is given to it.
+A run, a replay, the minimiser and the pytest plugin share this. The judge knows no bug of torch. It
+takes an `Explain` that does.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Explain", "Explanation", "Judge", "Unexplained", "confirmed"]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is known of a case.
+    """The explanation of a case.
 
-    divergence: the one to report; None: none. known: the ids of the entries that explain it, joined
-    by +; "": they do not explain all of it. notes: facts beside the verdict.
+    divergence: the one to report, or None. known: the ids of the entries that explain it, joined by
+    +, or "" if something is left unexplained. notes: facts that do not affect the verdict.
     """
 
     divergence: Divergence | None = None
@@ -36,22 +36,22 @@ class Explanation:
 
 
 class Explain(Protocol):
-    """Knows bugs, and is asked about each divergence."""
+    """Explains divergences by known bugs."""
 
     def __call__(self, trial: Trial, found: Divergence, *, confirmed: bool) -> Explanation:
-        """Explain a divergence, or say which one to report in its place.
+        """Explain a divergence, or return another one to report instead.
 
-        confirmed: whether it has been run again. Before, the explanation is one by the case as it
-        was observed; after, also one by what torch does when it runs in other ways.
+        confirmed: whether both sides ran again. Before that, only the observed case may explain it;
+        after that, also what torch does when it runs in other ways.
         """
 
     def left_out(self, trial: Trial) -> Explanation:
-        """Explain which roundings the backend left out, if a case agrees but for rounding."""
+        """Explain which roundings the backend left out, if a case agrees except for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """Knows nothing."""
+    """Knows no bug."""
 
     def __call__(self, trial: Trial, found: Divergence, *, confirmed: bool) -> Explanation:
         """Return the divergence."""
@@ -66,9 +66,9 @@ class Unexplained:
 class Judge:
     """Judges cases on one backend.
 
-    explain: who knows bugs. relations: how many metamorphic relations each case is put to:
-    ``none``, ``one`` (a different one from case to case) or ``all``. confirm: whether a divergence
-    is run again before it is reported; off only where that comes later.
+    explain: knows bugs. relations: how many metamorphic relations to check on each case: ``none``,
+    ``one`` (it changes from case to case) or ``all``. confirm: whether both sides run again before
+    a divergence is reported; off only if that happens later.
     """
 
     backend: Backend
@@ -79,13 +79,13 @@ class Judge:
     def judge(self, case: Case) -> Verdict:
         """Run a case and compare; a divergence is confirmed before it is reported.
 
-        Raises `BackendError` for a program that the backend cannot say.
+        Raises `BackendError` for a program that the backend cannot express.
         """
         clock = _Clock()
         backend = self.backend
         if (unsaid := unsupported(case, backend)) is not None:
             raise BackendError(
-                f"case {case.id}: {backend.name} has no words for {unsaid.op} as {unsaid.form}: "
+                f"case {case.id}: {backend.name} cannot express {unsaid.op} as {unsaid.form}: "
                 "choose another backend for it"
             )
         case = backend.fit(case)
@@ -97,7 +97,7 @@ class Judge:
         found = trial.compare(unjudged=unjudged) or trial.within()
         said = Explanation() if found else self.explain.left_out(trial)
         clock.lap("oracle")
-        # The relations of an inexact backend would cost a compilation each, and differ by rounding.
+        # On an inexact backend, each relation would cost a compilation and differ by rounding.
         if found is None and said.divergence is None and backend.values and backend.exact:
             found = _related(trial, observed, self.relations)
             clock.lap("relations")
@@ -122,7 +122,7 @@ class Judge:
         )
 
     def _explained(self, trial: Trial, found: Divergence) -> Explanation:
-        """Explain a divergence as it is, or confirm what is left of it and explain that."""
+        """Explain a divergence, or confirm the rest of it and explain that."""
         said = self.explain(trial, found, confirmed=False)
         if said.known or said.divergence is None:
             return said

@@ -1,4 +1,4 @@
-"""Say which statement of a case a divergence shows at, and what differs because that does."""
+"""Find the statement at which a divergence shows, and the values that differ because of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Named", "guilty_op", "named", "tainted"]
 
 
 def guilty_op(case: Case, divergence: Divergence) -> str:
-    """Return the op of the statement where a divergence shows, or "" where none is named.
+    """Return the op of the statement at which a divergence shows, or "".
 
-    A value names the statement that made it, an error the line that raised it. A gradient names the
-    statement that uses the leaf, if there is only one.
+    For a value it is the statement that computed it, for an error the line that raised it, for a
+    gradient the statement that uses the leaf, if there is only one.
     """
     made = {name: s.op for s in statements(case.program.body) for name in s.outputs}
     for name in {spec.name for spec in case.program.inputs}:
@@ -54,14 +54,14 @@ _ROUNDING = CASTS - {"float"}
 
 
 def named(label: str) -> str:
-    """Return what a label is of: ``v3`` for ``step0.v3``, ``w1.grad`` for ``again.w1.grad``."""
+    """Return the name in a label: ``v3`` for ``step0.v3``, ``w1.grad`` for ``again.w1.grad``."""
     *prefix, last = label.split(".")
     return f"{prefix[-1]}.grad" if last == "grad" and prefix else last
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Whether a label is of one of these names."""
+    """Whether a label belongs to one of these names."""
 
     names: set[str]
 
@@ -70,7 +70,7 @@ class Named:
 
 
 def tainted(case: Case, label: str) -> set[str]:
-    """Return the names of what may differ because the value of a label does."""
+    """Return the names of values that may differ because the value of a label does."""
     program, name = case.program, named(label)
     grads = {f"{spec.name}.grad" for spec in program.inputs}
     if name in grads:
@@ -85,6 +85,6 @@ def tainted(case: Case, label: str) -> set[str]:
         for spec in program.inputs:
             if names & downstream(program, spec.name):
                 names.add(f"{spec.name}.grad")
-    if case.plan.scaler and names & grads:  # weights are made of gradients
+    if case.plan.scaler and names & grads:  # weights are computed from gradients
         names |= {spec.name for spec in program.inputs}.union(program.outputs, {"updated"})
     return names

@@ -1,8 +1,8 @@
-"""Metamorphic relations: what one backend must agree about with itself.
+"""Metamorphic relations: how a backend must agree with itself.
 
-Two kinds. Some compare labels of one observation (`within`): a second call gives what the first
-gave, a second backward over a retained graph what the first gave. The others run a variant of the
-case that must mean the same (`RELATIONS`).
+There are two kinds. Some compare labels of one observation (`within`): a second call repeats the
+first, a second backward over a retained graph repeats the first. The others run an equivalent
+variant of the case (`RELATIONS`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 class Relation:
     """A relation between two variants of a case.
 
-    pair: returns the two cases whose results must agree, or None where the relation says nothing.
-    forward: it holds for values only, not for gradients. together: it speaks of cases that raise:
-    what the second variant raises, the first or a bare one raises too.
+    pair: returns the two cases whose results must agree, or None if the relation does not apply.
+    forward: it holds only for values, not for gradients. together: it is about cases that raise: an
+    error of the second variant must also be raised by the first, or by a bare one.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Relation:
 
 def within(case: Case, seen: Observation, *, values: bool = True) -> Divergence | None:
     """Check the relations that hold inside one observation."""
-    if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # of those one call is another
+    if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # a custom op is called once
         found = _pairs(seen, "call0.", "call1.", "second call", values)
         if found is not None:
             return found
@@ -88,10 +88,10 @@ def _uses_autocast(case: Case) -> bool:
 
 
 def _cache(case: Case) -> tuple[Case, Case] | None:
-    """Cache on = cache off, in forward; not where weights change inside the outermost context."""
+    """Cache on = cache off, in forward, unless weights change inside the outermost context."""
     if not _uses_autocast(case) or case.plan.loop == "inside" or case.plan.steps > 1:
         return None
-    # The default is on, so that a case which never turns it off is its own first variant.
+    # The default is on, so a case that never turns it off is its own first variant.
     on = map_autocast(case, cache_enabled=True) if _turns_cache_off(case) else case
     return on, map_autocast(case, cache_enabled=False)
 
@@ -112,9 +112,9 @@ def _disabled(case: Case) -> tuple[Case, Case] | None:
 def _entry(case: Case) -> tuple[Case, Case] | None:
     """Compare a context object with a decorator, and ``custom_fwd`` with a context object.
 
-    The forward of a function runs without grad, where some kernels (eigvalsh) compute otherwise:
-    the context's runs under ``no_grad`` too. ``cast_inputs`` and ``register_autocast`` mean
-    something else.
+    The forward of a function runs without grad, where some kernels (eigvalsh) compute differently.
+    So the context runs under ``no_grad`` too. ``cast_inputs`` and ``register_autocast`` are not
+    equivalent to a context.
     """
     plan = case.plan
     if not plan.contexts or plan.loop == "inside" or plan.first_pass != "none":
@@ -126,7 +126,7 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
     if plan.transform != "none" or plan.backward == "inside":
         return None  # a decorated function is left before the backward pass
     if plan.entry in _FUNCTIONS:
-        # Their gradients would lead an optimiser elsewhere: then no step is of the optimiser.
+        # Their gradients would differ in an optimiser step: leave the optimiser out.
         function = case.with_plan(scaler=False) if plan.scaler else case
         body = Region(NoGrad(), case.program.body)
         return function, function.with_program(body=(body,)).with_plan(entry="context")
@@ -135,7 +135,7 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
 
 
 def _checkpoint(case: Case) -> tuple[Case, Case] | None:
-    """Compare a non-reentrant checkpoint with none, gradients too."""
+    """Compare a non-reentrant checkpoint with none, including gradients."""
     plan = case.plan
     if plan.entry != "context" or plan.loop == "inside" or plan.second == "double":
         return None
@@ -151,7 +151,7 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
 
 
 def _transform(case: Case) -> tuple[Case, Case] | None:
-    """Compare a transform under autocast with autocast alone, where the transform alone runs."""
+    """Compare a transform under autocast with autocast alone, if the transform alone runs."""
     if case.plan.transform == "none" or not _uses_autocast(case):
         return None
     return case.with_plan(transform="none"), case
@@ -178,7 +178,7 @@ RELATIONS: Mapping[str, Relation] = {
 def check_relation(
     relation: Relation, case: Case, run: Callable[[Case], Observation], *, values: bool = True
 ) -> Divergence | None:
-    """Run the two variants and compare them, or return None where the relation says nothing."""
+    """Run the two variants and compare them, or return None if the relation does not apply."""
     pair = relation.pair(case)
     if pair is None:
         return None
@@ -189,7 +189,7 @@ def check_relation(
     if forward:
         first, second = _forward(first), _forward(second)
     else:
-        # The two sources differ in their lines: whether they raise is compared, not where.
+        # The two sources have different lines: compare whether they raise, not where.
         first, second = _lineless(first), _lineless(second)
     return _rename(compare(first, second, values=values), relation.name)
 
@@ -197,10 +197,10 @@ def check_relation(
 def _together(
     name: str, apart: Case, case: Case, run: Callable[[Case], Observation]
 ) -> Divergence | None:
-    """Find what a case raises for, that neither of its halves does.
+    """Find the statement or value for which a case raises, but neither of its halves does.
 
-    That is the statement that raises, or if it is none of them, since the backward pass raises, the
-    first value that does so alone, or times what vmap maps over; or the first output that does.
+    This is the statement that raises. If the backward pass raises, it is the first value whose own
+    backward pass does, alone or times a mapped input; or the first such output.
     """
     raised = run(case).raised
     if raised is None or run(apart).raised or run(bare(case)).raised:
@@ -222,7 +222,7 @@ def _only(case: Case, name: str) -> Case:
 
 
 def _times(case: Case, name: str) -> Case:
-    """Return the case with a value times an input: vmap then maps over its cotangent at least."""
+    """Return the case with a value times an input, so vmap maps at least over its cotangent."""
     specs = [s for s in case.program.inputs if not s.dtype.startswith("complex")]
     if not specs:
         return _only(case, name)

@@ -1,9 +1,9 @@
-"""Decide whether rounding alone explains that two values differ: the oracle of inexact backends.
+"""Decide whether rounding alone explains a difference: the oracle of inexact backends.
 
-No tolerance: the band comes from the case itself, by shadow arithmetic under the reference
-(`amp_fuzz.reference.shadow.mode`). One threshold for all ops and dtypes, on the largest excess of
-an element and on the bias of a tensor; benchmarks/shadow.json has what honest kernels come to. A
-value over it is measured again with many more samples before it is called a divergence.
+There is no tolerance: the band comes from the case itself, by shadow arithmetic under the reference
+(`amp_fuzz.reference.shadow.mode`). One threshold for all ops and dtypes limits the largest excess
+of an element and the bias of a tensor. benchmarks/shadow.json shows what honest kernels reach. A
+value over the threshold is measured again with many more samples before it is a divergence.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["CONFIRM", "SCREEN", "THRESHOLD", "Rounding"]
 SCREEN, CONFIRM = 8, 64  # samples
 
 Shadowed = Callable[..., tuple[Observation, Mapping[str, Band]]]
-"""Runs the case under the reference with so many samples, a seed and a reach (as `Shadow` has
-them); a band for each label."""
+"""Runs the case under the reference with a number of samples, a seed and a reach (as in `Shadow`),
+and returns a band for each label."""
 
 
 @dataclass(slots=True)
 class Rounding:
     """Judges the values of one case. The shadows are run when the first value differs.
 
-    run: runs the case with shadows. unjudged: labels of values of which nothing could be said.
-    promised: runs it with the roundings that may not be left out; None: there are none.
+    run: runs the case with shadows. unjudged: labels of values that could not be judged. promised:
+    runs it with the roundings that must not be left out, or None.
     """
 
     run: Shadowed
@@ -46,7 +46,7 @@ class Rounding:
         """Return a divergence of two tensors of one dtype and shape that differ in a bit."""
         band = self._band(label, SCREEN)
         if band is None or not band.known:
-            self.unjudged.add(label)  # an op that cannot be followed: nothing can be said
+            self.unjudged.add(label)  # no shadow could follow an op
             return None
         if self._elsewhere(label, band, want):
             self.unjudged.add(label)
@@ -82,9 +82,9 @@ class Rounding:
         return found if _over(found) else None
 
     def _left_out(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
-        """Return a divergence of a value that no rounding explains which the program leaves free.
+        """Return a divergence of a value if only a missing rounding explains it.
 
-        Where the reference's own value is too far, the shadows do not follow it.
+        If the reference's own value is too far off, the shadows do not follow it.
         """
         if self.promised is None or self._off(label, want, got, SCREEN) is None:
             return None
@@ -94,7 +94,7 @@ class Rounding:
         return Divergence("precision", label, *_said(distance(band, got), want, band))
 
     def _off(self, label: str, want: torch.Tensor, got: torch.Tensor, samples: int) -> Band | None:
-        """Return the band of what is promised, if a value is outside it; else None."""
+        """Return the band with promised roundings, if a value is outside it; else None."""
         if samples not in self._strict:
             assert self.promised is not None
             _, self._strict[samples] = self.promised(samples, samples)
@@ -105,11 +105,10 @@ class Rounding:
         return band if over else None
 
     def _sure(self, label: str, band: Band, samples: int) -> torch.Tensor | None:
-        """Return which elements depend on nothing that left the range of its dtype; None: all.
+        """Return which elements depend on no value that left its dtype's range; None means all.
 
-        Complex ones as pairs. The copies are computed twice, without any range and with a range
-        that ends early. Where all are equal, no precision that an implementation keeps in between
-        makes a difference.
+        Complex elements are pairs. The copies are computed twice, without a range and with a
+        smaller range. If all are equal, no intermediate precision can make a difference.
         """
         if not band.left:
             return None
@@ -126,9 +125,10 @@ class Rounding:
     def _elsewhere(self, label: str, band: Band, want: torch.Tensor) -> bool:
         """Return whether the shadows follow another computation than the reference's own.
 
-        Composite kernels take another way for tensors that a mode can see (``isTensorSubclassLike``
-        in ATen); that of ``matrix_rank`` forgets its ``out=`` there. It shows in the nominal value,
-        if that is not the reference's and the reference's is not among the samples.
+        Composite kernels take another path for tensors that a mode can see
+        (``isTensorSubclassLike`` in ATen); that of ``matrix_rank`` forgets its ``out=`` there. It
+        shows if the nominal value is not the reference's, and the reference's is not among the
+        samples.
         """
         nominal = band.nominal
         if (nominal.dtype, nominal.shape) != (want.dtype, want.shape):
@@ -141,8 +141,8 @@ class Rounding:
     def _band(self, label: str, samples: int) -> Band | None:
         if samples not in self._bands:
             _, self._bands[samples] = self.run(samples, samples)
-        # There is none where torch raises under a dispatch mode and not without: torch.gru does for
-        # weights of another dtype, since it takes another path then.
+        # There is no band if torch raises only under a dispatch mode: torch.gru does for weights of
+        # another dtype, since it takes another path then.
         return self._bands[samples].get(label)
 
     def _nonfinite(
@@ -153,7 +153,7 @@ class Rounding:
         got: torch.Tensor,
         sure: torch.Tensor | None,
     ) -> Divergence | None:
-        """Return how NaN and infinities differ, if the samples do not differ in that way too."""
+        """Return how NaN and infinities differ, unless the samples differ in the same way."""
         if not bool(_wrong(band, want, got, sure).any()):
             return None
         confirmed = self._band(label, CONFIRM)
@@ -169,9 +169,9 @@ class Rounding:
 def _wrong(
     band: Band, want: torch.Tensor, got: torch.Tensor, sure: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return where a value is not finite, or not infinite or NaN as all the samples say that it is.
+    """Return where all samples agree that a value is finite, infinite or NaN, and it is not.
 
-    Complex ones as pairs. Where some samples are infinite and others NaN, only a number is wrong.
+    Complex values are pairs. If some samples are infinite and others NaN, only a number is wrong.
     """
     limit = torch.finfo(band.nominal.dtype).max  # samples are in float64
     hows = [_how(real(t.detach()), limit) for t in (band.clean, band.samples, want, got)]

@@ -1,4 +1,4 @@
-"""Hold one case on one backend: what is expected, what was observed, and how they compare."""
+"""Hold one case on one backend: expected and observed results, and their comparison."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Skip: TypeAlias = Callable[[str], bool]
 
 @dataclass(slots=True)
 class _Kept:
-    """What a trial runs at most once, whatever the reference imitates."""
+    """Results that a trial computes at most once, whatever the reference imitates."""
 
-    shadows: dict[Hashable, Rounding] = field(default_factory=dict)  # by what is imitated
-    bare: dict[Hashable, Trial] = field(default_factory=dict)  # by what is imitated
+    shadows: dict[Hashable, Rounding] = field(default_factory=dict)  # by imitation
+    bare: dict[Hashable, Trial] = field(default_factory=dict)  # by imitation
     runs: dict[str, Observation] = field(default_factory=dict)  # of the backend, by case
     right: Mapping[str, torch.Tensor | None] | None = None
 
@@ -43,9 +43,9 @@ class Trial:
     """One case on one backend.
 
     expected: what the reference did. observed: what the backend did. imitated: a key for the bugs
-    that the reference imitates; None: no bug. scope: the context in which it does so. choice: what
-    the reference takes from the backend, since it is free: see `gauge`. loose: whether bands are as
-    wide as the backend's `Numerics` allow.
+    that the reference imitates, or None. scope: the context in which it imitates them. choice: what
+    the reference takes from the backend because it is free; see `gauge`. loose: whether bands are
+    as wide as the backend's `Numerics` allow.
     """
 
     case: Case
@@ -68,7 +68,7 @@ class Trial:
     # -- running ----------------------------------------------------------------------------------
 
     def refer(self, case: Case) -> Observation:
-        """Run a case under the reference, which imitates what it imitates in this trial."""
+        """Run a case under the reference with this trial's imitation."""
         with self.within_scope():
             return self.backend.reference().run(case)
 
@@ -102,7 +102,7 @@ class Trial:
         return self.backend.run([case])[0]
 
     def run_once(self, case: Case) -> Observation:
-        """Run a case on the backend, or return what it did before in this trial."""
+        """Run a case on the backend, or return its earlier result in this trial."""
         if case.id not in self._kept.runs:
             self._kept.runs[case.id] = self.run(case)
         return self._kept.runs[case.id]
@@ -120,8 +120,7 @@ class Trial:
     def bare(self) -> Trial:
         """Return the trial of the case without autocast.
 
-        A case that only runs under autocast, which brings operands of two dtypes together, runs in
-        float32.
+        A case that only runs under autocast, because its operands have two dtypes, runs in float32.
         """
         if self.imitated not in self._kept.bare:
             plain = bare(self.case)
@@ -142,25 +141,25 @@ class Trial:
     ) -> Divergence | None:
         """Return the first divergence of the two sides.
 
-        skip: labels to leave out. unjudged: takes the labels of which shadows can say nothing.
+        skip: labels to leave out. unjudged: collects the labels that no shadow could judge.
         """
         rounding = None if self.backend.exact else self._judgement(unjudged)
         sides = self.expected, self.observed
         return compare(*sides, values=self.backend.values, rounding=rounding, skip=skip)
 
     def within(self) -> Divergence | None:
-        """Check what holds inside the observation; no bits if the backend does not repeat them."""
+        """Check the relations inside the observation; bits only if the backend repeats them."""
         return self.holds_within(self.observed)
 
     def holds_within(self, seen: Observation) -> Divergence | None:
-        """Check what must hold inside any observation of the case."""
+        """Check the relations that must hold inside any observation of the case."""
         values = self.backend.values and self.backend.repeats
         return within(self.case, seen, values=values)
 
     def changed(self, skip: Skip = lambda label: False) -> Divergence | None:
         """Run both sides again and return what changed. If results are exact, run each three times.
 
-        The order is that of the calls: a result may change at every other call.
+        The order of the calls matters: a result may change at every other call.
         """
         reference: tuple[Observation, Callable[[Case], Observation]] = self.expected, self.refer
         backend = self.observed, self.run
@@ -174,14 +173,14 @@ class Trial:
         return None
 
     def steady(self) -> bool:
-        """Return whether an exact backend does the same again; another need not."""
+        """Return whether a backend repeats its result, if it is exact; others need not."""
         if not self.backend.exact:
             return True
         again = self.run(self.case)
         return compare(self.observed, again, values=self.backend.values) is None
 
     def raises_another(self) -> bool:
-        """Return whether both sides raise, and say different things. Exact ones may word it."""
+        """Return whether both sides raise different errors; exact ones may differ in wording."""
         both = self.expected.raised is not None and self.observed.raised is not None
         return both and not self.backend.exact and not alike(self.expected, self.observed)
 
@@ -196,9 +195,9 @@ class Trial:
         return {"loose": True} if self.loose else {}
 
     def rounding(self) -> Rounding:
-        """Return what tells rounding from more under what the reference imitates."""
+        """Return the oracle of rounding under this trial's imitation."""
         if self.imitated not in self._kept.shadows:
-            # Of no trial: it would keep itself.
+            # Not bound to the trial: it would keep itself alive.
             scope = partial(_scope, self.scope, self.choice)
             run = partial(_shadowed, self.case, self.backend, scope, **self._how)
             with scope():
@@ -217,8 +216,8 @@ class Trial:
     def _either(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
         """Return a divergence from an imitation that shadows cannot follow, bit for bit.
 
-        There is none where the bug does not act: where rounding explains both values under the
-        reference without it. A sum in another order is no fault.
+        There is none if the bug has no effect: if rounding explains both values under the reference
+        without it. A sum in another order is no fault.
         """
         plain = replace(self, imitated=None, scope=nullcontext)
         if self._kept.right is None:

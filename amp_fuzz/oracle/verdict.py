@@ -1,4 +1,4 @@
-"""Hold how a case came out on a backend, and write it down as records."""
+"""The verdict on a case on a backend, and its records."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a case came out on a backend.
+    """The verdict on a case on a backend.
 
     known: the ids of the entries that explain the divergence, joined by +. unjudged: how many
-    values differ of which nothing can be said. uncompiled: it agreed, but the compiler made no
-    graph of it. platform: see `Observation`. notes: facts beside the verdict;
+    values differ that cannot be judged. uncompiled: it agreed, but the compiler made no graph of
+    it. platform: see `Observation`. notes: facts that do not affect the outcome;
     `amp_fuzz.findings.notes` finds more of them later. seen: what the reference did.
     """
 
@@ -67,7 +67,7 @@ class Verdict:
     def finding(
         self, family: str, minimised: Case | None = None, *, op: str = ""
     ) -> DivergenceRecord:
-        """Return the record of the divergence. op: the guilty op, where it is known."""
+        """Return the record of the divergence. op: the guilty op, if known."""
         assert self.divergence is not None
         d = self.divergence
         op = op or guilty_op(minimised or self.case, d)

@@ -1,1 +1,1 @@
-"""What is written down of runs and findings, and where: readable without torch."""
+"""The records of runs and findings, and where they are stored: readable without torch."""

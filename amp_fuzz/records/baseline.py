@@ -1,8 +1,8 @@
-"""The baseline: findings that a project knows of, keyed by fingerprint, in a file that it commits.
+"""The baseline: findings that a project accepts, keyed by fingerprint, in a file that it commits.
 
-``amp-fuzz-baseline.toml`` holds one ``[[finding]]`` table for each, with its case: so that anyone
-can tell, on a fresh clone and with another torch, whether it still happens. The file is read as
-TOML and edited as text: comments and what others wrote stay as they are.
+``amp-fuzz-baseline.toml`` has one ``[[finding]]`` table for each, with its case. So anyone can
+check on a fresh clone, and with another torch, whether it still happens. The file is read as TOML
+and edited as text: comments and everything else stay unchanged.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class BaselineError(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """A finding that is known.
+    """An accepted finding.
 
     id: a name for it. fingerprint: ten hex digits, of the fields from `kind` to `ingredient`.
-    as_if: of a wrong policy, what it behaves as. reason: why it is accepted. link: where it is
-    discussed. expires: the last day on which it is. torch: the versions for which it is, a PEP 440
-    range; "" is any. title, program: for whoever reads the file. case: its canonical JSON.
+    as_if: for a wrong policy, the policies it behaves as. reason: why it is accepted. link: where
+    it is discussed. expires: the last day on which it is accepted. torch: the versions it applies
+    to, a PEP 440 range; "" is any. title, program: for readers. case: its canonical JSON.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def parts(self) -> Fingerprint:
-        """What the fingerprint is of."""
+        """The fields of the fingerprint."""
         return Fingerprint(
             *(self.kind, self.backend, self.stage, self.op, self.policy),
             *(self.dtypes, self.ingredient),
@@ -79,14 +79,14 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return self.expires is not None and self.expires < today
 
     def holds(self, torch: str) -> bool:
-        """Return whether it speaks of a version of torch."""
+        """Return whether it applies to a version of torch."""
         version = Version(Version(torch).base_version)
         return SpecifierSet(self.torch).contains(version, prereleases=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A file with its entries; none where there is no file."""
+    """A file with its entries; no entries if there is no file."""
 
     path: Path
     text: str = ""
@@ -98,7 +98,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path, *, missing: bool = True) -> Baseline:
-    """Read a baseline; missing: whether there may be none. Raises `BaselineError`."""
+    """Read a baseline. missing: whether the file may be missing. Raises `BaselineError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -122,9 +122,9 @@ def _check(path: Path, entries: Sequence[Entry]) -> None:
     for entry in entries:
         where = f"{path}: finding {entry.id!r}"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry.id):
-            raise BaselineError(f"{where}: an id is made of letters, digits, -, _ and .")
+            raise BaselineError(f"{where}: an id consists of letters, digits, -, _ and .")
         if entry.id in seen:
-            raise BaselineError(f"{where} stands there twice: give each an id of its own")
+            raise BaselineError(f"{where} appears twice: give each entry a separate id")
         seen[entry.id] = entry.fingerprint
         if not entry.reason.strip():
             raise BaselineError(f"{where}: the reason is empty: say why it is accepted")
@@ -144,10 +144,10 @@ def _check(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def match(entries: Iterable[Entry], record: DivergenceRecord) -> Entry | None:
-    """Return the entry that knows a finding, or None.
+    """Return the entry that accepts a finding, or None.
 
-    A crash is known of its own case only if the entry names no op: nothing says of what another
-    process died. Of a wrong policy, torch must still behave as one of those that the entry names.
+    If the entry of a crash names no op, it accepts only its own case: another process may have died
+    of something else. For a wrong policy, torch must still behave as one that the entry names.
     """
     ids = {record.case.id, record.id}
     for entry in entries:
@@ -176,7 +176,7 @@ def entry_of(
     expires: datetime.date | None = None,
     torch: str = "",
 ) -> Entry:
-    """Return a new entry for a finding; its id is none of those that are taken."""
+    """Return a new entry for a finding, with an id that is not taken."""
     parts, case = fingerprint(record), record.minimised or record.case
     words = [parts.op.replace("*", ""), parts.kind, parts.backend]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, words)).lower()).strip("-")
@@ -211,9 +211,9 @@ def added(baseline: Baseline, entries: Iterable[Entry]) -> str:
 
 
 def removed(baseline: Baseline, ids: Iterable[str]) -> str:
-    """Return the text of the file without some entries; all else stays as it is.
+    """Return the text of the file without some entries; everything else is unchanged.
 
-    A comment right above an entry goes with it.
+    A comment directly above an entry is removed with it.
     """
     gone, lines = set(ids), baseline.text.splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip() == "[[finding]]"]
@@ -226,7 +226,7 @@ def removed(baseline: Baseline, ids: Iterable[str]) -> str:
 
 
 def _above(lines: Sequence[str], start: int) -> int:
-    """Return the first line of the comment that stands right above a line."""
+    """Return the first line of the comment directly above a line."""
     if start == len(lines):
         return start
     while start > 0 and lines[start - 1].lstrip().startswith("#"):
@@ -253,7 +253,7 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a basic string of TOML; JSON's escapes are all escapes of TOML."""
+    """Return a basic string of TOML. All escapes of JSON are escapes of TOML."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 

@@ -1,7 +1,7 @@
 """The fingerprint that names a cause: the same on every machine and version.
 
-It is computed after minimising, when what has nothing to do with the cause is gone. It holds names
-only, no number that a machine or a version could round otherwise.
+It is computed after minimising, when everything unrelated to the cause is gone. It contains only
+names, and no number that another machine or version could round differently.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Fingerprint:
     ingredient: str
 
     def __str__(self) -> str:
-        """Return the fields, one after another, as the hash takes them."""
+        """Return the fields in order, as they are hashed."""
         parts = (getattr(self, field.name) for field in fields(self))
         return " | ".join(",".join(p) if isinstance(p, tuple) else p for p in parts)
 
@@ -62,7 +62,7 @@ class Fingerprint:
 
 
 def fingerprint(record: DivergenceRecord) -> Fingerprint:
-    """Return the fingerprint of a finding; it says most of one that was minimised."""
+    """Return the fingerprint of a finding. It is most specific for a minimised one."""
     kind, on, stage = kind_of(record.kind), record.backend, record.stage
     case = record.minimised or record.case
     if record.as_if and record.general:
@@ -71,18 +71,18 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         return Fingerprint("context", on, stage, "*", "*", (), said)
     if record.as_if:
         return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
-    if record.left:  # of the plan only how contexts are entered and left: the rest makes it show
+    if record.left:  # of the plan, only how contexts are entered and left matters
         left = [f"leaves={name}" for name in record.left]
         left += sorted(w for w in special(case) if w.startswith(_ENTERED))
         return Fingerprint("state", on, stage, "*", "none", (), "+".join(left))
-    if kind == "state":  # what is left behind, and not which op stood there
+    if kind == "state":  # the state left behind matters, not the op
         own = (w for w in special(case) if not w.startswith("backward="))
         left = [*_left_behind(record.observed), *sorted(own)]
         return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
     op = "*" if record.general else record.overload or record.op
-    if kind == "nondeterminism" and op:  # not minimised: its case has much that is no part of it
+    if kind == "nondeterminism" and op:  # not minimised: much of its case is unrelated
         return Fingerprint(kind, on, stage, op, "none", (), "")
-    if kind in ("crash", "timeout") and op:  # not minimised either, and of any dtypes
+    if kind in ("crash", "timeout") and op:  # not minimised either; any dtypes
         died = re.search(r" died (?:of |with )(.+)", record.observed)
         return Fingerprint(kind, on, stage, op, "none", (), died[1] if died else "")
     if kind in ("nondeterminism", "crash", "timeout"):
@@ -102,10 +102,10 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
 
 
 def _blamed(record: DivergenceRecord) -> bool:
-    """Return whether a compiler's part explains a wrong result: one of many of its sort, by name.
+    """Return whether a named part of a compiler explains a wrong result.
 
-    An option that is switched off, as ``emulate_precision_casts``, names no one fault. An error is
-    told apart from a wrong result: one lowering may have a bug of each.
+    An option that is switched off, such as ``emulate_precision_casts``, identifies no single fault.
+    Errors are kept apart from wrong results: one lowering may have a bug of each.
     """
     return ": " in record.part and record.kind not in ("raise", "relation", "state")
 
@@ -115,7 +115,7 @@ _USUAL = {"", "autocast", "nested", "disabled", "backward=outside", "backward=in
 
 
 def special(case: Case) -> set[str]:
-    """Return what of a case's ingredient is not usual: ``entry=decorator``, ``checkpoint``."""
+    """Return the unusual part of a case's ingredient: ``entry=decorator``, ``checkpoint``."""
     return set(ingredient(case).split("+")) - _USUAL
 
 
@@ -124,7 +124,7 @@ _ENTERED = ("entry=", "interrupted", "thread=")
 
 _WIDTH = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "complex64": 3, "complex128": 4}
 
-# Whether a wrong value is finite is decided by the values that were drawn.
+# The drawn values decide whether a wrong value is finite.
 _KINDS = {
     "bitwise": "value",
     "nonfinite": "value",
@@ -144,7 +144,7 @@ def fingerprinted(record: DivergenceRecord) -> DivergenceRecord:
 
 
 def title(record: DivergenceRecord) -> str:
-    """Return what a finding is about in a few words, as a heading over its group."""
+    """Return a finding in a few words, as the heading of its group."""
     policy = "" if record.policy in ("", "none") else record.policy
     if record.as_if and record.general:
         plan = " and ".join(sorted(special(record.minimised or record.case)))
@@ -169,10 +169,10 @@ def title(record: DivergenceRecord) -> str:
 
 
 def _dtypes(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
-    """Return the dtypes of what the guilty op is given, as far as they can be told.
+    """Return the dtypes of the guilty op's inputs, as far as they are known.
 
-    Where it is any op, how many tensors it takes does not matter; where it is one kernel, only what
-    it computes in.
+    If it may be any op, the number of its tensors does not matter. If it is a single kernel, only
+    the dtype that it computes in does.
     """
     given = _given(record, case)
     if record.general:
@@ -198,7 +198,7 @@ def _error(side: str) -> str:
 
 
 def _left_behind(observed: str) -> list[str]:
-    """Return ``leaves=weight cache`` for each part of the state that is not as it was before."""
+    """Return ``leaves=weight cache`` for each part of the state that has changed."""
     names = re.findall(r"(?:^|[,;] )([a-z][a-z ]*): [^:]*? became ", observed)
     return [f"leaves={name}" for name in dict.fromkeys(names)]
 
@@ -211,10 +211,10 @@ _PLAIN = {
 
 
 def ingredient(case: Case) -> str:
-    """Return what of a plan and its regions is not plain, joined by ``+``: ``autocast+steps``.
+    """Return the ingredients of a plan and its regions, joined by ``+``: ``autocast+steps``.
 
-    The number of contexts counts, ``autocast`` or ``nested``, and not what they say: a divergence
-    is the same under float16. Of regions each kind counts once.
+    Only the number of contexts counts, ``autocast`` or ``nested``, and not their arguments: a
+    divergence is the same under float16. Each kind of region counts once.
     """
     plan, found = case.plan, list[str]()
     inner = list(regions(case.program.body))

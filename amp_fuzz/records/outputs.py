@@ -1,4 +1,4 @@
-"""Write the files that a command is told to write, and change nothing else about them.
+"""Write output files without changing anything else about them.
 
 The path is the user's: a new file, an old one, a symlink, a device, a FIFO.
 """
@@ -19,14 +19,14 @@ class StoreError(RuntimeError):
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file. A reader sees all of it, or the old one.
+    """Write a file. A reader sees either the whole new file or the old one.
 
-    Only a regular file is replaced, at the end of its symlinks, by one with its owner and mode.
-    What is none (a device, a FIFO) is written as it is, and so is a file whose folder or whose
-    mount allows no other. Raises `StoreError`; a regular file is then unchanged.
+    A regular file, behind any symlinks, is replaced by one with its owner and mode. A device or a
+    FIFO is written to, and so is a file that its folder or mount does not let us replace. Raises
+    `StoreError`; a regular file is then unchanged.
     """
     target = Path(os.path.realpath(path))
-    # ``/dev/stdout`` may lead to a regular file, but that one is open elsewhere: it must stay.
+    # ``/dev/stdout`` may lead to a regular file, but it is open elsewhere and must stay.
     opened = path.absolute().parts[1:2] in (("dev",), ("proc",))
     try:
         if opened or (os.path.lexists(target) and not target.is_file()):
@@ -46,7 +46,7 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         beside.write_bytes(data)
         if path.exists():
-            os.close(os.open(path, os.O_WRONLY))  # a file that is read-only stays as it is
+            os.close(os.open(path, os.O_WRONLY))  # a read-only file stays unchanged
             shutil.copystat(path, beside)
             os.utime(beside)
             old = path.stat()
@@ -66,6 +66,6 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write what is there already. Linux refuses O_CREAT for the FIFO of somebody else."""
+    """Write to an existing path. Linux refuses O_CREAT for another user's FIFO."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT)) as file:
         file.write(data)

@@ -1,7 +1,7 @@
-"""What a run writes down: one JSON line an event, append-only, readable without torch.
+"""The records of a run: one JSON line for each event, append-only, readable without torch.
 
-A run is a folder: ``run.json`` (a `RunRecord`) and ``records-*.jsonl``, one file a worker, of
-`CaseRecord`, `DivergenceRecord`, `NoteRecord` and `EndRecord` lines.
+A run is a folder: ``run.json`` (a `RunRecord`) and ``records-*.jsonl``, one file for each worker,
+with `CaseRecord`, `DivergenceRecord`, `NoteRecord` and `EndRecord` lines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 RECORDS_FORMAT = 1
 
-# Families of cases that are judged besides those that a run draws.
+# Families of cases that a run judges in addition to those that it draws.
 GIVEN = ("baseline", "findings", "corpus", "replay")
 
 Outcome: TypeAlias = Literal["agreed", "raised", "known", "diverged"]
@@ -47,8 +47,8 @@ NOTE_KINDS: tuple[NoteKind, ...] = get_args(NoteKind)
 class BackendRecord(msgspec.Struct, frozen=True):
     """A backend of a run: its name, device type, and version or why it could not be used.
 
-    `kernels` are the autocast kernels that torch's dispatcher lists for the device and that can be
-    reached; what `CaseRecord.kernels` covers of them is the run's kernel coverage.
+    `kernels` are the reachable autocast kernels that torch's dispatcher lists for the device. The
+    run's kernel coverage is the part of them that occurs in `CaseRecord.kernels`.
     """
 
     name: str
@@ -59,7 +59,7 @@ class BackendRecord(msgspec.Struct, frozen=True):
 
 
 class BaselineRecord(msgspec.Struct, frozen=True):
-    """An entry of the project's baseline that speaks of a backend of the run.
+    """An entry of the project's baseline for a backend of the run.
 
     case: the id of its case, which the run judges again. expires: in ISO 8601, or "". expired:
     whether that day had passed when the run began.
@@ -78,7 +78,7 @@ class BaselineRecord(msgspec.Struct, frozen=True):
 
 
 class KnownRecord(msgspec.Struct, frozen=True):
-    """A known bug that may explain divergences of a run: what a report says of it."""
+    """A known bug that may explain divergences of a run, as reports show it."""
 
     id: str
     what: str
@@ -89,9 +89,9 @@ class KnownRecord(msgspec.Struct, frozen=True):
 class RunRecord(msgspec.Struct, frozen=True):
     """The head of a run.
 
-    started: UTC in ISO 8601. baseline: the file, where there is one. options: those without which
-    its cases would be judged otherwise, as commands take them (``--plugins=mine``). fail_on: the
-    kinds of notes that fail it. known: the bugs that are known of its backends.
+    started: UTC in ISO 8601. baseline: the file, if there is one. options: those that affect how
+    its cases are judged, as commands take them (``--plugins=mine``). fail_on: the kinds of notes
+    that fail it. known: the known bugs of its backends.
     """
 
     id: str
@@ -123,9 +123,9 @@ class Note(msgspec.Struct, frozen=True):
 
     precision: a compiler left out a rounding. autocast-raises: the program runs without autocast
     and raises under it. portability: another device's policies raise or round where these do not.
-    where: the statement as text. message: one line, the observed effect. advice: one sentence, the
-    remedy. device: devices joined by commas: those that run the statement (autocast-raises), or
-    those that differ (portability); "" if none is named.
+    where: the statement as text. message: the observed effect in one line. advice: the remedy in
+    one sentence. device: the devices, joined by commas, that run the statement (autocast-raises)
+    or that differ (portability); "" if there is none.
     """
 
     kind: NoteKind
@@ -142,7 +142,7 @@ class Note(msgspec.Struct, frozen=True):
         return self.kind, self.op, _VARYING.sub("#", self.message)
 
 
-# What varies from case to case. Dtypes as Python writes them stay: they are what a note is about.
+# These vary from case to case. Python dtypes stay, since a note is about them.
 _VARYING = re.compile(
     r"\[[^\]]*\]|(?<![\w.])(?:[vwxb]\d+|-?\d+(?:\.\d+)?)\b"
     r"|(?:c10::)?\b(?:Half|BFloat16|Float|Double|float|double)\b"
@@ -150,7 +150,7 @@ _VARYING = re.compile(
 
 
 class NoteRecord(msgspec.Struct, frozen=True, tag="note"):
-    """A note with the case that shows it: the smallest of its group that the process met so far."""
+    """A note with the smallest case of its group that the process has met so far."""
 
     note: Note
     case: Case
@@ -165,13 +165,13 @@ class NoteRecord(msgspec.Struct, frozen=True, tag="note"):
 class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     """A case that was run. raised: both sides raised the same error. seconds: wall time by part.
 
-    kind, op, known: of its divergence, as in `DivergenceRecord`, or "". Only the first
-    divergence of its like is written out with its case; these say how often each came. at: the
-    index in `kernels` of that op's kernel; -1 if it reached none. unjudged: how many values differ
-    in a bit where no shadow could follow, so that nothing is said of them. uncompiled: it agreed,
-    but the compiler had made no graph of it. groups: fingerprints of the causes that it shows, if
-    it diverged in a way that no known list explains. platform: what the backend ran on, where it
-    chooses that itself: ``cpu``, ``gpu`` or ``tpu`` of JAX. notes: at most one of each group.
+    kind, op, known: of its divergence, as in `DivergenceRecord`, or "". Only the first of similar
+    divergences is recorded with its case; these fields count the others. at: the index in `kernels`
+    of that op's kernel, or -1. unjudged: how many values differ in a bit where no shadow could
+    follow, so they are not judged. uncompiled: it agreed, but the compiler made no graph of it.
+    groups: fingerprints of its causes, if it diverged and no known list explains it. platform: the
+    platform of a backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for JAX. notes: at
+    most one of each group.
     """
 
     id: str
@@ -195,18 +195,18 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     """A divergence, with the case that shows it.
 
-    op, policy, dtypes: of the statement that diverges first ("" where no statement does: a
-    gradient, the state). known: the id of the entry of the known list that explains it, or "".
-    minimised: a smaller case with the same divergence. stage: of a compiler, the first rung of its
-    ladder that diverges; "" where there is none. part: what of that rung is to blame, where torch's
-    bisector can say: ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "". bare:
-    the case diverges in the same way with its autocast contexts taken away. nearest: a case like
-    the minimised one that agrees with the reference. fingerprint: ten hex digits that name the
-    cause; see `amp_fuzz.records.fingerprint`. general: other ops in the place of the guilty one
-    show the same. overload: the kernel to blame, where there is one only. as_if: policies, or
-    ``none``, with which instead of its own that kernel of autocast explains the whole; of a
-    `general` one, what contexts act as if they said. left: parts of the state that contexts do not
-    restore: with them restored, the case agrees. platform: as in `CaseRecord`.
+    op, policy, dtypes: of the first statement that diverges ("" if none does: a gradient, the
+    state). known: the id of the known entry that explains it, or "". minimised: a smaller case with
+    the same divergence. stage: for a compiler, the first rung of its ladder that diverges, or "".
+    part: the guilty part of that rung, if torch's bisector names one:
+    ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "". bare: the case diverges
+    in the same way without its autocast contexts. nearest: a case similar to the minimised one that
+    agrees with the reference. fingerprint: ten hex digits that name the cause; see
+    `amp_fuzz.records.fingerprint`. general: other ops in place of the guilty one show the same.
+    overload: the guilty kernel, if there is only one. as_if: the policies, or ``none``, that would
+    explain the whole case in place of that kernel's own; for a `general` divergence, the settings
+    that contexts act as if they had. left: parts of the state that contexts do not restore; with
+    them restored, the case agrees. platform: as in `CaseRecord`.
     """
 
     backend: str
@@ -243,9 +243,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
 def unanswered(
     backend: str, kind: str, case: Case, observed: str, family: str = "", op: str = ""
 ) -> DivergenceRecord:
-    """Return the record of a case that its process died of, or never answered.
+    """Return the record of a case that killed its process, or gave no answer.
 
-    op: in whose kernel it was then, if that is known.
+    op: the op whose kernel was running, if known.
     """
     return DivergenceRecord(
         backend=backend,
@@ -263,12 +263,11 @@ def unanswered(
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, tag="incident"):
-    """A worker process died, or gave no answer, and that is no finding.
+    """A worker process died or gave no answer, but this is not a finding.
 
-    Either its case gave an answer when another process ran it again, or the case was a candidate of
-    the minimiser: a smaller case that nobody drew. of: then, the id of the case that was made
-    smaller, else "". kind: ``crash`` or ``timeout``. detail: how the process ended. output: the
-    last lines that it wrote.
+    Either its case gave an answer in another process, or the case was a candidate of the minimiser.
+    of: for a candidate, the id of the case being minimised, else "". kind: ``crash`` or
+    ``timeout``. detail: how the process ended. output: the last lines that it wrote.
     """
 
     backend: str
@@ -285,13 +284,13 @@ def incident_line(record: IncidentRecord) -> str:
     what = f"{record.detail}, case {record.case.id} of {record.backend}"
     if record.of:
         return f"{what}: a smaller form of {record.of}, which goes on without it"
-    return f"{what}: it gave an answer when it ran again, so the machine is to blame, not the case"
+    return f"{what}: it gave an answer when it ran again, so the case is not to blame"
 
 
 class EndRecord(msgspec.Struct, frozen=True, tag="end"):
-    """A worker, or the run, came to its end. planned: the cases that it was to run, if known.
+    """The end of a worker or of the run. planned: the cases that it had to run, if known.
 
-    reason: ``resumed`` takes back an end before it, since the run goes on.
+    reason: ``resumed`` cancels an earlier end, since the run continues.
     """
 
     backend: str

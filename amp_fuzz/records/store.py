@@ -1,7 +1,7 @@
 """The store: append-only records of runs, and findings, under one folder (``.amp-fuzz/``).
 
-A record is written and flushed a line at a time, so that a killed worker loses at most the case
-that it was running. Nothing here imports torch, and nothing that is read is executed.
+Records are written and flushed line by line, so a killed worker loses at most the case that it was
+running. Nothing here imports torch, and nothing that is read is executed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Writer:
             raise StoreError(f"{path}: cannot write ({error.strerror})") from error
 
     def write(self, record: Record) -> None:
-        """Append one record. Raises `StoreError` if the disk takes no more."""
+        """Append one record. Raises `StoreError` if it cannot be written."""
         line = _encoder.encode(record) + b"\n"
         try:
             written = self._file.write(line)
@@ -47,8 +47,8 @@ class Writer:
                 raise OSError(28, os.strerror(28))
         except OSError as error:
             raise StoreError(
-                f"{self.path}: cannot write ({error.strerror}): free some space; what stands there "
-                "already is whole up to its last line"
+                f"{self.path}: cannot write ({error.strerror}): free some space; earlier "
+                "records are intact"
             ) from error
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Writer:
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Drop a last line without an end, of a disk that was full: the next would be added to it."""
+    """Drop an unfinished last line (the disk was full): the next record would be appended to it."""
     if not path.is_file():  # a device has no last line
         return
     with path.open("r+b") as file:
@@ -86,7 +86,7 @@ class Store:
             ) from error
 
     def run_path(self, run: str) -> Path:
-        """Return the folder of a run. Raises `StoreError` for what is no id, such as a path."""
+        """Return the folder of a run. Raises `StoreError` for an invalid id, such as a path."""
         if not _RUN_ID.fullmatch(run):
             raise StoreError(f"{self.root}: {run!r} is not the id of a run")
         return self.root / "runs" / run
@@ -104,9 +104,9 @@ class Store:
 
     @contextmanager
     def running(self, run: RunRecord, label: str = "main") -> Iterator[None]:
-        """Make a run's folder with its head, and mark it as running while the block does.
+        """Make a run's folder with its head, and mark it as running during the block.
 
-        label: of this process, where several take part.
+        label: names this process, if there are several.
         """
         lock = FileLock(self.begin(run) / f"running-{label}.lock")
         try:
@@ -119,7 +119,7 @@ class Store:
             lock.release()
 
     def is_running(self, run: str) -> bool:
-        """Return whether a process runs a run now."""
+        """Return whether some process is running a run now."""
         for path in self.run_path(run).glob("running-*.lock"):
             try:
                 with FileLock(path).acquire(timeout=0):
@@ -174,12 +174,12 @@ class Store:
         """Return the ids of the findings kept, the newest first."""
         ages = {}
         for path in (self.root / "findings").glob("*.json"):
-            with suppress(OSError):  # another process may have taken it out
+            with suppress(OSError):  # another process may have removed it
                 ages[path.stem] = -path.stat().st_mtime_ns
         return sorted(ages, key=lambda name: (ages[name], name))
 
     def finding(self, identity: str) -> DivergenceRecord:
-        """Read a finding by id or by an unambiguous start of it. Raises `StoreError`."""
+        """Read a finding by its id or an unambiguous prefix of it. Raises `StoreError`."""
         hits = [f for f in self.findings() if f.startswith(identity)]
         if len(hits) != 1:
             known = ", ".join(self.findings()[:8]) or "none yet"
@@ -188,7 +188,7 @@ class Store:
         return load_finding(self.root / "findings" / f"{hits[0]}.json")
 
     def noted(self, identity: str) -> NoteRecord | None:
-        """Return the note of the newest run whose case has this id, or a start of it."""
+        """Return the note, of the newest run, whose case has this id or prefix."""
         for run in reversed(self.runs()):
             for path in sorted(self.run_path(run).glob("records-*.jsonl")):
                 with path.open("rb") as lines:
@@ -227,7 +227,7 @@ def load_finding(path: Path) -> DivergenceRecord:
 def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:
     """Return the case that an id or a path names, and its finding if it has one.
 
-    An id may be that of a note of some run, which has no finding. A path may be a case file or a
+    The id may be that of a note's case, which has no finding. The path may be a case file or a
     finding's file. Raises `StoreError` or `CaseError`.
     """
     path = Path(what)

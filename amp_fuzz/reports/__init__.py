@@ -1,7 +1,7 @@
-"""What a run came to: records -> DataFrames -> terminal text, Markdown, one offline HTML page.
+"""Reports of a run: records -> DataFrames -> terminal text, Markdown, one offline HTML page.
 
-Reports read records only, of any run and on any machine: nothing here imports torch, and pandas is
-imported when a report is made, not before.
+Reports read only records, of any run and on any machine. Nothing here imports torch, and pandas is
+imported only when a report is made.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Report", "read", "terminal", "write"]
 
 
 def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
-    """Read a run once, for all that is shown of it.
+    """Read a run once, for all reports of it.
 
-    known: bugs to name beside those in the record of the run. Raises `StoreError` if the run is
-    missing or its head unreadable; damaged records are left out and mentioned.
+    known: bugs to name in addition to those in the record of the run. Raises `StoreError` if the
+    run is missing or its head unreadable; damaged records are left out and mentioned.
     """
     from amp_fuzz.reports.frames import load
     from amp_fuzz.reports.view import view
@@ -36,7 +36,7 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run as it was when it was read."""
+    """A run at the time that it was read."""
 
     data: RunData
     view: View

@@ -52,9 +52,9 @@ class Cell:
     """One call of one op on one backend.
 
     overload: the first autocast kernel that the op reaches on some device, "" if no table lists
-    one. policy: what the device's table says of it, or "none". call: its source, and shapes those
-    of its inputs. input_dtypes: of the floating inputs, in order. expected, observed: the dtypes
-    that come out under the reference and under the backend (``float32``, ``float32, int64``), or
+    one. policy: its policy in the device's table, or "none". call: its source. shapes: of its
+    inputs. input_dtypes: of the floating inputs, in order. expected, observed: the result dtypes
+    under the reference and under the backend (``float32``, ``float32, int64``), or
     ``raises RuntimeError``. status: ``agree`` on a result, ``raise`` if both raise the same.
     kind: the kind of divergence, "" if there is none. known: the known entries that explain it.
     finding: the divergence, for replay and repro.
@@ -103,7 +103,7 @@ def matrix(cells: Iterable[Cell]) -> pd.DataFrame:
     """Return the conformance matrix: op, overload and policy by backend.
 
     An entry counts cells by status: ``20 agree, 12 raise``, or ``18 agree, 12 raise, 2 known``.
-    "" where the op has no kernel, or another policy, on the device.
+    "" if the op has no kernel on the device, or another policy.
     """
     table = frame(cells)
     shown = table.groupby([*_ROW, "backend"])["status"].agg(_share)
@@ -116,12 +116,12 @@ def _share(statuses: pd.Series[str]) -> str:
 
 
 def differences(cells: Iterable[Cell]) -> pd.DataFrame:
-    """Return the calls that come out otherwise on one backend than on another: facts, not faults.
+    """Return the calls whose results differ between backends: facts, not faults.
 
-    Rows are calls with their dtypes, one dtype or several; columns are backends, with the dtype
-    that came out or what was raised, and "" where the backend has no such cell. A fake device has
-    no kernels, so it does not raise where a real one lacks a kernel for the dtype; where it raises
-    because it is fake, it says nothing.
+    Rows are calls with their dtypes, one dtype or several. Columns are backends, with the result
+    dtype or the error, or "" if the backend has no such cell. A fake device has no kernels, so it
+    does not raise where a real one lacks a kernel for the dtype. If it raises because it is fake,
+    the entry is "".
     """
     import pandas as pd
 
@@ -133,7 +133,7 @@ def differences(cells: Iterable[Cell]) -> pd.DataFrame:
     return wide[wide.nunique(axis=1) > 1].fillna("")
 
 
-# What fake tensors raise where an op needs values, or has no fake kernel.
+# The errors of fake tensors if an op needs values, or has no fake kernel.
 _FAKE_ERRORS = (
     "raises AssertionError",
     "raises DataDependentOutputException",
@@ -144,10 +144,10 @@ _FAKE_ERRORS = (
 
 
 def compared(cells: Sequence[Cell]) -> pd.DataFrame:
-    """Return what a reader wants of `differences`: a row for each op and way to come out.
+    """Return a summary of `differences`: a row for each op and combination of results.
 
-    Under one autocast dtype, apart for inputs of one dtype and of several: how many calls come out
-    so, and the first of them. Ops that raise on one device and run on another come first.
+    Under one autocast dtype, separately for inputs of one dtype and of several, a row has the
+    number of such calls, and the first. Ops that raise on one device and run on another come first.
     """
     import pandas as pd
 
@@ -178,9 +178,9 @@ def _portable(outcomes: Iterable[object]) -> bool:
 
 
 def not_judged(cells: Iterable[Cell]) -> dict[str, list[str]]:
-    """Return, for each backend, the ops of which nothing was compared but errors.
+    """Return, for each backend, the ops that raise on both sides in every cell.
 
-    They raise on both sides in every cell. An op that is banned has to raise, and is judged.
+    A banned op must raise, so it is judged.
     """
     judged: dict[tuple[str, str], bool] = {}
     for cell in cells:
@@ -195,9 +195,9 @@ def not_judged(cells: Iterable[Cell]) -> dict[str, list[str]]:
 
 
 def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> str:
-    """Return what the terminal shows: counts, what is known, what differs, and what to type next.
+    """Return the terminal text: counts, known cells, cells that differ, and the next command.
 
-    folder: where `write` put the tables. notes: lines on what has no cell.
+    folder: where `write` put the tables. notes: lines on the ops without a cell.
     """
     names = list(dict.fromkeys(c.backend for c in cells))
     width = max(map(len, names), default=0)
@@ -237,7 +237,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _listed(ops: Sequence[str]) -> str:
-    """Return how many ops there are, with the names of the first few."""
+    """Return the number of ops, and the names of the first few."""
     more = f" and {len(ops) - _NAMED:,} more" if len(ops) > _NAMED else ""
     return f"{_number(len(ops), 'op')} ({', '.join(ops[:_NAMED])}{more})"
 
@@ -252,7 +252,7 @@ def _by_entry(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
 
 
 def _by_op(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
-    """Return the cells that differ by backend, op and kind; a group is named by its first cell."""
+    """Group the cells that differ by backend, op and kind; the first cell names the group."""
     found = _grouped((f"{c.backend} {c.op} {c.kind}", c) for c in cells if c.status == "differs")
     return [(describe(group[0]), group) for group in found.values()]
 
@@ -271,13 +271,13 @@ def _counts(cells: Iterable[Cell]) -> tuple[int, ...]:
 
 
 def replay_command(cell: Cell, folder: Path) -> str:
-    """Return the command that judges a cell again which does not agree."""
+    """Return the command that judges a cell again."""
     path = os.fspath(cell_path(cell, folder))
     return shlex.join(["amp-fuzz", "replay", path, *judging_options()])
 
 
 def cell_path(cell: Cell, folder: Path) -> Path:
-    """Return the file of a cell that does not agree. Cases of several backends have one id."""
+    """Return the file of a cell that does not agree. Backends share the ids of cases."""
     return folder / "cells" / f"{cell.backend}-{cell.case_id}.json"
 
 
@@ -366,7 +366,7 @@ def _table_text(table: pd.DataFrame) -> str:
 
 
 def write(cells: Sequence[Cell], folder: Path, notes: Sequence[str] = ()) -> tuple[Path, Path]:
-    """Write audit.md, audit.csv with a row for each cell, and a file for each that does not agree.
+    """Write audit.md, audit.csv (a row for each cell), and a file for each that does not agree.
 
     Raises `StoreError`.
     """

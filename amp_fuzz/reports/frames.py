@@ -1,4 +1,4 @@
-"""Records as pandas DataFrames, and the tables that are made of them."""
+"""Records as pandas DataFrames, and the tables built from them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _GROUP = ["backend", "kind", "op", "policy", "dtypes", "known"]
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The notes of one group. record: with the smallest case, None if none is left to replay.
+    """The notes of one group. record: the one with the smallest case, or None if none is left.
 
-    backends: with the numbers of cases.
+    backends: the number of cases by backend.
     """
 
     note: Note
@@ -67,18 +67,17 @@ class Noted:
 class RunData:
     """The records of a run.
 
-    cases: one row a case; op, policy, dtypes are those of the statement that diverged first; groups
-    are the fingerprints of the causes that it shows, joined by commas.
+    cases: one row for each case; op, policy, dtypes are those of the first statement that diverged;
+    groups are the fingerprints of its causes, joined by commas.
     kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the numbers of cases
-    that reached it and of calls. A case that diverged is ``known`` or ``diverged`` in one row,
-    that of its divergence; its other kernels were not compared and are ``elsewhere``.
+    that reached it and of calls. A case that diverged is ``known`` or ``diverged`` in the row of
+    its divergence; its other kernels were not compared and are ``elsewhere``.
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
-    divergences: one row for each of `records`, in order. ends: one row a task that came to its end.
-    damage: one line for each record that could not be read. unjudged: by backend, how many values
-    differ in a bit and could not be judged, and of how many cases. uncompiled: by backend, how many
-    cases agreed of which its compiler had made no graph. notes: by group. incidents: workers that
-    died without a finding. state: ``killed`` if nothing runs and the end of the run was never
-    recorded.
+    divergences: one row for each of `records`, in order. ends: one row for each task that ended.
+    damage: one line for each unreadable record. unjudged: by backend, how many values differ in a
+    bit and could not be judged, and in how many cases. uncompiled: by backend, how many cases
+    agreed without being compiled. notes: by group. incidents: workers that died without a finding.
+    state: ``killed`` if nothing runs and the end of the run was never recorded.
     """
 
     run: RunRecord
@@ -99,7 +98,7 @@ class RunData:
 
     @property
     def backends(self) -> list[str]:
-        """The backends that were chosen, then those that records speak of besides."""
+        """The chosen backends, then others that occur in records."""
         seen = [*self.cases["backend"], *self.ends["backend"]]
         return list(dict.fromkeys([*(b.name for b in self.run.backends), *filter(None, seen)]))
 
@@ -107,8 +106,8 @@ class RunData:
 def load(store: Store, run_id: str) -> RunData:
     """Read a run. Raises `StoreError` if it is missing or its head unreadable.
 
-    A record that cannot be read is left out and named in `RunData.damage`; a last line that was cut
-    short, which is how a killed worker leaves its file, is left out in silence.
+    An unreadable record is left out and named in `RunData.damage`. An unfinished last line, as a
+    killed worker leaves it, is left out silently.
     """
     run = store.run(run_id)
     tally = _Tally()
@@ -123,7 +122,7 @@ def load(store: Store, run_id: str) -> RunData:
 
 
 def _read(path: Path, damage: list[str]) -> Iterator[Record]:
-    """Yield what can be read of one file; `Store.records` stops at the first damaged line."""
+    """Yield the readable records of a file; `Store.records` stops at the first damaged line."""
     decoder = msgspec.json.Decoder(Record)
     try:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -141,7 +140,7 @@ def _read(path: Path, damage: list[str]) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class _Tally:
-    """Adds records up as they are read, so that memory grows with cases, not with their kernels."""
+    """Sums up records while reading, so memory grows with cases, not with their kernels."""
 
     cases: list[tuple[str, ...]] = field(default_factory=list)
     diverging: list[CaseRecord] = field(default_factory=list)
@@ -190,7 +189,7 @@ class _Tally:
         for part, spent in record.seconds.items():
             self.parts[record.backend, part] += spent
         if record.outcome in ("known", "diverged"):
-            self.diverging.append(record)  # until all records are read
+            self.diverging.append(record)  # held until all records are read
             return
         for kernel in record.kernels:
             self._count(kernel, record.backend, record.outcome)
@@ -209,7 +208,7 @@ class _Tally:
         self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known, groups))
 
     def _alone(self, found: DivergenceRecord) -> None:
-        """Count a divergence without a record of its case: its worker died, or the line is lost."""
+        """Count a divergence whose case has no record: its worker died, or the line is lost."""
         outcome = "known" if found.known else "diverged"
         kernel = KernelRecord(found.op, found.policy or "none", found.dtypes, 0)
         self._count(kernel, found.backend, outcome, found.kind)
@@ -223,7 +222,7 @@ class _Tally:
         self.calls[key] += kernel.count
 
     def finish(self, run: RunRecord, store: Path) -> RunData:
-        """Add what had to wait for all records, and return the frames."""
+        """Add the records that were held, and return the frames."""
         found = {(r.backend, r.case.id): r for r in self.records}
         for record in self.diverging:
             self._diverged(record, found.get((record.backend, record.id)))
@@ -259,9 +258,9 @@ def _size(record: NoteRecord) -> tuple[int, str]:
 
 
 def _guilty(record: CaseRecord, found: DivergenceRecord | None) -> KernelRecord:
-    """Return the kernel that a divergence shows at; where none does, one of the op's name.
+    """Return the kernel at which a divergence shows, or one with the op's name.
 
-    The record of the divergence knows it from the minimised case, and so better than the case.
+    The divergence's record takes it from the minimised case, which is more precise than the case.
     """
     at = record.kernels[record.at] if 0 <= record.at < len(record.kernels) else None
     if found is None or not found.op:
@@ -293,7 +292,7 @@ def summary(data: RunData) -> pd.DataFrame:
 
     kind: of the divergence, or ``agreed``, ``raised`` (both sides, alike), ``elsewhere`` (the case
     diverged, but not here). known: how many of the cases a known finding explains. An op is an
-    autocast kernel; a divergence that shows at none stands at the catalogue's op or at "".
+    autocast kernel; a divergence at no kernel is listed under the catalogue's op or "".
     """
     frame = data.kernels.copy()
     frame["kind"] = frame["kind"].where(frame["kind"] != "", frame["outcome"])
@@ -305,8 +304,8 @@ def summary(data: RunData) -> pd.DataFrame:
 def outcomes(data: RunData) -> pd.DataFrame:
     """Return, for each backend, the number of cases by outcome, and rates.
 
-    raised_share: of all cases, those that raised on both sides. rate: cases a second in one worker,
-    from the tasks that ended; without one, from the seconds of the cases. ops: how many of the
+    raised_share: the share of cases that raised on both sides. rate: cases a second in one worker,
+    from the tasks that ended, or else from the seconds of the cases. ops: how many of the
     catalogue's ops were called.
     """
     counts = pd.crosstab(data.cases["backend"], data.cases["outcome"])
@@ -326,14 +325,14 @@ def outcomes(data: RunData) -> pd.DataFrame:
 def seconds(data: RunData) -> pd.DataFrame:
     """Return the seconds of each backend by part of the work.
 
-    ``other`` is what tasks took besides judging: drawing cases, minimising, writing records.
+    ``other`` is everything except judging: drawing cases, minimising, writing records.
     """
     frame = data.parts.pivot(index="backend", columns="part", values="seconds").fillna(0.0)
     parts = list(dict.fromkeys(data.parts["part"]))
     frame = frame.reindex(index=data.backends, columns=parts, fill_value=0.0).astype(float)
     ended = data.ends.groupby("backend")[["cases", "seconds"]].sum().reindex(frame.index).fillna(0)
     cases = data.cases.groupby("backend").size().reindex(frame.index, fill_value=0)
-    # Tasks that were cut short have no seconds of their own: count only that share of the parts.
+    # Tasks that were cut short have no seconds: count only the share of the others.
     share = (ended["cases"] / cases.clip(lower=1)).clip(upper=1.0)
     frame["other"] = (ended["seconds"] - frame.sum(axis=1) * share).clip(lower=0.0)
     return frame.rename_axis(index="backend", columns=None)
@@ -343,8 +342,8 @@ def coverage(data: RunData) -> pd.DataFrame:
     """Return, for each backend, which of the autocast kernels that torch lists were reached.
 
     reachable, reached: numbers. missing: the names of the others. unreachable: the names of kernels
-    that no caller can reach, with the reason if the run recorded it. found: those that a case
-    reached all the same.
+    that no caller can reach, with the reason if the run recorded it. found: unreachable ones that a
+    case reached.
     """
     rows = []
     for backend in data.run.backends:
@@ -359,7 +358,7 @@ def coverage(data: RunData) -> pd.DataFrame:
 
 
 def groups(data: RunData) -> dict[str, int]:
-    """Return by fingerprint how many cases showed a cause that is not known."""
+    """Return by fingerprint how many cases showed an unknown cause."""
     counts: Counter[str] = Counter()
     for joined in data.cases.loc[data.cases["outcome"] == "diverged", "groups"]:
         counts.update(filter(None, joined.split(",")))
@@ -377,12 +376,13 @@ def variants(data: RunData) -> dict[str, Counter[str]]:
 
 
 def findings(data: RunData) -> pd.DataFrame:
-    """Return one row for each sort of divergence that is known, or is in no group.
+    """Return one row for each sort of divergence that is known or in no group.
 
-    Its columns are backend, kind, op, policy, dtypes, known, count, id.
-    count: the cases that diverged so. id: the case to replay, the smallest of the finding itself
-    or of the one that stands for it, since only the first of its like is minimised (one a backend,
-    kind and known entry; one a backend, kind and op if it is new). "" if no record is left.
+    The columns are backend, kind, op, policy, dtypes, known, count, id.
+    count: the cases that diverged in this way. id: the case to replay: the smallest of the finding,
+    or of the one that represents it, since only the first of similar findings is minimised (one for
+    each backend, kind and known entry, or each backend, kind and op if it is new). "" if no record
+    is left.
     """
     diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
     diverging = diverging[(diverging["groups"] == "") | (diverging["outcome"] == "known")]

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network: styles, script and pictures are inside it."""
+"""The report as one HTML page that needs no network: it contains styles, script and pictures."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from amp_fuzz.reports.view import (
 __all__ = ["render"]
 
 MOST_FINDINGS, LONGEST_BLOCK = 200, 20_000
-_LEVELS, _COLOURS = 6, 7  # as the style sheet has them
+_LEVELS, _COLOURS = 6, 7  # as in the style sheet
 
 
 def render(view: View) -> str:
-    """Return the page. Everything that a record holds is escaped; links are http or https."""
+    """Return the page. All text of records is escaped; links are http or https."""
     names = [b.name for b in view.backends]
     table = _table(view.summary, names)
     styles = _styles(view.backends)
@@ -61,7 +61,7 @@ def _cut(text: str) -> str:
 
 
 def _size(finding: FindingView) -> tuple[int, int]:
-    """Return the numbers of statements of a finding's case, and of the case before minimising."""
+    """Return the number of statements of a finding's case, and of the case before minimising."""
     before, after = finding.record.case, finding.case
     return len([*statements(after.program.body)]), len([*statements(before.program.body)])
 
@@ -71,7 +71,7 @@ def _size(finding: FindingView) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a stacked bar: its class of colour, and where it lies in per cent of the bar."""
+    """A part of a stacked bar: its colour class, and its position in per cent of the bar."""
 
     title: str
     value: float
@@ -118,7 +118,7 @@ def _times(b: BackendView, styles: dict[str, str]) -> list[_Part]:
 
 @dataclass(slots=True)
 class _Cell:
-    """What came of an op, by policy and perhaps dtypes, on one backend."""
+    """The outcomes of an op, by policy and perhaps dtypes, on one backend."""
 
     cases: int = 0
     known: int = 0
@@ -135,7 +135,7 @@ class _Cell:
 
     @property
     def said(self) -> str:
-        """What its cases came to: ``agreed 8, raised 1``."""
+        """The outcomes of its cases: ``agreed 8, raised 1``."""
         return ", ".join(f"{kind} {n:,}" for kind, n in sorted(self.kinds.items()))
 
 
@@ -174,10 +174,10 @@ def _table(summary: Iterable[SummaryRow], backends: Sequence[str]) -> list[_Row]
 
 
 def _detail(table: Iterable[_Row]) -> list[list[list[object]]]:
-    """Return the mixes of dtypes of each row, as small as they go: the page's script shows them.
+    """Return the dtype mixes of each row in a compact form, for the page's script.
 
-    A mix is its dtypes and, for each backend that has it, [column, cases, known, new, what its
-    cases came to unless all agreed].
+    A mix is its dtypes and, for each backend that has it, [column, cases, known, new, outcomes
+    unless all cases agreed].
     """
     return [
         [
@@ -201,7 +201,7 @@ def _weight(cells: Sequence[_Cell]) -> tuple[int, int, int]:
 
 
 def _level(cases: int, *, most: int) -> int:
-    """Return the shade of a cell, 0 for none, on a logarithmic scale."""
+    """Return the shade of a cell on a logarithmic scale, 0 for none."""
     if cases <= 0:
         return 0
     return min(_LEVELS, 1 + int(_LEVELS * math.log1p(cases) / math.log1p(max(most, 1))))

@@ -29,7 +29,7 @@ _SIGNS = {
 
 
 def render(view: View) -> str:
-    """Return the Markdown. Text of programs and errors stands in code and so stays as it is."""
+    """Return the Markdown. Programs and errors are in code, so they stay unchanged."""
     parts = [_head(view), _backends(view), _missing(view), _new(view)]
     parts += [_noted(view), _baseline(view), _known(view), _summary(view)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
@@ -102,7 +102,7 @@ def _new(view: View) -> Iterator[str]:
         yield from _finding(finding)
     if len(view.new) > MOST_FINDINGS:
         yield ""
-        yield f"And {len(view.new) - MOST_FINDINGS} more, all of them in the HTML report."
+        yield f"And {len(view.new) - MOST_FINDINGS} more in the HTML report."
 
 
 def _finding(finding: FindingView) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _noted(view: View) -> Iterator[str]:
         return
     yield f"### Notes ({plural(len(view.noted), 'group')})"
     yield ""
-    yield "Beside agreement and divergence. They fail a run if `--fail-on` names their kind."
+    yield "Neither agreement nor divergence. They fail a run if `--fail-on` names their kind."
     header = ("op", "statement", "what happens", "what to do", "cases", "on", "replay")
     for title, notes in view.noted_by_kind:
         yield ""
@@ -159,7 +159,7 @@ def _noted(view: View) -> Iterator[str]:
         yield from _table(header, rows, right=(4,))
         if len(notes) > MOST_ROWS:
             yield ""
-            yield f"And {len(notes) - MOST_ROWS} more, all of them in the HTML report."
+            yield f"And {len(notes) - MOST_ROWS} more in the HTML report."
         yield from _close()
 
 
@@ -221,7 +221,7 @@ def _summary(view: View) -> Iterator[str]:
 
 
 def text(words: str) -> str:
-    """Return text that Markdown shows as it is, on one line."""
+    """Return text that Markdown shows unchanged, on one line."""
     words = clean(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", words)
 
@@ -240,7 +240,7 @@ def _longest(words: str) -> int:
 
 def _block(lines: str, language: str) -> Iterator[str]:
     if len(lines) > LONGEST_BLOCK:
-        lines = lines[:LONGEST_BLOCK] + "\n... (cut here; all of it in the HTML report)"
+        lines = lines[:LONGEST_BLOCK] + "\n... (cut here; the HTML report has all of it)"
     fence = "`" * max(3, _longest(lines) + 1)
     yield fence + language
     yield from lines.splitlines()
@@ -267,5 +267,5 @@ def _table(
 
 
 def _cell(words: str) -> str:
-    """Return words for a cell: a bare pipe would end it, even in a code span."""
+    """Escape words for a cell: a bare pipe would end it, even in a code span."""
     return re.sub(r"(?<!\\)\|", r"\|", words)

@@ -1,6 +1,6 @@
-"""Text of others, as it may reach a terminal, a script or a page: without control characters.
+"""Remove control characters from foreign text before it reaches a terminal, a script or a page.
 
-Error messages and case files hold line breaks, colours and worse.
+Error messages and case files contain line breaks, colours and worse.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ def clean(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Return lines without control characters, their indentation kept."""
+    """Return lines without control characters, with their indentation."""
     lines = _ESCAPE.sub("", text).split("\n")
     return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)

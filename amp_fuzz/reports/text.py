@@ -1,4 +1,4 @@
-"""The summary that a run ends with in a terminal: plain ASCII but for what others wrote."""
+"""The summary at the end of a run in a terminal: plain ASCII, except quoted text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LABEL = 10
 def render(view: View, *, width: int | None = None, rows: int = 10) -> str:
     """Return the summary, wrapped to `width` columns (by default the terminal's, at most 120).
 
-    Commands are never wrapped, so that they can be copied. rows: how many of the summary table.
+    Commands are never wrapped, so they can be copied. rows: how many rows of the summary table.
     """
     columns = shutil.get_terminal_size().columns if width is None else width
     width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
@@ -68,7 +68,7 @@ def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
         )
         for b in backends
     ]
-    # What a narrow terminal goes without, in this order.
+    # The columns that a narrow terminal drops, in this order.
     yield from _table(header, rows, width, left=(0, 7), drop=(6, 2, 3))
     details: dict[str, list[str]] = {}
     for b in backends:
@@ -76,7 +76,7 @@ def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
     for detail, names in details.items():
         yield from _wrap(f"{', '.join(names)}: {detail}", width, indent="  ")
     yield from _wrap(
-        "raised: both sides raised alike. cases/s: in one worker, findings minimised.",
+        "raised: both sides raised alike. cases/s: in one worker, including minimising.",
         width,
         indent="  ",
     )
@@ -122,7 +122,7 @@ def _baseline(view: View, width: int) -> Iterator[str]:
 def _noted(view: View, width: int) -> Iterator[str]:
     if not view.noted:
         return
-    yield "notes, beside agreement and divergence (--fail-on=KIND,... fails a run on them)"
+    yield "notes: neither agreement nor divergence (--fail-on=KIND,... fails a run on them)"
     for title, notes in view.noted_by_kind:
         cases = sum(note.cases for note in notes)
         fails = ", FAILS" if notes[0].fails else ""
@@ -131,7 +131,7 @@ def _noted(view: View, width: int) -> Iterator[str]:
         for note in notes[:MOST_NOTES]:
             yield from _note(note, width)
         if len(notes) > MOST_NOTES:
-            yield f"    and {len(notes) - MOST_NOTES} more, all of them in the report"
+            yield f"    and {len(notes) - MOST_NOTES} more in the report"
 
 
 def _note(view: NoteView, width: int) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _new(view: View, width: int) -> Iterator[str]:
         yield from _finding(number, finding, width)
     if len(view.new) > MOST_FINDINGS:
         yield ""
-        yield f"  and {len(view.new) - MOST_FINDINGS} more, all of them in the report"
+        yield f"  and {len(view.new) - MOST_FINDINGS} more in the report"
 
 
 def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
@@ -200,8 +200,8 @@ def _summary(view: View, width: int, rows: int) -> Iterator[str]:
     for row in view.summary:
         kinds[row.kind] += row.cases
     yield from _wrap(
-        f"op x policy x dtypes x backend x kind: {plural(len(view.summary), 'row')}, of kernels by "
-        f"what their cases came to ({', '.join(f'{k} {n:,}' for k, n in kinds.most_common())})",
+        f"op x policy x dtypes x backend x kind: {plural(len(view.summary), 'row')}, kernels by "
+        f"the outcome of their cases ({', '.join(f'{k} {n:,}' for k, n in kinds.most_common())})",
         width,
     )
     cells = [
@@ -237,7 +237,7 @@ def _end(view: View, width: int) -> Iterator[str]:
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap between words only: a path that is broken cannot be copied."""
+    """Wrap only between words: a broken path cannot be copied."""
     return textwrap.wrap(
         clean(text),
         width,
@@ -256,7 +256,7 @@ def _table(
     left: Sequence[int],
     drop: Sequence[int],
 ) -> Iterator[str]:
-    """Lay out a table; columns of `drop` go, in that order, until the rest fits into `width`."""
+    """Lay out a table. Drop the columns of `drop`, in that order, until it fits into `width`."""
     rows = [[clean(cell) for cell in row] for row in rows]
     keep = list(range(len(header)))
     wide = [max(len(row[i]) for row in (header, *rows)) for i in keep]

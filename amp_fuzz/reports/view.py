@@ -1,4 +1,4 @@
-"""What a report says, as plain facts: the one thing that text, Markdown and HTML all render."""
+"""The content of a report, as plain facts that text, Markdown and HTML render."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ __all__ = [
     "view",
 ]
 
-_INCIDENTS = 10  # the most that are shown one by one
+_INCIDENTS = 10  # at most this many are shown one by one
 DEFAULT_STORE = Path(".amp-fuzz")
 
-# The order in which new findings are shown: what stops a run first, then what is exact.
+# The order of new findings: first those that stop a run, then exact ones.
 _KINDS = (
     "crash", "timeout", "state", "raise", "dtype", "shape", "grad-missing", "grad-dtype",
     "bitwise", "value", "nonfinite", "grad-value", "precision", "range", "relation",
@@ -78,18 +78,18 @@ class BackendView:
 
     @property
     def coverage(self) -> str:
-        """The kernels reached of those that can be: ``127/127 (100 %)``."""
+        """The kernels reached, of those that are reachable: ``127/127 (100 %)``."""
         if not self.reachable:
             return "none listed"
         return f"{self.reached}/{self.reachable} ({share(self.reached, self.reachable)})"
 
 
 class Bug(Protocol):
-    """A bug that is known: what a report says of it."""
+    """A known bug, as reports show it."""
 
     @property
     def id(self) -> str:
-        """Its name, which records hold."""
+        """Its name in records."""
 
     @property
     def what(self) -> str:
@@ -106,7 +106,7 @@ class Bug(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownView:
-    """A known finding that explains divergences of this run. `ops`: with numbers of cases."""
+    """A known finding that explains divergences of this run. ops: with numbers of cases."""
 
     id: str
     what: str
@@ -120,17 +120,17 @@ class KnownView:
 
     @property
     def url(self) -> str:
-        """The link, if a reader may be sent there: a user's own list holds what it likes."""
+        """The link, if it is safe to follow: a user's own list may contain anything."""
         safe = re.fullmatch(r"https?://[^\s<>\"'`|()\[\]]+", self.link)
         return self.link if safe else ""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineView:
-    """An entry of the project's baseline, and what came of its case in this run.
+    """An entry of the project's baseline, and the result of its case in this run.
 
-    state: ``there``, ``fixed``, ``expired``, ``changed`` (it diverges otherwise), ``not run``, or
-    ``not seen`` (it comes and goes, and did not come).
+    state: ``there``, ``fixed``, ``expired``, ``changed`` (it diverges differently), ``not run``, or
+    ``not seen`` (it is nondeterministic and did not occur).
     """
 
     id: str
@@ -143,25 +143,25 @@ class BaselineView:
 
     @property
     def sentence(self) -> str:
-        """What there is to do about it, or "" if nothing is."""
+        """What to do about it, or ""."""
         name = f"{self.id} on {self.backend}"
         match self.state:
             case "fixed":
                 return f"fixed: {name} no longer happens: remove it: amp-fuzz baseline prune"
             case "expired":
                 return (
-                    f"expired: {name} was accepted until {self.expires}: mend it, or give it "
+                    f"expired: {name} was accepted until {self.expires}: fix it, or give it "
                     "another date, with a reason"
                 )
             case "changed":
-                return f"changed: the case of {name} diverges in another way now"
+                return f"changed: the case of {name} now diverges in another way"
             case _:
                 return ""
 
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """The group of a cause that is not known. `cases`: those that show it. `case`: to replay.
+    """The group of an unknown cause. cases: how many show it. record: the case to replay.
 
     variants: the ways in which a compiler's part shows, with numbers of cases, most first.
     """
@@ -189,12 +189,12 @@ class FindingView:
 
     @property
     def title(self) -> str:
-        """What the group is about, in a few words: ``dtype at mm``."""
+        """The group's heading: ``dtype at mm``."""
         return title(self.record)
 
     @property
     def short(self) -> tuple[str, str, str]:
-        """The case in three lines: its plan, what it is given, what it does."""
+        """The case in three lines: plan, inputs, statements."""
         _, plan, *lines = self.program.splitlines()
         given = [line for line in lines if re.match(r"[xwb]\d+: ", line)]
         body = [line.strip() for line in lines[len(given) : -1]]
@@ -215,7 +215,7 @@ class FindingView:
 
     @property
     def at(self) -> str:
-        """The op with its policy and dtypes, as far as they are known; "" if it is no one op."""
+        """The op with its policy and dtypes, as far as they are known; "" if it is no single op."""
         r = self.record
         if not r.op:
             return ""
@@ -225,9 +225,9 @@ class FindingView:
 
 @dataclass(frozen=True, slots=True)
 class NoteView:
-    """A group of notes: what is said in its smallest case, and how many cases show it.
+    """A group of notes: the note of its smallest case, and how many cases show it.
 
-    fails: whether the run was told to fail on its kind. replay: "" if no case of it is left.
+    fails: whether its kind fails the run. replay: "" if no case of it is left.
     """
 
     note: Note
@@ -266,7 +266,7 @@ class SummaryRow(NamedTuple):
 
     @property
     def new(self) -> int:
-        """The cases that diverged here in a way that is not known."""
+        """The cases that diverged here in an unknown way."""
         return 0 if self.kind in CALM else self.cases - self.known
 
     @property
@@ -280,9 +280,9 @@ class SummaryRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What it all comes to. nothing: no case ran. unended: nothing new, and the run did not end.
+    """The verdict of a run. nothing: no case ran. unended: nothing new, but the run did not end.
 
-    Otherwise the worst that was seen.
+    Otherwise the worst outcome.
     """
 
     kind: Literal["nothing", "new", "unended", "known", "clean"]
@@ -294,9 +294,9 @@ class Verdict:
 class View:
     """A run as reports show it.
 
-    took: wall time in seconds, 0 if the run did not come to its end. notes: what a reader must know
-    to trust the numbers. lost: cases that diverged anew and left no record to replay. summary: the
-    rows to read first stand first, new divergences, known ones, then what was reached most.
+    took: wall time in seconds, 0 if the run did not end. notes: what a reader must know to trust
+    the numbers. lost: new diverging cases that left no record to replay. summary: the most
+    important rows first: new divergences, known ones, then what was reached most.
     """
 
     run_id: str
@@ -324,14 +324,14 @@ class View:
 
     @property
     def noted_by_kind(self) -> tuple[tuple[str, tuple[NoteView, ...]], ...]:
-        """The notes under the title of each kind that there is, those that fail first."""
+        """The notes by the title of their kind, those that fail first."""
         by_kind = {k: tuple(n for n in self.noted if n.note.kind == k) for k in NOTE_TITLES}
         order = sorted(by_kind, key=lambda k: not any(n.fails for n in by_kind[k]))
         return tuple((NOTE_TITLES[kind], by_kind[kind]) for kind in order if by_kind[kind])
 
     @property
     def tone(self) -> Literal["good", "warn", "bad"]:
-        """How the verdict is to look: a note takes the green from it."""
+        """How the verdict looks: it is not green if there is a note."""
         if self.verdict.kind == "new":
             return "bad"
         return "warn" if self.notes or self.verdict.kind in ("nothing", "unended") else "good"
@@ -345,7 +345,7 @@ class View:
 
 
 def view(data: RunData, known: Sequence[Bug]) -> View:
-    """Return what a report of the run says. `known` explains the known findings."""
+    """Return the content of the run's report. known: explains the known findings."""
     totals = frames.outcomes(data)
     found = frames.findings(data)
     new = _new(data, found)
@@ -384,7 +384,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
 
 
 def _noted(data: RunData) -> tuple[NoteView, ...]:
-    """Return the groups of notes, those that most cases show first."""
+    """Return the groups of notes, those with most cases first."""
     views = []
     for group in data.notes:
         note = group.record.note if group.record else group.note
@@ -397,7 +397,7 @@ def _noted(data: RunData) -> tuple[NoteView, ...]:
 
 
 def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
-    """Return how many cases diverged anew of which no finding is left to replay."""
+    """Return how many new diverging cases have no finding left to replay."""
     shown = {f.record.fingerprint for f in new} - {""}
     rows = map(str, data.cases.loc[data.cases["outcome"] == "diverged", "groups"])
     grouped = sum(bool(said and not shown & set(said.split(","))) for said in rows)
@@ -406,7 +406,7 @@ def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int
 
 
 def _baseline(data: RunData) -> Iterable[BaselineView]:
-    """Yield the entries of the baseline with what came of their cases."""
+    """Yield the entries of the baseline with the results of their cases."""
     own = data.cases[data.cases["family"] == "baseline"]
     came = {(r.backend, r.id): r for r in own.itertuples(index=False)}
     for entry in data.run.entries:
@@ -464,7 +464,7 @@ def _reason(kernel: str) -> tuple[str, str]:
 def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Bug]) -> tuple[KnownView, ...]:
     listed: dict[str, Bug | BaselineRecord] = {k.id: k for k in (*data.run.known, *entries)}
     listed |= {entry.id: entry for entry in data.run.entries}
-    # Two bugs may meet in one case: it counts for each, under ids joined by "+".
+    # Two bugs may meet in one case, which then counts for each; ids are joined by "+".
     each = found.assign(known=found["known"].str.split("+")).explode("known")
     views = []
     for name, rows in each.groupby("known"):
@@ -502,7 +502,7 @@ def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:
 
 
 def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
-    """Return one view a cause that is not known, with the cases that show it."""
+    """Return one view for each unknown cause, with the cases that show it."""
     cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
     groups, variants = frames.groups(data), frames.variants(data)
     views: dict[str, FindingView] = {}
@@ -524,7 +524,7 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
 
 
 def _smaller(view: FindingView | None, record: DivergenceRecord) -> bool:
-    """Return whether a view has a case that is no larger: several processes may meet one cause."""
+    """Return whether a view's case is no larger: several processes may meet one cause."""
     case = record.minimised or record.case
     return view is not None and len(view.case.json()) <= len(case.json())
 
@@ -536,9 +536,9 @@ def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:
 
 
 def _command(data: RunData, name: str, *what: str) -> str:
-    """Return a command line of ours; the store is named if it is not where it is looked for.
+    """Return an amp-fuzz command line, with the store if it is not the default.
 
-    To commands that judge cases again, so is what the run was told of devices and plugins.
+    Commands that judge cases again also name the run's devices and plugins.
     """
     usual = data.store.resolve() == DEFAULT_STORE.resolve()
     store = [] if usual else [f"--store={data.store}"]
@@ -572,7 +572,7 @@ def _verdict(
         return Verdict("nothing", sentence, "amp-fuzz doctor")
     if diverged:
         what = plural(len(new), "new finding") if new else "New divergences"
-        sentence = f"{what}: of {over}, {diverged:,} diverged in a way that is not known.{but}"
+        sentence = f"{what}: of {over}, {diverged:,} diverged in an unknown way.{but}"
         sentence += f" {expired}." if expired else ""
         sentence += failing
         if not new:
@@ -585,16 +585,20 @@ def _verdict(
     kind: Literal["new", "known", "clean"] = "known" if explained else "clean"
     if explained:
         sentence = (
-            f"Nothing new: of {over}, {explained:,} diverged, each as one of "
-            f"{plural(len(known), 'known finding')} explains.{but}{failing}"
+            f"Nothing new: of {over}, {explained:,} diverged, and "
+            f"{_explaining(len(known))} them all.{but}{failing}"
         )
     else:
         sentence = f"Nothing diverged: {over} agreed with the reference.{but}{failing}"
     return Verdict("new" if failing else kind, sentence, report)
 
 
+def _explaining(findings: int) -> str:
+    return f"{plural(findings, 'known finding')} explain{'s' if findings == 1 else ''}"
+
+
 def _failing(data: RunData, noted: Iterable[NoteView]) -> str:
-    """Return a sentence on the notes and incidents that fail the run, or ""."""
+    """Return a sentence about the notes and incidents that fail the run, or ""."""
     kinds = {view.note.kind for view in noted if view.fails}
     found = [plural(sum(view.fails for view in noted), "note")] if kinds else []
     words: list[str] = sorted(kinds)
@@ -607,8 +611,10 @@ def _failing(data: RunData, noted: Iterable[NoteView]) -> str:
 
 
 def _of(over: str, explained: int) -> str:
-    """Return of how many cases a sentence speaks, and how many of them diverged, if any."""
-    return f", of {over}" + (f", of which {explained:,} diverged as is known" if explained else "")
+    """Return the number of cases for a sentence, and how many of them diverged, if any."""
+    return f", of {over}" + (
+        f", of which {explained:,} diverged in a known way" if explained else ""
+    )
 
 
 def _unended(data: RunData, over: str, explained: int) -> Verdict:
@@ -628,7 +634,7 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
         if not backend.cases:
             yield f"{backend.name} ran nothing ({backend.detail})"
     if data.state == "killed":
-        yield "the run was killed, or its machine stopped: the numbers are of the part that ran"
+        yield "the run was killed, or its machine stopped: the numbers cover only the part that ran"
     last = data.ends[data.ends["backend"] == ""].tail(1)
     ends = pd.concat([data.ends[data.ends["backend"] != ""], last])
     early = ends[~ends["reason"].isin(["done", "resumed"])]
@@ -637,13 +643,13 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
         if whole and reason == "stopped" and int(last["planned"].sum()):
             done, planned = int(last["cases"].sum()), int(last["planned"].sum())
             after = time_of(float(last["seconds"].sum()))
-            # All were judged: the time was up while a finding was being made smaller.
+            # All were judged: the time ran out while a finding was being minimised.
             ran = f"{done:,} of {plural(planned, 'case')}"
-            all_ran = f"all {plural(done, 'case')} ran, but a finding may be larger than need be"
+            all_ran = f"all {plural(done, 'case')} ran, but a finding may be larger than necessary"
             yield f"stopped after {after}: {ran if done < planned else all_ran}"
             continue
         what = "the run" if whole else plural(len(rows), "task")
-        yield f"{_ENDED[str(reason)].format(what)}: the numbers are of the part that ran"
+        yield f"{_ENDED[str(reason)].format(what)}: the numbers cover only the part that ran"
     for line in list(map(incident_line, data.incidents))[:_INCIDENTS]:
         yield f"incident: {clean(line)}"
     if len(data.incidents) > _INCIDENTS:
@@ -655,12 +661,12 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
         )
     for on, (values, cases) in data.unjudged.items():
         yield (
-            f"{on}: nothing is said of {plural(values, 'value')} in {plural(cases, 'case')}, which "
-            "differ in a bit where no shadow could follow"
+            f"{on}: not judged: {plural(values, 'value')} in {plural(cases, 'case')}, which differ "
+            "in a bit where no shadow could follow"
         )
     for on, cases in data.uncompiled.items():
         yield (
-            f"{on}: {plural(cases, 'case')} agreed without having been compiled: dynamo made no "
+            f"{on}: {plural(cases, 'case')} agreed without being compiled: dynamo made no "
             "graph of them"
         )
     if data.damage:
@@ -711,7 +717,7 @@ def share(part: float, whole: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Return cases a second with two or three digits that mean something."""
+    """Return cases a second with two or three significant digits."""
     if value <= 0:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"

@@ -1,1 +1,1 @@
-"""A run: what is drawn, in which processes, and what it sets up first."""
+"""A run: setup, drawing of cases, worker processes."""

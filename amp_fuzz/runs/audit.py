@@ -1,12 +1,12 @@
 """The audit: every op, every mix of floating dtypes, every device, one call each.
 
 A cell of the conformance matrix is one call of one op under autocast, with one combination of
-input dtypes, on one backend. It says what dtype comes out under the reference and under the real
-implementation, or that they raise, and whether the two agree in all that `amp_fuzz.oracle.compare`
-compares. Each cell is a case, so it can be replayed.
+input dtypes, on one backend. It has the result dtype under the reference and under the real
+implementation, or their errors, and whether `amp_fuzz.oracle.compare` finds a difference. Each cell
+is a case, so it can be replayed.
 
-Where `amp_fuzz.runs.engine` draws at random, nothing here is: the same cells, with the same case
-ids, on every machine.
+Unlike `amp_fuzz.runs.engine`, nothing here is random: the cells and their case ids are the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ _SPAWN = get_context("spawn")
 
 
 def combinations(floats: int) -> tuple[tuple[str, ...], ...]:
-    """Return the combinations of dtypes of so many floating inputs.
+    """Return the combinations of dtypes of a number of floating inputs.
 
-    All 4^k of them up to three inputs. Beyond, those with one dtype for all and those in which one
-    input has another dtype than the rest: 4 + 12 k.
+    Up to three inputs, all 4^k. With more, those with one dtype for all and those in which one
+    input has a different dtype: 4 + 12 k.
     """
     if floats <= _EXHAUSTIVE:
         return tuple(itertools.product(FLOAT_DTYPES, repeat=floats))
@@ -110,9 +110,9 @@ def combinations(floats: int) -> tuple[tuple[str, ...], ...]:
 
 
 def samples(floats: int) -> tuple[tuple[str, ...], ...]:
-    """Return a few combinations: one dtype for all, or the first input of another than the rest.
+    """Return a few combinations: one dtype for all, or a different one for the first input.
 
-    Of two dtypes one is float32: what promotes and what does not differ there already.
+    Of two dtypes one is float32, which is enough to tell whether an op promotes.
     """
     found = [(dtype,) * floats for dtype in FLOAT_DTYPES[: None if floats else 1]]
     if floats > 1:
@@ -126,14 +126,14 @@ def samples(floats: int) -> tuple[tuple[str, ...], ...]:
 def calls(name: str) -> tuple[Program, ...]:
     """Return the calls of an op that are audited, with float32 inputs.
 
-    The first is in the op's first form, names no dtype if the op can do without, and has the most
-    floating inputs, so that biases and states are there. Each further one has a trait that none
-    before it has (`traits`): autocast sees other kernels, or another argument, there.
+    The first has the op's first form, names no dtype if the op allows that, and has the most
+    floating inputs, so biases and states are present. Each further one has a new trait (`traits`):
+    autocast may see other kernels, or another argument.
     """
     op = CATALOGUE[name]
     drawn = [_draw(op, form, seed) for form in op.forms for seed in range(_DRAWS)]
     drawn = [p for p in drawn if all(0 not in spec.shape for spec in p.inputs)] or drawn
-    # Of a form, first those whose values say something: not a matrix of one element, not one row.
+    # For each form, first those with useful values: not a matrix of one element or one row.
     drawn.sort(key=lambda p: ([*op.forms].index(_call(p).form), _is_small(p)))
     first = [p for p in drawn if _call(p).form == next(iter(op.forms))]
     first.sort(key=lambda p: ("dtype" in dict(_call(p).kwargs), -len(_floating(p))))
@@ -147,10 +147,10 @@ def calls(name: str) -> tuple[Program, ...]:
 
 
 def traits(program: Program) -> frozenset[tuple[object, ...]]:
-    """Return what may decide which kernels a call reaches, and which of its arguments are cast.
+    """Return the traits that may decide which kernels a call reaches and which arguments are cast.
 
-    That is its form, the keywords it gives, flags and words and dtypes with their values, and how
-    many dimensions its floating inputs have.
+    These are its form, its keywords, the values of flags, words and dtypes, and the number of
+    dimensions of its floating inputs.
     """
     statement = _call(program)
     found: set[tuple[object, ...]] = {("form", statement.form)}
@@ -181,7 +181,7 @@ def _draw(op: Op, form: str, seed: int) -> Program:
 
 
 def _runs(program: Program) -> bool:
-    """Return whether a call runs without autocast, where its op can run."""
+    """Return whether a call runs without autocast, if its op can run."""
     op = CATALOGUE[_call(program).op]
     device = "cpu" if op.devices is None or "cpu" in op.devices else op.devices[0]
     backend = backends()["eager-cpu" if device == "cpu" else f"fake-{device}"]
@@ -221,7 +221,7 @@ def _table(device: str) -> PolicyTable:
 
 
 def count(chosen: Iterable[Backend], ops: Iterable[Op]) -> int:
-    """Return how many pairs of op and backend an audit goes through: the lists it yields."""
+    """Return the number of pairs of op and backend in an audit: the lists that it yields."""
     ops = tuple(ops)
     return sum(len(_able(backend, ops)) for backend in chosen)
 
@@ -231,14 +231,14 @@ def left_out(backend: Backend, ops: Iterable[Op]) -> dict[str, list[str]]:
     ops = tuple(ops)
     if not _dtypes(backend.device):
         low = " or ".join(AUTOCAST_DTYPES)
-        return {f"{backend.device} autocasts to none of {low}": [op.name for op in ops]}
+        return {f"{backend.device} does not autocast to {low}": [op.name for op in ops]}
     here = {op.name for op in usable(ops, backend.device)}
     able = {op.name for op in _able(backend, ops)}
     found = {
         f"other devices have them, {backend.device} does not": [
             op.name for op in ops if op.name not in here
         ],
-        f"{backend.name} cannot say them": [
+        f"{backend.name} cannot express them": [
             op.name for op in ops if op.name in here and op.name not in able
         ],
     }
@@ -246,14 +246,14 @@ def left_out(backend: Backend, ops: Iterable[Op]) -> dict[str, list[str]]:
 
 
 def _able(backend: Backend, ops: Iterable[Op]) -> list[Op]:
-    """Return the ops of which a backend can run a call, if it has a dtype to audit them in."""
+    """Return the ops that a backend can call, if it has a dtype to audit them in."""
     if not _dtypes(backend.device):
         return []
     return [op for op in usable(ops, backend.device) if _said(backend, op)]
 
 
 def _said(backend: Backend, op: Op) -> list[Program]:
-    """Return the calls of an op that a backend can say."""
+    """Return the calls of an op that a backend can express."""
     return [p for p in calls(op.name) if unsupported(Case(p), backend) is None]
 
 
@@ -263,8 +263,8 @@ def _said(backend: Backend, op: Op) -> list[Program]:
 def cases_of(backend: Backend, op: Op) -> list[Case]:
     """Return the cells of an op on a backend, as cases.
 
-    The first call has every combination of dtypes under every autocast dtype, the others have a
-    few under the first one.
+    The first call has every combination of dtypes under every autocast dtype. The others have a few
+    under the first autocast dtype.
     """
     dtypes = _dtypes(backend.device)
     found: list[Case] = []
@@ -353,7 +353,7 @@ def audit(
 ) -> Generator[list[Cell]]:
     """Audit ops on backends over worker processes; yield the cells of each pair as they come.
 
-    A worker that dies costs the cell that it died of: that one differs, with kind ``crash``.
+    If a worker dies, only its cell is lost: it differs, with kind ``crash``.
     Closing the iterator (an interrupt) ends the workers.
     """
     known = tuple(known)
@@ -379,13 +379,13 @@ def audit(
                             lost.append(pair)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-        # A worker died, and the pool with it, of one of the pairs that were at hand.
+        # One of the running pairs killed a worker, and the pool with it.
         for name, op in (*lost, *running.values()):
             yield _alone(backends()[name], CATALOGUE[op], known)
 
 
 def _alone(backend: Backend, op: Op, known: tuple[Known, ...]) -> list[Cell]:
-    """Run a pair in a process of its own, and in a new one after each cell that ends it."""
+    """Run a pair in a separate process, and in a new one after each cell that kills it."""
     cases = cases_of(backend, op)
     cells: list[Cell] = []
     while len(cells) < len(cases):
@@ -421,7 +421,7 @@ def _work(backend: str, op: str, known: tuple[Known, ...]) -> list[Cell]:
 
 
 def run_cells(backend: str, cases: Sequence[Case], known: tuple[Known, ...] = ()) -> list[Cell]:
-    """Run the cases of cells on the backend of that name: what a worker process is given to do."""
+    """Run the cases of cells on the backend of that name, in a worker process."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Cases that are judged again: those of a project's own folder, and the findings of the store."""
+"""Cases to judge again: those of a project's folder, and the findings of the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CorpusError(CaseError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A case to judge again on a backend. name: what the user calls it. finding: if it is one's."""
+    """A case to judge again on a backend. name: for the user. finding: its finding, if any."""
 
     name: str
     case: Case
@@ -45,8 +45,8 @@ class Kept:
 def folder_cases(folders: Iterable[Path], chosen: Sequence[Backend]) -> Iterator[Kept]:
     """Yield each ``*.json`` below the folders, for the backends of a run.
 
-    A finding's file is for the backend that it was found on, if that is among them; a case file for
-    all that can run it. Raises `CorpusError`, naming the file and the place.
+    A finding's file is for the backend that found it, if it is among them. A case file is for all
+    that can run it. Raises `CorpusError`, naming the file and the place.
     """
     for folder in dict.fromkeys(folders):
         if not folder.is_dir():
@@ -64,7 +64,7 @@ def folder_cases(folders: Iterable[Path], chosen: Sequence[Backend]) -> Iterator
 
 
 def named(store: Store, names: Iterable[str], default: str = "eager-cpu") -> Iterator[Kept]:
-    """Yield what ids and paths name, each on the backend that found it. Raises `CorpusError`."""
+    """Yield the cases of ids and paths, for the backends that found them. Raises `CorpusError`."""
     for name in dict.fromkeys(names):
         case, finding = _loaded(store, name)
         backend = finding.backend if finding else default
@@ -74,16 +74,16 @@ def named(store: Store, names: Iterable[str], default: str = "eager-cpu") -> Ite
 
 
 MOST = 100
-"""So many findings of a store are judged again in each run, for each backend: the newest."""
+"""The number of findings that each run judges again for each backend: the newest."""
 
 
 def kept_findings(
     store: Store, chosen: Sequence[Backend], ids: Iterable[str] | None = None
 ) -> tuple[list[Kept], list[str]]:
-    """Return the findings that a store keeps for these backends, and why others cannot be used.
+    """Return the store's findings for these backends, and why others cannot be used.
 
-    One that an older version kept may hold what this one does not know: that must not end a run.
-    ids: only these; of all, the newest `MOST` for each backend.
+    A finding of an older version may be unreadable; this must not end a run. ids: only these; by
+    default the newest `MOST` for each backend.
     """
     found: list[Kept] = []
     trouble: list[str] = []
@@ -105,15 +105,15 @@ def kept_findings(
         own = [kept for kept in found if kept.backend == name]
         some += own[:MOST]
         if len(own) > MOST:
-            more = f"the {len(own) - MOST} oldest findings of {name}: {MOST} are, the newest"
-            trouble.append(f"{more} (rm takes out what is settled: {store.root / 'findings'})")
+            more = f"the {len(own) - MOST} oldest findings of {name}; the newest {MOST} are"
+            trouble.append(f"{more} (remove settled ones with rm: {store.root / 'findings'})")
     return sorted(some, key=lambda kept: kept.name), trouble
 
 
 def fixed(kept: Iterable[Kept], records: Iterable[CaseRecord]) -> list[Kept]:
     """Return the findings that agree now, by the records of a run that judged them again.
 
-    What comes and goes is none of these.
+    Nondeterministic ones are never among them.
     """
     agreed = {(r.backend, r.id) for r in records if r.outcome in ("agreed", "raised")}
     return [
@@ -126,7 +126,7 @@ def fixed(kept: Iterable[Kept], records: Iterable[CaseRecord]) -> list[Kept]:
 
 
 def fixed_lines(store: Store, run: str, kept: Sequence[Kept]) -> list[str]:
-    """Return a line for each finding of a store that agreed in a run, with how to take it out."""
+    """Return a line for each finding of a store that agreed in a run, with how to remove it."""
     if not kept:
         return []
     records = store.records(run)

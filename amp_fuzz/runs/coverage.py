@@ -1,10 +1,9 @@
-"""The smallest case that a store knows for each feature that agreed: a corpus that makes itself.
+"""The covered corpus: for each feature, the smallest known case that agreed.
 
-A feature is an autocast kernel that is reached, an op that is called, or something of the plan that
-is not plain. Each has one case file, ``.amp-fuzz/covered/eager-cpu/kernel-mm.json``, so there are
-never more than kernels, ops and ingredients, and the folder of a backend is a corpus like any
-other. A file comes whole by a rename: several processes may write one, and the last of them wins,
-with a case that is as good.
+A feature is an autocast kernel that is reached, an op that is called, or an ingredient of the plan.
+Each has one case file, ``.amp-fuzz/covered/eager-cpu/kernel-mm.json``, so there are never more than
+kernels, ops and ingredients, and the folder of a backend is a corpus like any other. Files are
+replaced by a rename. If several processes write one, the last wins, with a case that is as good.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["Covered", "features"]
 
 
 def features(verdict: Verdict) -> Iterator[str]:
-    """Yield what a case covers, as names of files: ``kernel-mm``, ``op-mm``, ``plan-nested``."""
+    """Yield the features of a case, as file names: ``kernel-mm``, ``op-mm``, ``plan-nested``."""
     yield from {_name("kernel", call.overload) for call in verdict.kernels}
     yield from {_name("op", s.op) for s in statements(verdict.case.program.body)}
     yield from {_name("plan", word) for word in ingredient(verdict.case).split("+") if word}
@@ -39,7 +38,7 @@ def _name(sort: str, word: str) -> str:
 class Covered:
     """The covered features of one backend, with the smallest case of each.
 
-    What is new is kept in memory until `write`.
+    New cases are kept in memory until `write`.
     """
 
     def __init__(self, store: Store, backend: str) -> None:
@@ -48,7 +47,7 @@ class Covered:
         self._new: dict[str, bytes] = {}
 
     def note(self, verdict: Verdict) -> None:
-        """Take in a case that agreed, if it is the smallest for one of its features."""
+        """Add a case that agreed, if it is the smallest for one of its features."""
         text = b""
         for name in features(verdict):
             text = text or verdict.case.json()
@@ -56,7 +55,7 @@ class Covered:
                 self._sizes[name], self._new[name] = len(text), text
 
     def write(self) -> None:
-        """Write what is new. Raises `StoreError` if the disk takes no more."""
+        """Write the new cases. Raises `StoreError` if that fails."""
         if not self._new:
             return
         try:
@@ -75,31 +74,31 @@ class Covered:
 
 
 _NONE = 1 << 62
-# A case takes the place of another if it is so much smaller: what is rewritten for less costs more
-# than all the rest.
+# A case replaces another if it is smaller by this much. Rewriting for less would cost more than
+# everything else.
 _LESS = 0.9
 
 
 def _linked(first: Path | None, path: Path) -> bool:
-    """Make a file another name of one that was just written: that costs a third of writing it."""
+    """Link a file to one that was just written, at a third of the cost of writing it."""
     if first is None:
         return False
     temporary = path.with_suffix(f"{path.suffix}.{os.getpid()}")
     try:
         os.link(first, temporary)
         temporary.replace(path)
-    except OSError:  # a file system without links, or the other one has been replaced
+    except OSError:  # a file system without links, or the other file was replaced
         temporary.unlink(missing_ok=True)
         return False
     return True
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Return the sizes of the case files in a folder; none where there is no folder."""
+    """Return the sizes of the case files in a folder, or nothing without a folder."""
     try:
         with os.scandir(folder) as found:
             files = [(f.name, f.stat().st_size) for f in found if f.name.endswith(".json")]
     except OSError:
         return {}
-    # An empty file is one that a full disk or a killed machine left: any case is better.
+    # A full disk or a killed machine leaves empty files: any case is better.
     return {name.removesuffix(".json"): size or _NONE for name, size in files}

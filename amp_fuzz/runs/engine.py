@@ -1,4 +1,4 @@
-"""The engine: draw cases, judge them, and say what happened as a stream of typed events.
+"""The engine: draw cases, judge them, and yield typed events.
 
 `explore` is the whole loop in one process: `draw` draws, `Judge` judges.
 `amp_fuzz.runs.workers.run` spreads it over processes.
@@ -71,19 +71,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a run is done.
+    """The settings of a run.
 
-    cases: drawn for each backend, of which up to `aimed` per cent aim at autocast kernels. ops:
-    names of the ops that programs are drawn from. seconds: stop the run after so long; 0 is never.
-    deadline: when that is, in seconds since the epoch, which all processes share. floor: cases of
-    each backend and family that run after it too. timeout: CPU seconds that a case may take.
-    memory: GiB that a worker may hold. isolate: run cases in worker processes; else in this one.
-    minimize: seconds for making each new finding smaller. fail_fast: stop at the first new
-    divergence. notes: the kinds of notes that are looked for, with those of fail_on, which fail
-    the run. baseline: the findings that the project knows of. overdue: those that it has known of
-    for too long: they are new again. kept: cases that are judged first, each with its backend and
-    the family to count it under. done: cases that need not run again, by backend and family: their
-    ids, and the kernels that they reached.
+    cases: drawn for each backend; up to `aimed` per cent of them aim at autocast kernels. ops:
+    names of the ops that programs are drawn from. seconds: when to stop the run; 0 is never.
+    deadline: the same, in seconds since the epoch, which all processes share. floor: cases of each
+    backend and family that also run after the deadline. timeout: CPU seconds that a case may take.
+    memory: GiB that a worker may hold. isolate: run cases in worker processes, or else in this one.
+    minimize: seconds for minimising each new finding. fail_fast: stop at the first new divergence.
+    notes: the kinds of notes to look for, including those of fail_on, which fail the run. baseline:
+    the findings that the project accepts. overdue: accepted findings that have expired; they count
+    as new. kept: cases to judge first, each with its backend and the family to count it under.
+    done: cases that need not run again, by backend and family: their ids, and the kernels that they
+    reached.
     """
 
     backends: tuple[str, ...]
@@ -114,15 +114,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A part of a run: so many cases on one backend, each with a call of one of these ops.
+    """A part of a run: cases on one backend, each with a call of one of these ops.
 
-    cases: the number after that of the last case. given: the cases, where none are drawn. first:
+    cases: the number after that of the last case. given: the cases, if they are not drawn. first:
     the number of the first case; a worker that died ran those before it. confirms: how a worker
-    died of its one case, which runs once more; `suspect` is the op that it died in then, if known.
-    told: nothing is recorded of that run, which tells of each kernel that it enters. aims: kernels
-    to aim at, each until a case reaches it; the task's other cases are drawn as all are. again: the
-    cases are judged as a replay does: by all relations, and as they are. until: when it ends, in
-    seconds since the epoch, once `promised` cases of it ran.
+    died of the task's one case, which runs once more; `suspect` is the op in which it died, if
+    known. told: the run is not recorded, but reports each kernel that it enters. aims: kernels to
+    aim at, each until a case reaches it; the other cases are drawn as usual. again: the cases are
+    judged as in a replay: by all relations, and unchanged. until: when it ends, in seconds since
+    the epoch, once `promised` of its cases ran.
     """
 
     backend: str
@@ -142,13 +142,13 @@ class Task:
 
     @property
     def count(self) -> int:
-        """How many cases it has."""
+        """The number of its cases."""
         return self.cases - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """So many cases more will be run on a backend."""
+    """The number of further cases planned on a backend."""
 
     backend: str
     cases: int
@@ -156,9 +156,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A case was judged and recorded: its outcome, its causes if it diverged anew, its kernels.
+    """A case was judged and recorded: its outcome, causes of a new divergence, kernels.
 
-    noted: those of its notes whose case is the smallest of their group so far.
+    noted: its notes for which it is the smallest case of their group so far.
     """
 
     backend: str
@@ -172,7 +172,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A divergence, minimised. `new`: no known entry explains it."""
+    """A minimised divergence. new: no known entry explains it."""
 
     record: DivergenceRecord
     new: bool
@@ -180,14 +180,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A divergence as small as it is so far, while its case is examined; None: it is no more."""
+    """The divergence being examined, as small as it is so far; None when that is over."""
 
     record: DivergenceRecord | None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A task came to its end. groups: what its process has met by then."""
+    """A task ended. groups: the causes that its process has met."""
 
     task: Task
     record: EndRecord
@@ -196,9 +196,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """Two workers died of the same case, or it answered neither; `record` says which.
+    """Two workers died of the same case, or it answered neither; see `record`.
 
-    first: of its cause that this process met, where the op is known.
+    first: whether this process met the cause for the first time, if the op is known.
     """
 
     record: DivergenceRecord
@@ -208,14 +208,14 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """A worker died, and that is no finding; `record` says why not."""
+    """A worker died, but this is no finding; see `record`."""
 
     record: IncidentRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Something of ours went wrong in a worker: an internal error, or a full disk."""
+    """A worker failed: an internal error, or a full disk."""
 
     detail: str
     usage: bool = False
@@ -223,7 +223,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TimeUp:
-    """The time was up before all that was planned had run."""
+    """The time was up before all planned cases had run."""
 
 
 Event: TypeAlias = (
@@ -237,14 +237,14 @@ def seed_of(*parts: object) -> int:
 
 
 def timed(settings: Settings) -> Settings:
-    """Return settings whose time begins now."""
+    """Return settings whose clock starts now."""
     if not settings.seconds:
         return settings
     return replace(settings, deadline=time.time() + settings.seconds)
 
 
 def limits(settings: Settings) -> list[str]:
-    """Return what bounds a run beside its cases, in words: the share that is aimed, its time."""
+    """Return the limits of a run besides its cases, in words: the aimed share, its time."""
     aimed = settings.cases * settings.aimed // 100
     words = [f"at most {aimed:,} of them aimed at kernels"] if aimed else []
     words += [f"at most {settings.seconds:g} s"] if settings.seconds else []
@@ -253,16 +253,16 @@ def limits(settings: Settings) -> list[str]:
 
 
 def late(task: Task, settings: Settings) -> float:
-    """Return for how many seconds the time of a task has been up; less than 0: it is not."""
+    """Return for how many seconds a task has been over its time; negative if it is not."""
     return time.time() - min(task.until, settings.deadline)
 
 
 def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Split a run into tasks: for each backend, one that aims, and one a family.
+    """Split a run into tasks: for each backend, one that aims, and one for each family.
 
-    The cases of a backend's tasks add up to `settings.cases`; families share what is not aimed in
-    proportion to their ops. The tasks of different backends alternate, so that a run that is cut
-    short has seen them all.
+    The cases of a backend's tasks add up to `settings.cases`. Families share the cases that do not
+    aim in proportion to their ops. The tasks of different backends alternate, so a run that is cut
+    short has covered all of them.
     """
     rows: list[list[Task]] = []
     for backend in chosen:
@@ -296,9 +296,9 @@ def _aiming(settings: Settings, backend: Backend, ops: Sequence[Op]) -> Iterator
 
 
 def _callers(kernel: str, ops: Iterable[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the ops that dispatch to a kernel first, and all that may reach it.
+    """Return first the ops that dispatch to a kernel, then all that may reach it.
 
-    Composites reach it on some of their ways only.
+    Composite ops reach it only on some paths.
     """
     name = kernel if "::" in kernel else f"aten::{kernel}"
     able = tuple(op for op in ops if name in op.overloads)
@@ -311,10 +311,11 @@ _ROUND = 8
 
 
 def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
-    """Split tasks of drawn cases into rounds, so that a run cut short has seen all families alike.
+    """Split tasks of drawn cases into rounds, so a run cut short covers all families equally.
 
-    The first round is the floor, and promised. Each later one is twice as large as the one before.
-    Tasks that aim are not split, and come after the first round. What is drawn stays the same.
+    The first round is the floor, and promised. Each later round is twice as large as the one
+    before. Tasks that aim are not split, and come after the first round. The drawn cases stay the
+    same.
     """
     tasks = list(tasks)
     found: list[Task] = []
@@ -329,7 +330,7 @@ def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
 
 
 def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Return a task for each backend of which the baseline has cases, to judge them again."""
+    """Return a task for each backend with cases in the baseline, to judge them again."""
     tasks = []
     for backend in chosen:
         entries = [*settings.baseline, *settings.overdue]
@@ -340,7 +341,7 @@ def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
 
 
 def kept_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Return a task for each backend and family of the cases that are judged first."""
+    """Return a task for each backend and family of the cases to judge first."""
     tasks = []
     for backend in chosen:
         own = [(family, case) for name, family, case in settings.kept if name == backend.name]
@@ -351,7 +352,7 @@ def kept_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
 
 
 def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
-    """Return the ops that a backend can run, each with the forms that it can be called in."""
+    """Return the ops that a backend can run, each with its callable forms."""
     found = []
     for op in usable(ops, backend.device):
         forms = {f: text for f, text in op.forms.items() if backend.supports(op.name, f)}
@@ -360,7 +361,7 @@ def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
     return tuple(found)
 
 
-_TRIMMED = 100  # cases between two times that freed memory is given back: some milliseconds each
+_TRIMMED = 100  # cases between two times that freed memory is returned, at some milliseconds each
 
 
 def explore(
@@ -374,10 +375,10 @@ def explore(
 ) -> Iterator[Event | CaseRecord | NoteRecord]:
     """Run a task in this process, yielding a record for each case and an event for each finding.
 
-    The events of a case come before its record, as does the record of a note whose case is the
-    smallest of its group so far. `began` is told the number of each case of the task, `seen` each
-    case before it runs, and each that it is examined with. `groups` are the causes that were met
-    already; what belongs to one is counted, not reported again. `covered` is told each verdict that
+    The events of a case come before its record, and so does the record of a note for which it is
+    the smallest case of the group so far. began: called with the number of each case. seen: called
+    with each case before it runs, including those that examine it. groups: the causes that were met
+    already; their cases are counted, not reported again. covered: called with each verdict that
     agreed.
     """
     groups = Groups() if groups is None else groups
@@ -428,7 +429,7 @@ def _cases(task: Task, settings: Settings, reached: Collection[str]) -> Iterable
 def noted(
     judge: Judge, verdict: Verdict, settings: Settings, groups: Groups, family: str
 ) -> tuple[Verdict, list[NoteRecord]]:
-    """Return a verdict with its notes, and the records of those whose case is the smallest yet."""
+    """Return a verdict with its notes, and records of those with the smallest case so far."""
     kinds = {*settings.notes, *settings.fail_on}
     found = notes_of(judge, verdict, kinds, groups.elsewhere)
     notes = tuple({note.group: note for note in found}.values())
@@ -438,7 +439,7 @@ def noted(
 
 
 def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
-    """Return the verdict of a case; one of the baseline's own is known if it is of its kind."""
+    """Return the verdict of a case. A case of the baseline is known if the kind matches."""
     if entry is None:
         return judge.judge(case)
     verdict = still(judge, entry, case)
@@ -448,7 +449,7 @@ def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
 
 
 def _kept(verdict: Verdict, task: Task, settings: Settings) -> Generator[Event, None, list[Met]]:
-    """Yield the finding of a case that diverged again, as it is, and return its cause."""
+    """Yield the finding of a case that diverged again, unchanged, and return its cause."""
     if verdict.known:
         return []
     found = fingerprinted(verdict.finding(task.family, verdict.case))
@@ -466,7 +467,7 @@ def _examined(
     groups: Groups,
     seen: Callable[[Case], None],
 ) -> Generator[Event, None, list[Met]]:
-    """Yield the findings of a case that diverged, and return the causes that it shows."""
+    """Yield the findings of a case that diverged, and return its causes."""
     met = []
     for step in examine(
         judge,
@@ -487,12 +488,12 @@ def _examined(
 
 
 def _patience(settings: Settings) -> float:
-    """Return the seconds for one finding: no more than a quarter of what the run has left."""
+    """Return the seconds for one finding: at most a quarter of the time left."""
     return min(settings.minimize, max(settings.deadline - time.time(), 0.0) / 4)
 
 
 def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
-    """Return the record of a case with its causes: known, if the baseline knows all of them."""
+    """Return the record of a case with its causes: known if the baseline accepts all of them."""
     if not met:
         return record
     groups = tuple(dict.fromkeys(m.fingerprint for m in met))
@@ -505,13 +506,13 @@ def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
 def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> Iterator[Case]:
     """Yield the cases of a task, aimed ones first.
 
-    What a case is depends on the seed and its number alone, or on the kernel that it aims at and
-    how often that was tried before; kernels that are `reached` by the time of a draw are left out.
+    A case depends only on the seed and its number, or on the kernel that it aims at and the number
+    of earlier attempts. Kernels that are `reached` by the time of a draw are left out.
 
-    The strategies draw from the same grammar for Hypothesis. Here its bytes come from Python's
-    generator instead: in Hypothesis 6.170 about a third of the programs that its generate phase
-    draws repeat an earlier one (it mutates what it drew), and each takes four times as long
-    (benchmarks/generation.py). Making a finding small is `minimize`'s part, not Hypothesis's.
+    The strategies draw from the same grammar for Hypothesis. Here the bytes come from Python's
+    generator instead. In Hypothesis 6.170, about a third of the programs of its generate phase
+    repeat an earlier one (it mutates what it drew), and each takes four times as long
+    (benchmarks/generation.py). `minimize` shrinks findings, not Hypothesis.
     """
     backend = backends()[task.backend]
     ops = runnable(select(settings.ops or ("*",)), backend)
@@ -539,11 +540,11 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
 
 
 def _turns(aims: Sequence[str], reached: Collection[str]) -> Iterator[tuple[str, int]]:
-    """Yield the next kernel to aim at, and how often it was: in turns, until all are reached."""
+    """Yield the next kernel to aim at, and its attempts: in turns, until all are reached."""
     for number in range(_MOST):
         for kernel in aims:
             if kernel not in reached:
                 yield kernel, number
 
 
-_MOST = 48  # cases for one kernel, before it counts as one that nothing reaches
+_MOST = 48  # cases for one kernel before it counts as unreachable

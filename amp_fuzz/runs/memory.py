@@ -1,4 +1,4 @@
-"""What glibc keeps of the memory that a long run has freed."""
+"""Return freed memory to the system."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["trim"]
 
 
 def trim() -> None:
-    """Give freed memory back to the system, where the C library can do so; else do nothing.
+    """Return freed memory to the system, if the C library can.
 
-    The graphs of a thousand scripted programs leave holes in the heap, which then is larger by
-    three quarters than what is in use, and grows.
+    The graphs of a thousand scripted programs fragment the heap. It is then larger than the memory
+    in use by three quarters, and grows.
     """
     call = _trim()
     if call is not None:

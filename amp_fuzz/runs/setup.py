@@ -1,7 +1,6 @@
-"""Turn options into a run that can start: backends, ops, known list, seed, and the run's head.
+"""Turn options into a run that can start: backends, ops, known list, seed, and the run's record.
 
-Both who runs by command and who runs under pytest begin here, so that both refuse the same things
-in the same words.
+The command and the pytest plugin both begin here, so both reject the same things in the same words.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _PACKAGES = ("amp-fuzz", "torch", "hypothesis", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A run that can start: `record` is its head, `settings` what the engine is told."""
+    """A run that can start. record: its head. settings: for the engine."""
 
     record: RunRecord
     settings: Settings
@@ -65,9 +64,9 @@ def prepare(options: Options, *, command: str = "") -> Session:
     Raises:
         ProgramError: a pattern of `options.ops` matches nothing.
         KnownError: a known list cannot be read.
-        BaselineError: so with the baseline.
+        BaselineError: the baseline cannot be read.
         BackendError: a backend is unknown.
-        MissingBackend: one that was named, or is required, cannot be used here.
+        MissingBackend: a named or required backend cannot be used here.
     """
     ops = tuple(op.name for op in select(options.ops))
     known = known_of(options)
@@ -83,7 +82,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
     held = _held(baseline, chosen)
     today = started.date()
     record = RunRecord(
-        # Sorted by name, runs stand in the order of time.
+        # Runs sorted by name are in order of time.
         id=f"{started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         seed=seed,
         profile=options.profile,
@@ -128,7 +127,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
 
 
 def known_of(options: Options) -> tuple[Known, ...]:
-    """Return the entries that come with the package and those of the options, for this torch.
+    """Return the entries of the package and of the options, for this torch.
 
     Raises `KnownError`.
     """
@@ -146,9 +145,9 @@ def known_of(options: Options) -> tuple[Known, ...]:
 
 
 def baseline_of(options: Options) -> Baseline:
-    """Return the project's baseline: the file of the option, or the nearest upward, or none.
+    """Return the project's baseline: the file of the option, or the nearest one upwards, or none.
 
-    Raises `BaselineError`; for a file that was named and is not there too.
+    Raises `BaselineError`, also if a named file is missing.
     """
     path = options.baseline
     if path != OPTIONS["baseline"].default:
@@ -159,7 +158,7 @@ def baseline_of(options: Options) -> Baseline:
 
 
 def _held(baseline: Baseline, chosen: Iterable[Backend]) -> tuple[Entry, ...]:
-    """Return the entries that speak of these backends and of this torch."""
+    """Return the entries for these backends and this torch."""
     names = {backend.name for backend in chosen}
     torch = version("torch")
     return tuple(e for e in baseline.entries if e.backend in names and e.holds(torch))
@@ -190,7 +189,7 @@ def _check_quirk(entry: Known) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return what a run depends on, with versions."""
+    """Return the versions of the packages that a run depends on."""
     found = {}
     for package in _PACKAGES:
         try:

@@ -1,7 +1,7 @@
 """Spread a run over supervised worker processes.
 
-A worker that dies or hangs costs one case. If that case ends a second worker too, it is a finding,
-a crash or a timeout; else it is an incident of the machine. Another worker goes on with the rest.
+A worker that dies or hangs costs one case. If this case kills a second worker too, it is a finding,
+a crash or a timeout; otherwise it is an incident. Another worker continues with the rest.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ __all__ = ["Supervisor", "run", "unshared"]
 def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     """Run all tasks of a run over worker processes and yield events as they come.
 
-    Its time begins here. Closing the iterator (an interrupt) ends the workers; what they had
-    recorded stays.
+    The clock starts here. Closing the iterator (an interrupt) ends the workers; their records
+    stay.
     """
     settings = timed(settings)
     chosen = [backends()[name] for name in settings.backends]
@@ -103,9 +103,10 @@ def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
 
 
 def unshared(settings: Settings) -> str:
-    """Return why changes made to torch in this process do not reach the workers, or "".
+    """Return why changes to torch in this process do not reach the workers, or "".
 
-    A worker that computes on an accelerator starts anew: no runtime of one survives a fork.
+    A worker that computes on an accelerator is a new process: no accelerator runtime survives a
+    fork.
     """
     for name in settings.backends:
         backend = backends()[name]
@@ -117,15 +118,15 @@ def unshared(settings: Settings) -> str:
 # -- the supervisor -------------------------------------------------------------------------------
 
 _START = 300.0  # seconds that a worker has to start: it imports torch on a machine that may be busy
-_STARTS = 3  # workers that may end while they run no case, without a case judged in between
-_BY_CLOCK = 5  # times the CPU time that a case may take by the clock: it may be waiting for others
-_WATCH = 0.25  # seconds between two looks at what a worker uses
-_GRACE = 5.0  # seconds after its time for a worker to end its case
-_DEATHS = 8  # of processes, for one case, before it stays as it was found
-_FATAL = "Fatal Python error"  # how faulthandler begins
-_OUTPUT = 12  # lines that a process wrote last, kept of one that died
+_STARTS = 3  # workers that may end without a running case, with no case judged in between
+_BY_CLOCK = 5  # the wall-clock limit as a multiple of the CPU limit: a case may be waiting
+_WATCH = 0.25  # seconds between two checks of a worker's usage
+_GRACE = 5.0  # seconds of overtime for a worker to end its case
+_DEATHS = 8  # deaths for one case before it is no longer minimised
+_FATAL = "Fatal Python error"  # the beginning of faulthandler's output
+_OUTPUT = 12  # last lines of output to keep from a dead process
 
-# What a worker and its supervisor share: the number of the case, whether it runs, cases noted.
+# Shared by a worker and its supervisor: the number of the case, whether it runs, cases noted.
 _NUMBER, _RUNNING, _NOTED = range(3)
 
 
@@ -142,8 +143,8 @@ class _Worker:
     """A worker process as the supervisor sees it.
 
     reached: the kernels that cases of its task reached. noted: how many cases it had noted when the
-    present one was first seen, at `since`, when it had used `used` seconds of CPU time. held: bytes
-    of memory when it was ready: a fork holds those of the process that forked, too.
+    current one was first seen, at `since`, after `used` seconds of CPU time. held: bytes of memory
+    when it was ready; a fork also holds its parent's.
     """
 
     number: int
@@ -164,17 +165,17 @@ class _Worker:
     looked: float = field(default_factory=time.monotonic)
 
     def owes(self) -> bool:
-        """Return whether its task has cases to do that are promised."""
+        """Return whether its task has promised cases left."""
         task = self.task
         return task is not None and self.shared[_NUMBER] - task.first < task.promised
 
     @property
     def current(self) -> Path:
-        """The file of the case that it runs."""
+        """The file of the running case."""
         return self.folder / f"current-{self.number}.json"
 
     def written(self) -> str:
-        """Return the end of what it wrote."""
+        """Return the end of its output."""
         try:
             with (self.folder / f"worker-{self.number}.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
@@ -183,13 +184,13 @@ class _Worker:
             return ""
 
     def output(self) -> str:
-        """Return the last lines that it wrote; after a fatal signal, the first of its traceback."""
+        """Return the last lines of its output; after a fatal signal, the start of its traceback."""
         lines = self.written().splitlines()
         fatal = max((i for i, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
         return "\n".join(lines[-_OUTPUT:] if fatal is None else lines[fatal:][:_OUTPUT])
 
     def look(self, now: float) -> Usage:
-        """Return what its case has used of CPU time, and what it holds of memory for cases."""
+        """Return the CPU time of its case, and the memory that it holds for cases."""
         used = usage(self.process.pid or 0)
         if self.noted != self.shared[_NOTED]:
             self.noted, self.since, self.used = self.shared[_NOTED], now, used.cpu
@@ -209,12 +210,12 @@ class Supervisor:
         self.groups = Groups()
         self.kept: set[tuple[str, ...]] = set()
         self.deaths: Counter[str] = Counter()
-        self.died: dict[str, int] = {}  # by cause, the size of the smallest case
+        self.died: dict[str, int] = {}  # the size of the smallest case by cause
         self.unstarted = 0
-        self.apart = ""  # why a worker started anew, without the changes made to torch here
+        self.apart = ""  # why workers are new processes, without changes made to torch here
         if settings.isolate and not unshared(settings):
-            # What torch imports at the first checkpoint or custom op, here once for all workers:
-            # 1.3 s of CPU time of each worker (torch 2.13), of those that replace dead ones too.
+            # torch imports this at the first checkpoint or custom op. Import it here, once for all
+            # workers: 1.3 s of CPU time in each worker (torch 2.13), and in each replacement.
             importlib.import_module("torch._dynamo")
         self.workers: list[_Worker] = []
         self.writer: Writer = store.writer(run_id, label)
@@ -225,7 +226,7 @@ class Supervisor:
     def work(self, tasks: list[Task]) -> Iterator[Event]:
         """Do tasks, and yield events as they come.
 
-        When the time of a task is up, what is promised of it still runs.
+        When the time of a task is up, its promised cases still run.
         """
         for name in dict.fromkeys(task.backend for task in tasks):
             yield Planned(name, sum(task.count for task in tasks if task.backend == name))
@@ -256,7 +257,7 @@ class Supervisor:
                 return
 
     def _here(self) -> Iterator[Event]:
-        """Do the tasks in this process, which a case may end."""
+        """Do the tasks in this process, which a case may kill."""
         path = self.store.run_path(self.run_id) / f"current-{self.label}.json"
         note = _Note(path, RawArray("q", 3))
         try:
@@ -282,9 +283,9 @@ class Supervisor:
         return late(task, self.settings)
 
     def _stop(self) -> None:
-        """Stop if workers still do what nobody promised, some time after they should have ended.
+        """Stop workers that are over their time and have no promised cases left.
 
-        They end by themselves after a case, which may take long.
+        They end by themselves after a case, but a case may take long.
         """
         busy = [w for w in self.workers if w.task is not None]
         tasks = [w.task for w in busy if w.task is not None and not w.owes()]
@@ -309,7 +310,7 @@ class Supervisor:
         shared = RawArray("q", 3)
         entered = RawArray("c", LONGEST)
         about = (self.settings, str(self.store.root), self.run_id, number, shared, entered)
-        # A user's test may have started what does not survive a fork, since the last one.
+        # Since the last fork, a user's test may have started something that does not survive one.
         self.apart = unshared(self.settings) or self.apart
         process = start(_worker_main, theirs, *about, fork=not unshared(self.settings))
         theirs.close()
@@ -345,7 +346,7 @@ class Supervisor:
                     yield from self._lost(worker, over)
 
     def _over(self, worker: _Worker, now: float) -> _Death | None:
-        """Return how a worker went over a limit, if it did."""
+        """Return how a worker exceeded a limit, if it did."""
         used, limit = worker.look(now), self.settings.timeout
         took = now - worker.since
         if not worker.ready:
@@ -371,7 +372,7 @@ class Supervisor:
         task = worker.task
         if isinstance(event, Finished) and task is not None and task.told:
             worker.task = None
-            if task.confirms is not None:  # it died twice, and not where its kernels are told
+            if task.confirms is not None:  # it died twice, but not while reporting its kernels
                 yield self._crashed(task.confirms, task.suspect)
             return
         if isinstance(event, Progress):
@@ -384,7 +385,7 @@ class Supervisor:
         yield from self._taken(event)
 
     def _taken(self, event: Event) -> Iterator[Event]:
-        """Take an event in, and yield it unless it says nothing new."""
+        """Process an event, and yield it unless it is a repetition."""
         if isinstance(event, Finding):
             if not self._keep(event.record):
                 return
@@ -395,7 +396,7 @@ class Supervisor:
         yield event
 
     def _keep(self, record: DivergenceRecord) -> bool:
-        """Keep a finding, unless its like is kept already: several workers may meet one cause."""
+        """Keep a finding, unless a similar one is kept: several workers may meet one cause."""
         like = signature_of(record) if record.known else (record.fingerprint, *record.as_if)
         if like in self.kept:
             return False
@@ -404,7 +405,7 @@ class Supervisor:
         return True
 
     def _unminimised(self, worker: _Worker) -> DivergenceRecord | None:
-        """Keep the divergence that a worker was minimising when it was ended."""
+        """Keep the divergence that a worker was minimising when it ended."""
         record, worker.suspected = worker.suspected, None
         if record is None:
             return None
@@ -415,7 +416,7 @@ class Supervisor:
     # -- deaths -----------------------------------------------------------------------------------
 
     def _lost(self, worker: _Worker, how: _Death) -> Iterator[Event]:
-        """Record what a worker died of, and put back what it had not done."""
+        """Record the death of a worker, and requeue its remaining cases."""
         yield from self._ended(worker)
         task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
         text = worker.current.read_bytes()
@@ -437,7 +438,7 @@ class Supervisor:
             yield self._crashed(task.confirms, op or task.suspect)
             return
         alone = replace(task, first=number, cases=number + 1, promised=1)
-        if task.aims:  # what is drawn depends on the cases before it
+        if task.aims:  # its draws depend on earlier cases
             drawn = case if suspected is None else suspected.case
             alone = replace(alone, first=0, cases=1, aims=(), given=(drawn,))
         if task.cases > number + 1:
@@ -457,9 +458,9 @@ class Supervisor:
     def _candidate(
         self, worker: _Worker, task: Task, suspected: DivergenceRecord, case: Case
     ) -> Iterator[Event]:
-        """Examine a case again without the smaller one that a worker died of.
+        """Examine a case again without the candidate that killed a worker.
 
-        torch dies of calls that nobody drew.
+        The minimiser makes calls that nobody drew, and torch may die of them.
         """
         self.groups.deadly.add(case.id)
         self.deaths[suspected.case.id] += 1
@@ -473,9 +474,9 @@ class Supervisor:
         return Happened(record)
 
     def _crashed(self, incident: IncidentRecord, op: str) -> Crashed:
-        """Return the finding of a case that two workers died of. op: where, as far as is known.
+        """Return the finding of a case that killed two workers. op: where, if known.
 
-        Of one cause the store keeps the first case, and those that are smaller than all before.
+        For each cause the store keeps the first case, and each that is smaller than all before it.
         """
         about = incident.backend, incident.kind, incident.case, incident.detail, incident.family
         record = fingerprinted(unanswered(*about, op=op))
@@ -493,7 +494,7 @@ class Supervisor:
     # -- the end ----------------------------------------------------------------------------------
 
     def _ended(self, worker: _Worker) -> Iterator[Event]:
-        """End a worker, and yield what it had told by then."""
+        """End a worker, and yield its pending events."""
         self.workers.remove(worker)
         end(worker.process)
         with suppress(EOFError, OSError):
@@ -502,7 +503,7 @@ class Supervisor:
         worker.pipe.close()
 
     def _end(self, worker: _Worker) -> Iterator[Event]:
-        """End a worker, and yield what it had found, as small as that was by then."""
+        """End a worker, and yield its unfinished finding, as small as it is."""
         yield from self._ended(worker)
         if (kept := self._unminimised(worker)) is not None:
             yield Finding(kept, new=not kept.known)
@@ -515,12 +516,12 @@ class Supervisor:
     def close(self) -> None:
         """End the workers and close the records."""
         for _ in self._end_workers():
-            pass  # nobody listens; what was found is kept
+            pass  # nobody listens; findings are kept
         self.writer.close()
 
 
 def _trace(worker: _Worker) -> None:
-    """Have a worker that gives no answer write where it is, and wait for that a moment."""
+    """Make a worker that gives no answer write its traceback, and wait a moment for it."""
     if not hasattr(signal, "SIGUSR1") or worker.process.pid is None:
         return
     before, until = worker.written(), time.monotonic() + 1.0
@@ -531,7 +532,7 @@ def _trace(worker: _Worker) -> None:
 
 
 def _fails(event: Event) -> bool:
-    """Whether a new divergence is told and counted: its case follows the finding."""
+    """Whether a new divergence was reported and counted: its case follows the finding."""
     if isinstance(event, Crashed):
         return not event.record.known
     return isinstance(event, Progress) and event.outcome == "diverged"
@@ -542,9 +543,9 @@ def _number(log: Path) -> int:
 
 
 def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Task:
-    """Return what is left of a task whose worker died of a case.
+    """Return the rest of a task after a case killed its worker.
 
-    It aims no more at kernels that the case may have reached: no other worker need die of them.
+    It no longer aims at kernels that the case may have reached, so no other worker dies of them.
     """
     owed = max(task.promised - (number + 1 - task.first), 0)
     left = replace(task, first=number + 1, promised=owed)
@@ -560,10 +561,10 @@ def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Tas
 
 
 class _Note:
-    """Writes down the case that is about to run, where the supervisor finds it.
+    """Writes the case that is about to run to a place where the supervisor finds it.
 
     shared: memory that the supervisor reads: the number of the case, whether it runs, and how many
-    were noted, candidates of the minimiser too.
+    cases were noted, including candidates of the minimiser.
     """
 
     def __init__(self, path: Path, shared: Any) -> None:
@@ -595,17 +596,17 @@ class _Note:
         os.close(self._file)
 
     def rested(self) -> None:
-        """Note that the case is recorded, and that none runs."""
+        """Note that the case is recorded and none is running."""
         self.shared[_RUNNING] = 0
         self.shared[_NUMBER] += 1
 
 
 @contextmanager
 def composed() -> Iterator[None]:
-    """Give cases what they expect, and whoever comes after them what they had.
+    """Set the global state that cases expect, and restore the old state afterwards.
 
-    One thread, since results may depend on their number; no warning filters, default dtype, grad
-    mode or random state of a user's.
+    Cases run with one thread, since results may depend on the number of threads, and without the
+    user's warning filters, default dtype, grad mode and random state.
     """
     import torch
 
@@ -633,7 +634,7 @@ def _worker_main(
     entered: Any,
 ) -> None:
     """Take tasks from the supervisor until it closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor is the one to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles interrupts
     few_primitives()
     expendable()
     store = Store(root)
@@ -664,10 +665,10 @@ def _worker_main(
 
 
 def _redirect(path: Path) -> None:
-    """Send what libraries print (MKL about a NaN, C++ warnings) to a file, not to the terminal.
+    """Redirect the output of libraries (MKL about a NaN, C++ warnings) from the terminal to a file.
 
-    A fork's `sys.stdout` may be what captures the output of a user's test. A fatal signal writes a
-    traceback there.
+    A fork's `sys.stdout` may capture the output of a user's test. A fatal signal writes a traceback
+    to the file.
     """
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -681,7 +682,7 @@ def _redirect(path: Path) -> None:
 
 
 def _told(task: Task, settings: Settings, note: _Note, entered: Any) -> Finished:
-    """Run a case that two processes died of, and tell the supervisor of each kernel it enters."""
+    """Run a case that killed two processes, and report each kernel that it enters."""
     with told(entered):
         for _ in explore(task, replace(settings, minimize=0), began=note.began, seen=note.seen):
             pass

@@ -93,7 +93,7 @@ def _programs(draw: st.DrawFn, device: str, ops: tuple[Op, ...], statements: int
 
 
 def _dropped(source: Bytes, program: Program, statements: int) -> Program:
-    """Leave out what is drawn to be left out: seldom anything, but where an example shrinks."""
+    """Leave out statements and regions as drawn: rarely any, except while an example shrinks."""
     return dropped(program, source(statements), source(statements))
 
 

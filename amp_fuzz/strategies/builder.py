@@ -1,9 +1,9 @@
 """Draw one program, statement by statement, from a source of bytes.
 
-Every choice is a number, and lower is simpler: a
-fresh contiguous float32 input of normal values is simpler than reuse, and reuse than an odd layout.
-The builder follows the dtypes that the policy table of the device promises, so that most programs
-run to their end; a wrong guess costs one case that raises on both sides, never a false alarm.
+Every choice is a number, and lower is simpler: a fresh contiguous float32 input of normal values is
+simpler than reuse, and reuse is simpler than an odd layout. The builder follows the dtypes that the
+device's policy table promises, so most programs run to their end. A wrong guess costs one case that
+raises on both sides, never a false alarm.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _KINDS: Mapping[str, frozenset[str]] = {
     "complex": frozenset({"complex64", "complex128"}),
     "any": _FLOATS | {"int64", "int32", "uint8", "bool", "complex64"},
 }
-# Small sizes find most bugs; 17 and 33 step over the 8, 16 and 32 lanes of vectorised kernels.
+# Small sizes find most bugs; 17 and 33 exceed the 16 and 32 lanes of vectorised kernels.
 _DIMS = (2, 3, 4, 1, 5, 8, 2, 3, 4, 6, 17, 33)
 _FLOAT_SCALARS = (0.5, 2.0, 1.0, -1.5, 0.1, 0.0, 3.0, 1e-3, 300.0, 65536.0)
 _INT_SCALARS = (1, 2, 0, -1, 3)
 _CANDIDATES = 6
 FORMS = 256
-_TRAITS = (12, 6, 8, 40, 40, 256)  # how many each of `_Traits` is drawn from
+_TRAITS = (12, 6, 8, 40, 40, 256)  # the number of options for each of `_Traits`
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
     """What a program draws its inputs from: dtypes, value domains, layouts.
 
-    `mixes` lets ops that need one dtype meet several where no policy casts for them. `chains` lets
-    most calls begin with the last result that they can take. `plain` of eight inputs are no
-    leaves that require grad.
+    `mixes` lets ops that need one dtype meet several, where no policy casts for them. With
+    `chains`, most calls begin with the last result that they accept. `plain` of eight inputs are
+    not leaves that require grad.
     """
 
     floats: tuple[str, ...] = ("float32",)
@@ -82,7 +82,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What is drawn of a tensor: a shape, and numbers below those of `_TRAITS`, 0 the simplest."""
+    """The traits drawn for a tensor: a shape, and numbers below those of `_TRAITS`, 0 simplest."""
 
     shape: Shape
     dtype: int
@@ -93,7 +93,7 @@ class _Traits:
     at_hand: int
 
     def pick(self, found: Sequence[Value], *, last: Value | None = None) -> Value | None:
-        """Return one of the tensors at hand, or None for a fresh one; `last` most of the time."""
+        """Return an existing tensor, or None for a fresh one; mostly `last`."""
         if last is not None and self.at_hand % 8:
             return last
         i = self.at_hand // 8 % (len(found) + 1)
@@ -125,12 +125,12 @@ class ProgramBuilder:
     def statement(self, op: Op, form: str | None = None, number: builtins.int = 0) -> Statement:
         """Draw one call of `op` and make its outputs available to later statements.
 
-        form: by name; or else a number below `FORMS` chooses one.
+        form: a name, or a number below `FORMS` that chooses one.
         """
         if form is None:
             forms = self.forms(op)
             if self.palette.chains and number % 4:
-                # What is written to memory that is given ends a chain: it is rounded there.
+                # Writing to given memory ends a chain: the value is rounded there.
                 forms = [f for f in forms if f not in ("inplace", "out")] or forms
             form = forms[number * len(forms) // FORMS]
         self.form = form
@@ -171,7 +171,7 @@ class ProgramBuilder:
     def forms(self, op: Op) -> list[str]:
         """Return the forms in which `op` may be called here.
 
-        A checkpoint runs its body twice, and an in-place write must not happen twice.
+        A checkpoint runs its body twice, but an in-place write must happen only once.
         """
         writes = ("inplace", "out") if self.frame.checkpoint else ()
         return [form for form in op.forms if form not in writes]
@@ -197,7 +197,7 @@ class ProgramBuilder:
         return next((self.policies[name] for name in names if name in self.policies), None)
 
     def _result(self, op: Op, arguments: Sequence[Value]) -> str:
-        """Return the floating dtype that the call computes in, as the policy table promises it."""
+        """Return the floating dtype that the call computes in, according to the policy table."""
         floats = [v.dtype for v in arguments if v.dtype in _FLOATS]
         policy = self._policy(op)
         if "float64" in floats:
@@ -269,12 +269,12 @@ class ProgramBuilder:
         return self._took(found)
 
     def broadcastable(self, shape: Shape, *, kind: Kind = "float", either: bool = False) -> Value:
-        """Draw a tensor that broadcasts to `shape`; if `either`, or one that `shape` does to."""
+        """Draw a tensor that broadcasts to `shape`. With `either`, `shape` may broadcast to it."""
         how, bits, *drawn = self.digits(12, 2 ** max(len(shape), 1), *_TRAITS)
         chains = self.palette.chains
         if 2 <= how < 6 or (chains and how >= 6 and how % 2):
             near = self._existing(shape, None, {"kind": kind}, near="either" if either else "to")
-            if chains:  # a value and itself say less than a value and what it was made of
+            if chains:  # a value with itself tests less than a value with its operands
                 near = [v for v in near if v.name != self._first] or near
             if near:
                 return self._took(near[bits % len(near)])
@@ -299,7 +299,7 @@ class ProgramBuilder:
         weight: bool = False,
         grad: bool = True,
     ) -> Value:
-        """Draw a tensor: one at hand that fits, or a fresh input."""
+        """Draw a tensor: an existing one that fits, or a fresh input."""
         options = {
             "rank": rank,
             "kind": kind,
@@ -310,9 +310,9 @@ class ProgramBuilder:
             "weight": weight,
             "grad": grad,
         }
-        # One draw, whether the tensor is at hand or fresh: taking a statement away, as shrinking
-        # does, must not shift what the draws of later statements mean. And a statement is of few
-        # draws: shrinking takes up to five away at once.
+        # One draw, whether the tensor exists or is fresh: when shrinking removes a statement, the
+        # draws of later statements must keep their meaning. And a statement has few draws:
+        # shrinking removes up to five at once.
         drawn = self._traits(shape, rank, empty=empty)
         return self._tensor(drawn, options, given=shape)
 
@@ -337,13 +337,13 @@ class ProgramBuilder:
         )
 
     def _leads(self) -> bool:
-        """Return whether the next tensor is the one that a call in a chain begins with."""
+        """Return whether the next tensor is the first operand of a call in a chain."""
         return self.palette.chains and not self._first
 
     def _pick(self, drawn: _Traits, found: Sequence[Value]) -> Value | None:
         if not self._leads():
             return drawn.pick(found)
-        # Of several elements: what was reduced to one leads to nothing but more of these.
+        # Several elements: a value reduced to one element only leads to more of these.
         results = (v for v in found if v.name.startswith("v") and _size(v.shape) > 1)
         return drawn.pick(found, last=next(results, None))
 
@@ -357,7 +357,7 @@ class ProgramBuilder:
         return value
 
     def _allowed(self, kind: Kind) -> frozenset[str]:
-        """Return the dtypes that an argument of that kind may have here, most of the time."""
+        """Return the dtypes that an argument of that kind should usually have here."""
         dtypes = _KINDS[kind]
         op = self._op
         if op is None or kind not in ("float", "real"):
@@ -366,12 +366,12 @@ class ProgramBuilder:
         if policy is None or policy == "promote":
             if self.palette.mixes:
                 return dtypes
-            # What is not cast, or stays in the dtype it has, must be what the kernel takes.
+            # An argument that is not cast must have a dtype that the kernel accepts.
             dtypes -= _FLOATS - set(op.floats)
         if op.mixed == "raises" and self._same is not None:
             if policy is None:
                 return (dtypes - _FLOATS) | {self._same}
-            # Autocast leaves float64 alone: an op that needs one dtype gets all of it or none.
+            # Autocast does not cast float64: an op that needs one dtype gets only float64 or none.
             is_double = self._same == "float64"
             return frozenset({"float64"}) if is_double else dtypes - {"float64"}
         return dtypes
@@ -412,7 +412,7 @@ class ProgramBuilder:
         return found
 
     def _traits(self, shape: Shape | None, rank: Rank = None, *, empty: bool = False) -> _Traits:
-        """Draw what there is to draw of a tensor, of that shape if one is given."""
+        """Draw the traits of a tensor, with that shape if one is given."""
         if shape is not None:
             return _Traits(shape, *self.digits(*_TRAITS))
         low, high = _ranks(rank)
@@ -420,11 +420,11 @@ class ProgramBuilder:
         drawn = self.digits(*_TRAITS, *_shape_sizes(low, high))
         n = len(_TRAITS)
         if self._leads():
-            low = max(low, min(1, high))  # of one element, nothing is an extreme or a sum
+            low = max(low, min(1, high))  # an extreme or a sum of one element tests nothing
         return _Traits(_shape(drawn[n:], low, high, empty=empty), *drawn[:n])
 
     def _dtype(self, kind: Kind, i: builtins.int, *, plain: bool = False) -> str:
-        """Choose a dtype by number, 0 to 11; `plain` prefers float32, as weights have it."""
+        """Choose a dtype by number, 0 to 11; `plain` prefers float32, the dtype of weights."""
         if kind in ("float", "real"):
             allowed = self._allowed(kind)
             floats = [d for d in self.palette.floats if d in allowed]
@@ -477,7 +477,7 @@ def _shape_sizes(low: int, high: int) -> list[int]:
 
 
 def _shape(drawn: Sequence[int], low: int, high: int, *, empty: bool) -> Shape:
-    """Return the shape that choices of `_shape_sizes` stand for."""
+    """Return the shape for choices of `_shape_sizes`."""
     how, none, *dims = drawn
     rank = _near(how, 2 - low, high - low) + low
     shape = tuple(_DIMS[i] for i in dims[:rank])
@@ -488,7 +488,7 @@ def _shape(drawn: Sequence[int], low: int, high: int, *, empty: bool) -> Shape:
 
 
 def _near(i: int, first: int, high: int) -> int:
-    """Map 0, 1, 2... to `first` and then the rest, so that the usual rank is the simplest."""
+    """Map 0, 1, 2... to `first` and then the rest, so the usual rank is the simplest."""
     first = min(max(first, 0), high)
     return first if i == 0 else i - 1 if i <= first else i
 
@@ -511,7 +511,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 
 
 def _arg(value: Any) -> Arg:
-    """Turn what a catalogue entry passes into what a program holds."""
+    """Convert an argument of a catalogue entry to an argument of a program."""
     if isinstance(value, Value):
         return Ref(value.name)
     if isinstance(value, float):

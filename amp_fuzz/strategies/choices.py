@@ -1,9 +1,9 @@
-"""Choices from bytes: what programs and plans are drawn from.
+"""Choices from bytes, from which programs and plans are drawn.
 
 Every choice is a number below a bound, and 0 is the simplest. Choices that belong together are
-drawn as one string of bytes, one or two bytes each: Hypothesis makes each byte small by itself. A
-bounded integer would not do: Hypothesis draws those of a wide range mostly small, so that of
-several choices packed into one the higher would hardly ever be made.
+drawn as one string of bytes, one or two bytes each: Hypothesis shrinks each byte separately. A
+bounded integer would not do. Hypothesis draws integers of a wide range mostly small, so if several
+choices were packed into one, the higher ones would almost always be 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def digits(source: Bytes, *sizes: int) -> list[int]:
     for size in sizes:
         end = start + _width(size)
         number = int.from_bytes(drawn[start:end], "big")
-        found.append(number * size >> 8 * (end - start))  # in proportion: 0 stays 0
+        found.append(number * size >> 8 * (end - start))  # scaled: 0 stays 0
         start = end
     return found
 
@@ -34,5 +34,5 @@ def integer(source: Bytes, size: int) -> int:
 
 
 def _width(size: int) -> int:
-    """Return the number of bytes for a choice: none where there is nothing to choose."""
+    """Return the number of bytes for a choice: none if there is only one option."""
     return 0 if size == 1 else 1 if size <= 256 else 2

@@ -68,12 +68,12 @@ _ENTRIES = (
     "register_autocast",
 )
 _FUNCTIONS = _ENTRIES[1:]
-# Under function transforms these kernels touch memory that is not theirs, and die of it
+# Under function transforms these kernels access foreign memory and crash
 # (docs/findings/README.md).
 _UNTRANSFORMABLE = frozenset({"mkldnn_rnn_layer", "_native_multi_head_attention"})
 _SWARM = 8
 _STYLES = 24
-_FREE, _FREE_FUSED = 12, 6  # how many of these draw from all ops; the others are idioms
+_FREE, _FREE_FUSED = 12, 6  # the programs that draw from all ops; the others use idioms
 _STATEMENTS = 12
 _MAX_DEPTH = 3
 
@@ -84,7 +84,7 @@ def _table(device: str) -> PolicyTable:
 
 
 def forget_tables() -> None:
-    """Read policy tables anew: an op of the user's has got a rule."""
+    """Read policy tables anew, after a user's op was given a rule."""
     _table.cache_clear()
     _policies.cache_clear()
 
@@ -95,7 +95,7 @@ def _policies(device: str) -> Mapping[str, str]:
 
 
 def usable(ops: Iterable[Op], device: str) -> tuple[Op, ...]:
-    """Return the ops that can run on a device type, and that this torch has in all their forms."""
+    """Return the ops that can run on a device type and that this torch has in all forms."""
     return tuple(
         op
         for op in ops
@@ -105,7 +105,7 @@ def usable(ops: Iterable[Op], device: str) -> tuple[Op, ...]:
 
 @cache
 def _torch_has(form: str) -> bool:
-    """Return whether torch has every name that the form of a call writes out."""
+    """Return whether torch has every name in the source of a form."""
     for name in re.findall(r"\btorch\.([a-zA-Z_][\w.]*\w)", form):
         try:
             operator.attrgetter(name)(torch)
@@ -122,7 +122,7 @@ def _dtypes(device: str) -> tuple[str, ...]:
 
 
 def draw_autocast(source: Bytes, device: str) -> Autocast:
-    """Draw an autocast context for the device under test; seldom one for another device."""
+    """Draw an autocast context for the device under test, rarely for another device."""
     dtypes = _dtypes(device)
     i, how = digits(source, 16, 12)
     dtype = dtypes[0] if i < 9 else dtypes[-1] if i < 14 else None if i == 14 else "float32"
@@ -136,10 +136,10 @@ def draw_autocast(source: Bytes, device: str) -> Autocast:
 
 
 def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
-    """Draw a plan. The simplest: one bfloat16 context around the forward, the backward after it."""
+    """Draw a plan. The simplest: one bfloat16 context around the forward, backward after it."""
     dtypes = _dtypes(device)
     low, outer, backward = digits(source, 8, 12, 10)
-    # The last one leaves the dtype to the device's default, as most callers do.
+    # The last one uses the device's default dtype, as most callers do.
     contexts = [Autocast(dtype=dtypes[0] if low < 4 else dtypes[-1] if low < 7 else None)]
     if outer == 11:
         contexts = []
@@ -152,7 +152,7 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
         changes["backward"] = ("inside", "under", "none")[backward - 7]
         if backward == 8:
             changes["backward_context"] = draw_autocast(source, device)
-    # Most cases have no more than one or two of the rest, so that a finding says which matters.
+    # Most cases have at most one or two of the rest, so a finding shows which one matters.
     for i in digits(source, 21, 21):
         changes |= _ingredient(i, source, trains=trains)
     return _consistent(plan, changes)
@@ -162,7 +162,7 @@ def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
     if i == 10:
         return {"entry": _ENTRIES[integer(source, len(_ENTRIES))]}
     if i in (9, 20):
-        # Gradients of each sample meet the most rules: of batching, of backward ops, of both.
+        # Per-sample gradients involve the most rules: of batching, of backward ops, of both.
         transforms = ("vmap", "grad", "vmap_grad", "vmap_grad") if trains else ("vmap",)
         return {"transform": transforms[integer(source, len(transforms))]}
     kinds: dict[int, dict[str, object]] = {
@@ -189,7 +189,7 @@ def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
 
 
 def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
-    """Apply changes, dropping what has no meaning together."""
+    """Apply changes, and drop combinations without meaning."""
     plan = msgspec.structs.replace(plan, **changes)
     drop: dict[str, object] = {}
     if plan.backward == "none":
@@ -213,7 +213,7 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
 
 
 def _alone(plan: Plan) -> Plan:
-    """Return a plan with its transform, its contexts, and nothing else."""
+    """Return a plan with only its transform and its contexts."""
     backward = "inside" if plan.backward == "under" else plan.backward
     transform = "vmap" if backward == "none" else plan.transform
     return Plan(contexts=plan.contexts, backward=backward, transform=transform)
@@ -232,9 +232,9 @@ def draw_program(
 ) -> Program:
     """Draw a program whose statements come from a random few of `ops`, and from `focus`.
 
-    ops: what to draw from (`usable` on the device); all that are if None. focus: ops of which the
-    program has at least one, in its first statements. forms: the form of that statement. fused: it
-    is for a backend that fuses ops: more chains, of which more return their last values only.
+    ops: what to draw from (`usable` on the device); None is all of these. focus: the program has
+    at least one of these ops, in its first statements. forms: the form of that statement. fused:
+    for a backend that fuses ops: more chains, and more programs that return only their last values.
     """
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
     if plan is not None and plan.transform != "none":
@@ -291,14 +291,14 @@ class _ProgramDrawing:
         self.checkpoints = plan is None or (plan.backward != "none" and plan.transform == "none")
         body = self.body(0)
         program = returning_all(Program(tuple(self.build.inputs), tuple(body), ()))
-        # What is returned exists in memory, rounded. A compiler may keep the rest as it likes.
+        # A returned value is rounded in memory. A compiler may keep other values unrounded.
         return program if self.keeps else returning_last(program)
 
     def body(self, depth: int) -> list[Node]:
         nodes: list[Node] = []
         while True:
-            # One draw says whether there is another node, and which: 0 is the end. It is made even
-            # where no other may follow: shrinking then finds it there when it takes one away.
+            # One draw decides whether there is another node, and which: 0 is the end. It is drawn
+            # even if no other may follow, so shrinking still finds it after removing a node.
             end, which, region, form = digits(self.source, 10 - 2 * depth, _SWARM, 10, FORMS)
             if self.count >= self.limit:
                 break
@@ -334,10 +334,10 @@ class _ProgramDrawing:
         return Region(context, (*enters, *body))
 
     def island(self) -> list[Node]:
-        """Draw how code enters a region without autocast: most often with a cast to float32.
+        """Draw how a program enters a region without autocast: mostly with a cast to float32.
 
-        An idiom begins anew there, and ends after it: what is kept in float32 has layers of its
-        own, and goes on to the loss.
+        An idiom restarts there and ends after it: a float32 part has layers of its own and extends
+        to the loss.
         """
         cast = CATALOGUE["float"]
         if not (self.build.palette.chains and cast in self.pool):
@@ -365,7 +365,7 @@ def _few(ops: Sequence[Op], start: int, count: int) -> list[Op]:
 
 
 def _spread(start: int, i: int) -> int:
-    """Return the i-th of a sequence of well-spread numbers: an integer hash, as in splitmix."""
+    """Return the i-th number of a well-spread sequence: an integer hash, as in splitmix."""
     z = (start * 0x9E3779B9 + (i + 1) * 0x85EBCA6B) & 0xFFFFFFFF
     z = ((z ^ z >> 16) * 0x7FEB352D) & 0xFFFFFFFF
     z = ((z ^ z >> 15) * 0x846CA68B) & 0xFFFFFFFF

@@ -1,9 +1,9 @@
-"""Leave parts of a drawn program out again, by choices of their own.
+"""Leave out parts of a drawn program, by separate choices.
 
-To take a statement away by taking away what it was drawn from shifts the meaning of what comes
-after it: which value a later call reads is drawn as a number, and there is a value less to count.
-Shrinking changes one thing at a time, so that many a statement could not go. Here one choice made
-0 takes it away, and the rest stays as it is.
+Removing the draws of a statement changes the meaning of later draws: the value that a later call
+reads is drawn as a number, and there is one value fewer to count. Shrinking changes one thing at a
+time, so many statements could not be removed. Here, setting one choice to 0 removes a statement and
+changes nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ __all__ = ["dropped"]
 def dropped(program: Program, keeps: Sequence[int], around: Sequence[int]) -> Program:
     """Return a program without the statements whose number among `keeps` is 0.
 
-    What another one reads stays, and so does the last. around: the same of the regions, in the
-    order in which they begin; what is in a region stays. What stands beyond either is kept.
+    Statements that others read stay, and so does the last. around: the same for regions, in the
+    order in which they begin; the body of a region stays. Statements and regions beyond the lists
+    stay.
     """
     calls = list(statements(program.body))
     gone: set[int] = set()

@@ -1,8 +1,8 @@
-"""Ways through the ops, as the programs take them that people run under autocast.
+"""Idioms: sequences of ops as in the programs that people run under autocast.
 
-Drawn from all ops alike, three given ones hardly ever follow each other. Half of the programs are
-therefore of an idiom: stages that the statements go through in turn, each with its ops. The idioms
-are the ingredients that public reports have in common (docs/ingredients.md).
+If all ops are drawn alike, three given ones hardly ever follow each other. Half of the programs
+therefore follow an idiom: their statements go through stages in turn, each with its own ops. The
+idioms are the ingredients that public reports share (docs/ingredients.md).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["IDIOMS", "Idiom", "stages"]
 
 @dataclass(frozen=True, slots=True)
 class Idiom:
-    """A way through the ops.
+    """A sequence of stages.
 
-    stages: names or globs of ops, a stage each. islands: half of the autocast regions in it turn
-    autocast off, as networks do around what must stay float32. floats, domains: the dtypes and the
-    values of its inputs, one of each a program; any where there are none.
+    stages: names or globs of ops, for each stage. islands: half of its autocast regions turn
+    autocast off, as networks do around layers that must stay float32. floats, domains: the dtypes
+    and value domains of its inputs, one of each per program; empty means any.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -37,7 +37,7 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "div", "add.scalar", "mul.scalar", "div.scalar")
 
 IDIOMS: tuple[Idiom, ...] = (
-    # Scales and scores: values that were just rounded, their extremes, what compares the two.
+    # Scales and scores: values that were just rounded, their extremes, and comparisons.
     Idiom(
         (
             (*_ARITHMETIC, "half", "bfloat16", "exp", "tanh", "sigmoid", "softmax"),
@@ -72,7 +72,7 @@ IDIOMS: tuple[Idiom, ...] = (
         ),
         islands=True,
     ),
-    # Products in 16 bits, and what takes them along with other values.
+    # Products in 16 bits, and ops that combine them with other values.
     Idiom(
         (
             ("mm", "mv", "linear", "matmul", "addmm", "baddbmm", "einsum", "conv1d"),
@@ -83,7 +83,7 @@ IDIOMS: tuple[Idiom, ...] = (
         ),
         islands=True,
     ),
-    # Scaled losses: what is large in 16 bits, and goes on in more.
+    # Scaled losses: large 16-bit values that continue in a wider dtype.
     Idiom(
         (
             ("half", "to.dtype", "type_as", "mm", "linear", "mul", "div.scalar"),
@@ -97,7 +97,7 @@ IDIOMS: tuple[Idiom, ...] = (
         ),
         domains=(("normal",), ("overflow",), ("normal", "overflow"), ("overflow", "normal")),
     ),
-    # Numbers in two parts: what a cast rounds off, and what asks whether it rounded anything.
+    # Numbers in two parts: the part that a cast rounds off, and checks whether it rounded.
     Idiom(
         (
             ("half", "bfloat16", "to.dtype", "type_as"),
@@ -117,7 +117,7 @@ def _names(idiom: int) -> tuple[tuple[str, ...], ...]:
 
 
 def stages(pool: Sequence[Op], idiom: int) -> list[Sequence[Op]]:
-    """Return the ops of each stage of an idiom that are in a pool; of none, where one has none."""
+    """Return the ops of each stage that are in a pool, or nothing if some stage has none."""
     ops = {op.name: op for op in pool}
     found = [[ops[name] for name in names if name in ops] for names in _names(idiom)]
     return [*found] if all(found) else []

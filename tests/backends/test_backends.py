@@ -158,7 +158,7 @@ def test_a_backend_is_chosen_once() -> None:
         ("fake_cuda", "did you mean 'fake-cuda'?"),
         ("zzz", "use compile[eager], "),
         ("zzz*", "no backend matches 'zzz*'"),
-        ("", "no backend is called ''"),
+        ("", "unknown backend ''"),
     ],
 )
 def test_an_unknown_name_says_what_to_write(word: str, said: str) -> None:

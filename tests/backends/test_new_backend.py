@@ -153,7 +153,7 @@ import sys
 
 
 def cannot_tell(kind, error, trace):
-    \"""Exit with 125 at an error that is not the finding: `git bisect run` skips it.\"""
+    \"""Exit with 125 for an error that is not the finding: `git bisect run` skips it.\"""
     sys.__excepthook__(kind, error, trace)
     sys.exit(125 if issubclass(kind, Exception) else 130)
 

@@ -282,7 +282,7 @@ def test_a_device_is_installed_once() -> None:
         "ampdev ampdev",
         (
             "PrivateUse1 is the device 'ampdev' in this process already, with the policies of "
-            "cuda: a process can name it once, use another process"
+            "cuda: a process can rename it only once, so use another process"
         ),
     ]
 

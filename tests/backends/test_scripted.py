@@ -1280,7 +1280,7 @@ def _calls(body: Any) -> Any:
 
 def test_a_case_that_it_cannot_say_is_an_error_that_says_so() -> None:
     example = case([x("x0", 4)], call("relu", "x0", form="module"))
-    with pytest.raises(BackendError, match="script has no words for relu as module"):
+    with pytest.raises(BackendError, match="script cannot express relu as module"):
         judge(SCRIPT, example)
 
 
@@ -1475,7 +1475,7 @@ def test_the_explicit_form_shows_both_sides() -> None:
                    call("mm", "v0", "x1", to="v1"))  # fmt: skip
     text = SCRIPT.explicit(example).splitlines()
     assert text == [
-        "# what TorchScript's pass makes of it:",
+        "# the casts of TorchScript's own pass:",
         "v0 = aten::exp(cast[float32](x0))",
         "v1 = aten::mm(cast[bfloat16](v0), cast[bfloat16](x1))",
     ]

@@ -120,7 +120,7 @@ def vendor(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Vendor:
     [
         (("--device=nosuch",), 4, "torch has no device 'nosuch', and there is no module torch_no"),
         (("--device=cpu",), 2, "--device: 'cpu' is one of torch's own devices: choose --backends="),
-        (("--device=npu:0",), 2, "--device: 'npu:0' is no name of a device: write it as in torch"),
+        (("--device=npu:0",), 2, "--device: 'npu:0' is not a device name: write it as in torch"),
         (("--policies=cuda",), 2, "--policies: policies of which device? add device=NAME"),
         (("--device=mydev", "--policies=cude"), 2, "--policies: cude: no such table: use one of"),
         (("--device=mydev", "--policies=none.toml"), 2, "none.toml: cannot be read (No such file"),

@@ -112,7 +112,7 @@ def test_the_text_of_a_note() -> None:
         "  eager-cpu, bfloat16  agrees: 1 value, 2 gradients, bit for bit",
         "  fake-cuda, bfloat16  agrees: 1 value, 3 results inside, dtypes and shapes",
         "",
-        "The callable's own casts, which are no part of the verdict:",
+        "The callable's own casts, which do not affect the verdict:",
         "  note      FILE in 0: .half() casts bfloat16 to float16 under bfloat16",
         "            autocast (cpu, cuda)",
         "            Drop the cast, or cast to torch.get_autocast_dtype(): float16 and bfloat16",
@@ -175,7 +175,7 @@ def test_the_text_of_what_cannot_be_judged() -> None:
     assert text.splitlines() == [
         "amp_fuzz.check of _raises, seed 0: CANNOT BE JUDGED",
         "  eager-cpu, bfloat16  agrees: 1 value, bit for bit",
-        "  fake-cuda, bfloat16  raises: ERROR, under the reference too, and not without autocast",
+        "  fake-cuda, bfloat16  raises: ERROR, under the reference too, but not without autocast",
         "  to do     Turn autocast off around the line that raises and give it float32, or check",
         "            on a device and a dtype that can run it.",
     ]

@@ -115,11 +115,11 @@ def test_what_no_longer_happens_is_reported(
     checked = amp_fuzz("baseline", "check")
     assert checked.code == 1
     assert f"  {entry['id']} on moody-cpu: FIXED: remove it\n" in checked.out
-    assert amp_fuzz("baseline", "prune", "--dry-run").out.startswith("would take out")
+    assert amp_fuzz("baseline", "prune", "--dry-run").out.startswith("would remove")
     assert len(entries(tmp_path)) == 1
     pruned = amp_fuzz("baseline", "prune")
     assert pruned.code == 0
-    assert f"took out {entry['id']}: fixed\n" in pruned.out
+    assert f"removed {entry['id']}: fixed\n" in pruned.out
     assert "finding" not in tomllib.loads((tmp_path / FILE).read_text())
     assert amp_fuzz("baseline", "check").out == f"{FILE}: no findings\n"
 
@@ -155,8 +155,8 @@ def test_what_comes_and_goes_can_be_known(amp_fuzz: Command, moods: Command) -> 
     moods()
     checked = amp_fuzz("baseline", "check")
     assert checked.code == 0
-    assert "not seen in 10 runs: it may come and go" in checked.out
-    assert "nothing to take out" in amp_fuzz("baseline", "prune").out
+    assert "not seen in 10 runs: it may be nondeterministic" in checked.out
+    assert "nothing to remove" in amp_fuzz("baseline", "prune").out
 
 
 def test_a_crash_is_known_of_its_own_case_only(amp_fuzz: Command) -> None:
@@ -176,7 +176,7 @@ def test_update_adds_and_leaves_the_rest(
     path.write_text(path.read_text() + "# a thought of mine\n")
     again = amp_fuzz("baseline", "update", "--reason=again")
     assert again.code == 0
-    assert "is known already, as " in again.out
+    assert "is already in the baseline, as " in again.out
     assert f"{FILE}: nothing to add\n" in again.out
     before = path.read_text()
     moods(neg="value")
@@ -247,6 +247,6 @@ def test_no_file_is_one_line_and_so_is_no_run(command: Command) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.error == f"amp-fuzz: {FILE}: no such file: `amp-fuzz baseline update` makes it"
     assert command("baseline", "update").error.endswith("no run yet: amp-fuzz run")
-    assert "is no date: write it as" in command("baseline", "update", "--expires=soon").error
-    assert "is past" in command("baseline", "update", "--expires=2020-01-01").error
+    assert "is not a date: write it like" in command("baseline", "update", "--expires=soon").error
+    assert "is in the past" in command("baseline", "update", "--expires=2020-01-01").error
     assert "is no range" in command("baseline", "update", "--torch=two").error

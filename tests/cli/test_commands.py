@@ -40,7 +40,7 @@ def test_replay_shows_what_was_found(
     done = amp_fuzz("replay", identity[:6], cwd=fuzzed[0])
     assert (done.code, done.err) == (1, "")
     assert done.out.startswith(f"case {identity} seed=")
-    assert "what autocast should make of it:\n  # under " in done.out
+    assert "the casts that autocast should make:\n  # under " in done.out
     assert re.search(
         rf"{identity} on lying-cpu: DIVERGES: dtype at v\d\n"
         r"  expected  float32\n"
@@ -157,8 +157,8 @@ def test_a_finding_with_unknown_words_is_one_line_or_has_no_control_characters(
     kept = json.loads((fuzzed[0] / ".amp-fuzz" / "findings" / f"{identity}.json").read_text())
     odd = "of\x1b[31m words\x07"
     for field, code, said in (
-        ("kind", 2, "finding.json: $.kind='of\\x1b[31m words\\x07' is no kind of divergence: use"),
-        ("backend", 2, "finding.json: no backend is called 'of\\x1b[31m words\\x07'"),
+        ("kind", 2, "finding.json: $.kind='of\\x1b[31m words\\x07' is not a kind of divergence"),
+        ("backend", 2, "finding.json: unknown backend 'of\\x1b[31m words\\x07'"),
         ("where", 2, "the reference observes nothing at 'of\\x1b[31m words\\x07'"),
         ("expected", 0, ""),
         ("observed", 0, ""),

@@ -19,19 +19,19 @@ Command = Callable[..., Any]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rum"], "amp-fuzz: no command 'rum': did you mean 'run'?"),
+        (["rum"], "amp-fuzz: unknown command 'rum': did you mean 'run'?"),
         (
             ["run", "--bakends=all"],
-            "amp-fuzz run: no option '--bakends': did you mean '--backends'?",
+            "amp-fuzz run: unknown option '--bakends': did you mean '--backends'?",
         ),
         (["run", "--cases=x"], "amp-fuzz run: --cases: 'x' is not a whole number"),
         (["run", "--cases=0"], "amp-fuzz run: --cases: 0 is too small: use 1 or more"),
         (["run", "--seconds=nan"], "amp-fuzz run: --seconds: nan is not finite"),
         (
             ["run", "--relations=al"],
-            "amp-fuzz run: --relations: 'al' is none of its values: did you",
+            "amp-fuzz run: --relations: 'al' is not a valid value: did you",
         ),
-        (["run", "--profile=nightli"], "no profile is called 'nightli': did you mean 'nightly'?"),
+        (["run", "--profile=nightli"], "unknown profile 'nightli': did you mean 'nightly'?"),
         (
             ["run", "--ops=conw2d"],
             "amp-fuzz: no op or family matches 'conw2d': did you mean 'conv2d'?",
@@ -44,7 +44,7 @@ Command = Callable[..., Any]
         (["run", "--report=/dev/null"], "amp-fuzz: report: /dev/null is a file: give a folder"),
         (["run", "surplus"], "amp-fuzz run: Got unexpected extra argument (surplus)"),
         (["audit", "--ops=nope"], "amp-fuzz: no op or family matches 'nope'"),
-        (["replay"], "amp-fuzz replay: give ID|PATH..."),
+        (["replay"], "amp-fuzz replay: missing argument ID|PATH..."),
         (["replay", "123"], "amp-fuzz: .amp-fuzz: no finding has the id '123' (kept: none yet)"),
         (["replay", "."], "amp-fuzz: .: Is a directory: give the path of a case file"),
         (
@@ -57,7 +57,7 @@ Command = Callable[..., Any]
             ["report", "--store=/dev/null"],
             "amp-fuzz: /dev/null: not a folder: give another with --st",
         ),
-        (["list", "op"], "amp-fuzz list: nothing to list is called 'op': did you mean 'ops'?"),
+        (["list", "op"], "amp-fuzz list: cannot list 'op': did you mean 'ops'?"),
         (
             ["list", "--store=/dev/null"],
             "amp-fuzz: /dev/null: not a folder: give another with --sto",
@@ -77,7 +77,7 @@ def test_usage(command: Command, arguments: list[str], said: str) -> None:
         (
             ["--backends=eager-cup"],
             2,
-            "no backend is called 'eager-cup': did you mean 'eager-cpu'?",
+            "unknown backend 'eager-cup': did you mean 'eager-cpu'?",
         ),
         (
             ["--backends=broken-cpu"],
@@ -214,7 +214,7 @@ def test_a_case_for_a_backend_that_does_not_exist(amp_fuzz: Command, tmp_path: P
     (tmp_path / "case.json").write_bytes(CASE.json())
     done = amp_fuzz("replay", "case.json", "--backend=eager-cup")
     assert done.error == (
-        "amp-fuzz: case.json: no backend is called 'eager-cup': did you mean 'eager-cpu'? "
+        "amp-fuzz: case.json: unknown backend 'eager-cup': did you mean 'eager-cpu'? "
         "(a device that you have installed is named by --device=cup)"
     )
     assert done.code == 2

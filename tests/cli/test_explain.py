@@ -183,7 +183,7 @@ def test_what_agrees_is_said_to_agree() -> None:
             [
                 f"  > v1  float16[1, 1], observed bfloat16[1, 1]: another dtype{FIRST}",
                 "the reference agrees with the backend if it imitates cache-ignores-dtype",
-                "  - mm, call 2 of 2: casts to the other 16-bit dtype than its context's",
+                "  - mm, call 2 of 2: casts to the other 16-bit dtype, not its context's",
             ],
         ),
         (

@@ -61,7 +61,7 @@ def test_no_issue_of_what_agrees(amp_fuzz: Command) -> None:
     path = FINDINGS / "issue-matrix-rank-out.json"
     done = amp_fuzz("repro", path, "--format=issue")
     assert done.error == (
-        f"amp-fuzz: {path}: agrees with the reference on eager-cpu here and now: nothing to report;"
+        f"amp-fuzz: {path}: agrees with the reference on eager-cpu now: nothing to report;"
         f" see: amp-fuzz replay {path}"
     )
     assert done.code == 2

@@ -92,7 +92,7 @@ def test_a_command_says_which_cases_are_bad(
     assert ops(small) == ["softmax"]
     (spec,) = small.program.inputs
     assert spec.shape == (2,)
-    assert "this one agrees:" in done.out
+    assert "the nearest case that agrees:" in done.out
 
 
 def test_a_call_that_was_cut_goes_on_where_it_ended(
@@ -101,7 +101,7 @@ def test_a_call_that_was_cut_goes_on_where_it_ended(
     asked = tmp_path / "asked.txt"
     first = amp_fuzz("minimize", *checked, "--seconds=0")
     assert first.code == 0, first.err
-    assert "time was up; go on: amp-fuzz minimize" in first.out
+    assert "time is up; to continue: amp-fuzz minimize" in first.out
     before = asked.read_text().splitlines()
     second = amp_fuzz("minimize", *checked, "--seconds=60")
     assert ops(kept(tmp_path, second)) == ["softmax"]
@@ -181,7 +181,7 @@ def test_a_case_that_takes_too_much_memory_on_both_sides_becomes_smaller(
         (("--check=./missing",), 2, "check: ./missing: No such file"),
         (("--check=sh -c 'exit 3'",), 2, "the command ended with exit code 3"),
         (("--check=sh -c 'exit 1'",), 2, "does not call the case itself bad"),
-        (("--match=kind,colour",), 2, "--match: 'colour' is none of kind, op, stage, where"),
+        (("--match=kind,colour",), 2, "--match: 'colour' is not one of kind, op, stage, where"),
     ],
     ids=["agrees", "missing", "no command", "odd command", "good", "match"],
 )

@@ -388,4 +388,4 @@ def test_a_note_fails_a_run_only_if_it_was_told_to(
 def test_an_unknown_kind_of_note_names_the_nearest(amp_fuzz: Command) -> None:
     done = amp_fuzz("run", "--fail-on=portabilty")
     assert done.code == 2
-    assert "'portabilty' is none of its values: did you mean 'portability'?" in done.err
+    assert "'portabilty' is not a valid value: did you mean 'portability'?" in done.err

@@ -329,7 +329,7 @@ def test_a_session_whose_time_is_over_says_how_far_it_came(project: pytest.Pytes
     result.stdout.fnmatch_lines(
         [
             "note: stopped after *: 0 of 20 cases",
-            "SKIPPED * no case ran: the 0.001 s of amp-fuzz were over before",
+            "SKIPPED * no case ran: the 0.001 s of amp-fuzz had passed before",
         ]
     )
 

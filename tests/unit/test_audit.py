@@ -314,7 +314,7 @@ OUT = Path("out")
 
 
 def test_summary_counts_each_cell_once_and_ends_in_what_to_type() -> None:
-    notes = ["no cell on fake-cuda: 1 op (dot): fake-cuda cannot say them"]
+    notes = ["no cell on fake-cuda: 1 op (dot): fake-cuda cannot express them"]
     assert (
         summary(CELLS, OUT, notes)
         == """\
@@ -323,7 +323,7 @@ eager-cpu        6        3           2        1        0
 fake-cuda        2        1           0        0        1
 8 cells of 4 ops: 4 agree, 2 raise the same on both sides, 1 known, 1 differ
 not judged on eager-cpu: 1 op (dot): both sides raise in every cell
-no cell on fake-cuda: 1 op (dot): fake-cuda cannot say them
+no cell on fake-cuda: 1 op (dot): fake-cuda cannot express them
 known: a (1 cell)
        amp-fuzz replay out/cells/eager-cpu-0123456789abcdef.json
 differs: fake-cuda mv(bfloat16) under bfloat16: bfloat16 expected, float32 observed (1 cell)

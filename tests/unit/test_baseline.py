@@ -81,7 +81,7 @@ def test_taking_out_leaves_all_else_as_it_was(tmp_path: Path) -> None:
         ({"op": "neg"}, "is not that of its fields"),
         ({"torch": "two"}, "torch='two': write it as '>=2.13'"),
         ({"case": "{}"}, "finding a: case"),
-        ({"id": "a b"}, "an id is made of letters"),
+        ({"id": "a b"}, "an id consists of letters"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(

@@ -38,17 +38,22 @@ def said(kind: str, backend: str = "eager-cpu", case_: Case = MM, **fields: Any)
     [
         ("dtype", "bfloat16", "float32", "result is float32, not bfloat16"),
         ("shape", "[2, 2]", "[4]", "shape of the result is [4], not [2, 2]"),
-        ("bitwise", "1.0", "2.0", "result has other values than documented"),
-        ("nonfinite", "1", "nan", "result has NaN or infinities at other places than documented"),
+        ("bitwise", "1.0", "2.0", "values of the result differ from documented behaviour"),
+        (
+            "nonfinite",
+            "1",
+            "nan",
+            "NaN or infinities of the result differ from documented behaviour",
+        ),
         ("grad-dtype", "float32", "float16", "gradient is float16, not float32"),
         ("grad-missing", "float32[2]", "None", "no gradient"),
-        ("grad-missing", "None", "float32[2]", "a gradient of what has none"),
+        ("grad-missing", "None", "float32[2]", "unexpected gradient"),
         ("raise", "no error", "RuntimeError: no", "raises RuntimeError"),
-        ("raise", "RuntimeError: no", "no error", "raises nothing where documented raises Run"),
+        ("raise", "RuntimeError: no", "no error", "raises no error, but must raise RuntimeError"),
         ("raise", "TypeError: a", "RuntimeError: b", "raises RuntimeError, not TypeError"),
-        ("state", "state as before", "nesting: 0", "autocast's state is not what it was before"),
-        ("nondeterminism", "1", "2", "comes out otherwise from run to run"),
-        ("relation", "1", "2", "two ways that mean the same differ (v0)"),
+        ("state", "state as before", "nesting: 0", "leaves autocast's state changed"),
+        ("nondeterminism", "1", "2", "differs from run to run"),
+        ("relation", "1", "2", "two equivalent ways differ (v0)"),
         ("crash", "an answer", "the process died of SIGSEGV", "the process died of SIGSEGV"),
         ("timeout", "an answer", "no answer for 4 s", "hangs (no answer for 4 s)"),
     ],
@@ -93,9 +98,9 @@ def test_rounding_is_explained_where_it_was_measured() -> None:
     text = written(Examined(off, (("mm", "lower_precision_fp"),), "agrees"), "compile[inductor]")
     assert "| expected | `1.5 at [0, 1], bfloat16 (one unit of rounding: 0.01)` |" in text
     assert "| observed | `1.9 (40 units away)` |" in text
-    assert "The result is 40 of these units off at its worst element and 3.5 on the whole" in text
+    assert "The result is 40 of these units off at its worst element and 3.5 overall" in text
     assert "honest kernels stay below 4." in text
-    assert "Eager gives what is expected here." in text
+    assert "Eager gives the expected result here." in text
     assert "First stage that shows it: `compile[inductor]`; `compile[aot_eager_decomp" in text
     assert "Part of it, by torch's own bisector: `lowerings: mm`." in text
     text = written(Examined(off, (), "diverges"), "compile[inductor]")
@@ -115,7 +120,7 @@ def test_the_policy_row_is_that_of_the_guilty_op() -> None:
     text = written(Examined(record("dtype", NESTED, op="exp"), both), "fake-cuda", NESTED)
     assert "`aten::exp` has the policy `fp32` on cuda" in text
     assert "aten::mm" not in text
-    assert "autocast casts every floating-point argument, but float64, to float32" in text
+    assert "autocast casts every floating-point argument but float64 to float32" in text
     assert "/aten/src/ATen/autocast_mode.h), `AT_FORALL_FP32`; [op reference](https://docs." in text
 
 
@@ -133,9 +138,9 @@ def test_every_policy_has_a_sentence() -> None:
 
 def test_without_autocast_too() -> None:
     found = Examined(record("dtype", bare=True))
-    assert "It is there without autocast too." in written(found)
+    assert "It also occurs without autocast." in written(found)
     found = replace(found, record=record("dtype"))
-    assert "It is not there without autocast." in written(found)
+    assert "It does not occur without autocast." in written(found)
     bare = case([x("x0", 2, 3)], call("abs", "x0"), contexts=())
     text = written(Examined(record("dtype", bare, op="abs", explicit="# x")), case_=bare)
     assert "No autocast is involved." in text
@@ -147,7 +152,7 @@ def test_what_is_reported_already_stands_on_top() -> None:
     found = Examined(record("dtype", known="there"))
     text = written(found, known=[entry])
     assert text.splitlines()[2] == (
-        "> Already reported: https://example.org/1. Add to that instead of opening another."
+        "> Already reported: https://example.org/1. Comment there instead of opening another."
     )
     assert "Already reported" not in written(found, known=[msgspec.structs.replace(entry, link="")])
 
@@ -165,8 +170,8 @@ def test_an_issue_says_what_its_script_imports() -> None:
             "import torch\nfrom amp_fuzz import privateuse1\n",
         )
     )
-    assert "The script imports only torch, ends with exit code 1" in plain
-    assert "The script imports only torch and amp_fuzz, ends with exit code 1" in device
+    assert "The script imports only torch. It exits with 1" in plain
+    assert "The script imports only torch and amp_fuzz. It exits with 1" in device
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="eager-cuda is here")

@@ -77,7 +77,7 @@ def test_a_program_that_raises_under_autocast_alone_is_noted_with_devices_that_r
             "v1 = torch.tensordot(v0, x1, dims=1)",
             "RuntimeError: both inputs should have same dtype",
             "Call it under autocast(enabled=False) on inputs cast to float32; with the policies of "
-            "cuda, maia, mps, mtia, xpu it runs as it is.",
+            "cuda, maia, mps, mtia, xpu it runs unchanged.",
             "cuda,maia,mps,mtia,xpu",
         ),
     )
@@ -124,7 +124,7 @@ def test_another_autocast_dtype_is_advised_if_it_runs_with_it() -> None:
     runtime = backends()["eager-cpu"].reference()
     small = under(small, msgspec.structs.replace(FORWARD, contexts=(F16,)))
     advice = notes._remedy(small, (), "cpu", runtime)
-    assert advice == "Use bfloat16 as autocast's dtype, with which it runs."
+    assert advice == "Use bfloat16 as autocast's dtype: it then runs."
 
 
 # -- another device differs -----------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_statement_that_others_promote_is_noted_with_both_dtypes() -> None:
             "exp",
             "v0 = torch.exp(x0)",
             "16 bits on cpu; float32 on cuda, maia, mps, mtia, xpu",
-            "Cast v0 to the dtype that what follows depends on.",
+            "Cast v0 to the dtype that later statements expect.",
             OTHERS,
         ),
     )
@@ -151,7 +151,7 @@ def test_a_statement_that_others_refuse_is_noted_with_their_error() -> None:
     (note,) = noted(under(ENTROPY))
     assert note.message.startswith("float32 on cpu; ")
     assert "raises RuntimeError on cuda, maia, mtia, xpu" in note.message
-    assert "since there it raises RuntimeError: torch.nn.functional.binary_cross" in note.advice
+    assert "there it raises RuntimeError: torch.nn.functional.binary_cross" in note.advice
 
 
 def test_fake_devices_and_the_cpu_differ_the_other_way_round() -> None:

@@ -308,8 +308,8 @@ def test_a_reached_kernel_that_is_listed_as_unreachable_is_said(tmp_path: Path) 
 def test_values_that_could_not_be_judged_are_said(tmp_path: Path) -> None:
     one, other = msgspec.structs.replace(ran(), unjudged=2), ran(case=case(COS))
     store = store_of(tmp_path, [one, other, msgspec.structs.replace(one, id="1" * 16)])
-    (note,) = [n for n in view_of(store).notes if "nothing is said" in n]
-    assert note.startswith("eager-cpu: nothing is said of 4 values in 2 cases")
+    (note,) = [n for n in view_of(store).notes if "not judged" in n]
+    assert note.startswith("eager-cpu: not judged: 4 values in 2 cases")
 
 
 def test_cases_that_agreed_without_a_graph_are_said(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_cases_that_agreed_without_a_graph_are_said(tmp_path: Path) -> None:
     left = msgspec.structs.replace(ran(), uncompiled=True)
     store = store_of(tmp_path, [left, ran(case=case(COS))])
     (note,) = [n for n in view_of(store).notes if "compiled" in n]
-    assert note.startswith("eager-cpu: 1 case agreed without having been compiled")
+    assert note.startswith("eager-cpu: 1 case agreed without being compiled")
 
 
 def test_two_bugs_in_one_case_count_for_both(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_run_that_was_killed_says_so_and_how_to_go_on(tmp_path: Path) -> None:
     ("outcome", "said"),
     [
         ("agreed", "nothing new so far, of 1 case on 1 backend."),
-        ("known", "of 1 case on 1 backend, of which 1 diverged as is known."),
+        ("known", "of 1 case on 1 backend, of which 1 diverged in a known way."),
     ],
 )
 def test_a_verdict_counts_known_divergences_if_there_are_any(
@@ -468,11 +468,11 @@ def test_a_terminal_shows_each_note_with_statement_and_advice(
     monkeypatch.chdir(tmp_path)
     store_of(tmp_path, noted_run(), fail_on=("autocast-raises",))
     shown = text.render(view(frames.load(Store(), "r1"), ()), width=100)
-    start, end = shown.index("notes, beside"), shown.index("Nothing diverged")
+    start, end = shown.index("notes: neither"), shown.index("Nothing diverged")
     assert (
         shown[start:end].strip()
         == f"""\
-notes, beside agreement and divergence (--fail-on=KIND,... fails a run on them)
+notes: neither agreement nor divergence (--fail-on=KIND,... fails a run on them)
   autocast raises: the program runs without autocast and raises under it: 1 group, seen 1 time,
     FAILS
     linalg.svd (eager-cpu 1): RuntimeError: not implemented for 'Half' <b>
@@ -582,8 +582,8 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
         EndRecord("eager-cpu", "x", 1, 1.0, "stopped"),
     ]
     assert view_of(store_of(tmp_path, [ran(), *ends])).notes[1:] == (
-        "an interrupt ended the run: the numbers are of the part that ran",
-        "1 task stopped before the end: the numbers are of the part that ran",
+        "an interrupt ended the run: the numbers cover only the part that ran",
+        "1 task stopped before the end: the numbers cover only the part that ran",
     )
 
 
@@ -599,7 +599,7 @@ def test_a_run_that_judged_all_and_was_cut_while_minimising_says_that_all_ran(
 ) -> None:
     end = EndRecord("", "", 50, 19.1, "stopped", 50)
     assert view_of(store_of(tmp_path, [ran(), end])).notes[1:] == (
-        "stopped after 19.1 s: all 50 cases ran, but a finding may be larger than need be",
+        "stopped after 19.1 s: all 50 cases ran, but a finding may be larger than necessary",
     )
 
 
@@ -628,13 +628,13 @@ store .amp-fuzz
   fake-cuda      3       1       0      1    1      2.0  2/2 (100 %)
   eager-cpu: torch 2.13.0
   fake-cuda: torch 2.13.0, no values
-  raised: both sides raised alike. cases/s: in one worker, findings minimised.
+  raised: both sides raised alike. cases/s: in one worker, including minimising.
 
 autocast kernels that no case reached
   eager-cpu (1): cosh
 
-op x policy x dtypes x backend x kind: 9 rows, of kernels by what their cases
-  came to (agreed 3, dtype 2, raise 2, elsewhere 2, raised 2, crash 1)
+op x policy x dtypes x backend x kind: 9 rows, kernels by the outcome of their
+  cases (agreed 3, dtype 2, raise 2, elsewhere 2, raised 2, crash 1)
   op      policy              dtypes    backend    kind           cases  calls
   cat     promote             bf16,f16  eager-cpu  dtype (NEW)        2      4
   (none)  none                -         fake-cuda  crash (NEW)        1      0
@@ -674,7 +674,7 @@ new findings: 2, grouped by cause
      amp-fuzz replay f2b80431386feea6
      amp-fuzz repro f2b80431386feea6 > repro.py
 
-2 new findings: of 9 cases on 2 backends, 3 diverged in a way that is not known.
+2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
 next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
 """
     )
@@ -724,7 +724,7 @@ def test_only_so_many_findings_fill_the_terminal(tmp_path: Path) -> None:
     many = [found(case(f"op{i:02}"), op=f"op{i:02}") for i in range(text.MOST_FINDINGS + 5)]
     said = text.render(view_of(store_of(tmp_path, many)), width=80)
     assert said.count(" > repro.py") == text.MOST_FINDINGS
-    assert "and 5 more, all of them in the report" in said
+    assert "and 5 more in the report" in said
     assert "25 new findings: of 25 cases on 1 backend, 25 diverged" in said
 
 
@@ -742,8 +742,7 @@ def test_a_run_with_known_divergences_only_is_no_failure(tmp_path: Path) -> None
     shown = view_of(store_of(tmp_path, records))
     assert shown.verdict.kind == "known"
     assert shown.verdict.sentence == (
-        "Nothing new: of 3 cases on 2 backends, 1 diverged, each as one of 1 known finding "
-        "explains."
+        "Nothing new: of 3 cases on 2 backends, 1 diverged, and 1 known finding explains them all."
     )
     assert shown.tone == "good"
 
@@ -774,7 +773,7 @@ def test_the_markdown_summary(shown: View) -> None:
     assert (
         markdown.render(shown)
         == """\
-## ❌ amp_fuzz: 2 new findings: of 9 cases on 2 backends, 3 diverged in a way that is not known.
+## ❌ amp_fuzz: 2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
 
 run `r1`, seed 7, profile `dev`, 2026-01-02T03:04:05Z, 1 min 15 s, amp-fuzz 0.1.0, torch 2.13.0, store `.amp-fuzz`
 

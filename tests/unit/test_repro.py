@@ -159,7 +159,7 @@ import sys
 
 
 def cannot_tell(kind, error, trace):
-    \"""Exit with 125 at an error that is not the finding: `git bisect run` skips it.\"""
+    \"""Exit with 125 for an error that is not the finding: `git bisect run` skips it.\"""
     sys.__excepthook__(kind, error, trace)
     sys.exit(125 if issubclass(kind, Exception) else 130)
 
@@ -177,7 +177,7 @@ x1 = torch.tensor([[2.281, -1.34, 0.931], [-1.515, -2.467, 1.55]], dtype=torch.f
 torch.default_generator.manual_seed(0)
 
 
-# What autocast should do, its casts written out:
+# The program with autocast's casts written out:
 # under autocast(device, bfloat16)
 # v0 = torch.cat([x0, x1])  # cat: promote, autocast_promote(float16, float16)
 def program(x0, x1):

@@ -1,5 +1,5 @@
-"""Programs on XLA by JAX: recorded as ATen calls with their casts, lowered call by call.
+"""Programs on XLA through JAX: recorded as ATen calls with their casts, lowered call by call.
 
-`recording` needs torch only. `replay` and the table of lowerings import JAX: import them in a
-process that is to have it.
+`recording` needs only torch. `replay` and the table of lowerings import JAX: import them only in
+the JAX process.
 """

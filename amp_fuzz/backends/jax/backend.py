@@ -1,10 +1,10 @@
-"""JAX: the program as the reference casts it, lowered to ``jax.numpy``, on whatever XLA finds.
+"""JAX: the program with the reference's casts, lowered to ``jax.numpy``, on XLA's platform.
 
-What is judged is XLA's numerics: every cast is the reference's, written out, so that nothing is
-said of autocast, and everything of the kernels, of what fusion rounds, and of derivatives. The
-policies are CUDA's by default: these casts are what most programs run under.
+This tests XLA's numerics: kernels, the roundings of fusion, and derivatives. It does not test
+autocast, since every cast is the reference's, written out. The policies are CUDA's by default,
+under which most programs run.
 
-JAX lives in a process of its own, since XLA reads its flags once.
+JAX runs in a separate process, because XLA reads its flags only once.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from amp_fuzz.reference.tables import DEVICES, load_table
 __all__ = ["JaxBackend", "Program", "backends"]
 
 _DEFAULT = "cuda"
-_KEPT = 100  # cases after which what was compiled is given back: up to 12 MiB each op by op
+_KEPT = 100  # cases after which compiled code is freed: up to 12 MiB each op by op
 
 
 @dataclass(frozen=True, slots=True)
 class JaxBackend(TorchBackend):
     """The program on JAX, under the casts of the policy table of `device`.
 
-    jit: as one ``jax.jit``. excess: XLA may keep more precision than the program says.
+    jit: as one ``jax.jit``. excess: XLA may keep more precision than the program asks for.
     """
 
     device: str = _DEFAULT
@@ -68,7 +68,7 @@ class JaxBackend(TorchBackend):
         return f"jax[{'+'.join(words)}]" if words else "jax"
 
     def availability(self) -> Availability:
-        """Say whether JAX is installed; it is not imported."""
+        """Return whether JAX is installed, without importing it."""
         try:
             version = importlib.metadata.version("jax")
         except importlib.metadata.PackageNotFoundError:
@@ -81,7 +81,7 @@ class JaxBackend(TorchBackend):
         return op not in NOT_LOWERED
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what a program of JAX has not."""
+        """Return the case without what JAX programs cannot do."""
         return case.with_program(body=_plain(case.program.body)).with_plan(
             entry="decorator" if case.plan.entry == "decorator" else "context",
             backward="none" if case.plan.backward == "none" else "outside",
@@ -98,23 +98,23 @@ class JaxBackend(TorchBackend):
         )
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases where JAX is."""
+        """Run cases in the JAX process."""
         return [self.process.run(case) for case in cases]
 
     def reference(self) -> ReferenceRuntime:
-        """Return the reference on CPU tensors that it takes for those of the device."""
+        """Return the reference on CPU tensors, which it treats as the device's."""
         return _reference(self.device)
 
     def facts(self) -> Facts:
-        """Return what JAX has to do."""
+        """Return the promise that JAX must keep."""
         return Facts(
             promise="[JAX](https://docs.jax.dev): a lowered program computes what eager computes.",
             installs="amp-fuzz[jax]",
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
-        """Return that only programs are lowered."""
-        return "it lowers programs of the catalogue's ops to JAX, and can read no callable"
+        """Return the reason: only programs are lowered."""
+        return "it lowers only programs of the catalogue's ops to JAX, no callables"
 
 
 def _reference(device: str) -> ReferenceRuntime:
@@ -144,7 +144,7 @@ def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 class Program:
-    """JAX in this process: cases recorded under the reference and run again there."""
+    """JAX in this process: cases are recorded under the reference and replayed on JAX."""
 
     def __init__(self, device: str, jit: bool, excess: bool) -> None:
         flag = f"--xla_allow_excess_precision={str(excess).lower()}"
@@ -161,7 +161,7 @@ class Program:
         self.cases = 0
 
     def observe(self, case: Case) -> Observation:
-        """Record a case under the reference, and run what was recorded on JAX."""
+        """Record a case under the reference, and replay the recording on JAX."""
         seen, recorder = record(case, _reference(self.device))
         self.tidy()
         try:
@@ -171,7 +171,7 @@ class Program:
             if self.excess:
                 strict = self.prepared(recorder.recording, jit=self.jit, strict=True)()
                 seen.elided = _changed(made, strict)
-        except Exception as error:  # of ours or of XLA: the reference ran
+        except Exception as error:  # ours or XLA's: the reference ran
             raised = Raised(type(error).__name__, str(error), 0, "")
             return Observation(raised=raised, platform=self.platform)
         seen.values = {label: made.get(label) for label in seen.values}
@@ -179,7 +179,7 @@ class Program:
         return seen
 
     def tidy(self) -> None:
-        """Give compiled kernels back from time to time: most shapes come once."""
+        """Free compiled kernels from time to time: most shapes occur once."""
         self.cases += 1
         if self.cases % _KEPT == 0:
             import jax
@@ -246,7 +246,7 @@ def record(case: Case, reference: ReferenceRuntime) -> tuple[Observation, Record
 
 
 def backends() -> list[Backend]:
-    """Return JAX op by op, compiled, and compiled with excess precision; then other policies."""
+    """Return JAX op by op, jitted, and jitted with excess precision; then other policies."""
     ways = [(False, False), (True, False), (True, True)]
     found: list[Backend] = [_backend(_DEFAULT, *way) for way in ways]
     return found + [_backend(d, False, False) for d in DEVICES if d != _DEFAULT]

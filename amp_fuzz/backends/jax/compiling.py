@@ -1,19 +1,18 @@
-"""Make JAX compile less: compiled programs kept on the disk, and one MLIR context for many.
+"""Make JAX compile less: keep compiled programs on disk, and share MLIR contexts.
 
-Op by op a case is some 50 compilations of a few milliseconds each, and nearly all of its time. Both
-things here leave the module that XLA is given, its flags and its passes as they are.
+Op by op, a case needs some 50 compilations of a few milliseconds each, nearly all of its time. Both
+measures leave XLA's module, flags and passes unchanged.
 
 **The disk.** JAX's persistent cache is keyed by a hash of the module, the flags, the versions and
-the machine, so what it finds is what would have been compiled. The folder is that of
-``JAX_COMPILATION_CACHE_DIR``, or `folder`; whatever JAX is told about its cache by the environment
-stands. JAX's own bound (``JAX_COMPILATION_CACHE_MAX_SIZE``) reads every file of the folder for each
-new entry; here the folder is trimmed when a process begins, and now and then. A disk that is full
-or read-only costs speed: JAX warns, and compiles.
+the machine, so a cached program equals the compiled one. The folder is
+``JAX_COMPILATION_CACHE_DIR`` or `folder`; settings of JAX's cache in the environment take
+precedence. JAX's own size limit (``JAX_COMPILATION_CACHE_MAX_SIZE``) reads every file of the folder
+for each new entry. Here the folder is trimmed at the start of a process, and now and then. A full
+or read-only disk costs only speed: JAX warns, and compiles.
 
-**The context.** JAX makes an MLIR context for each module that it lowers. That takes some 5 ms, and
-1.2 MiB for as long as the compiled op lives. Modules may share one: it interns their types,
-attributes and locations. It is JAX's internal function that is replaced; where it is not there,
-nothing is.
+**The context.** JAX creates an MLIR context for each module that it lowers. This takes some 5 ms,
+and 1.2 MiB while the compiled op lives. Modules may share a context, which interns their types,
+attributes and locations. An internal function of JAX is replaced; if it is missing, nothing is.
 """
 
 from __future__ import annotations
@@ -27,18 +26,20 @@ from typing import Any
 __all__ = ["KEPT", "folder", "frugal", "shared", "tidy", "trim"]
 
 KEPT = 256 * 2**20
-"""Bytes that the folder may hold when it is trimmed: some 60,000 ops, or 7,000 programs."""
+"""Bytes that the folder may hold after trimming: some 60,000 ops, or 7,000 programs."""
 
-_MODULES = 1000  # that share a context: what it interned is given back after them
+_MODULES = 1000  # modules that share a context, whose interned data is then freed
 
 
 def frugal() -> None:
-    """Let JAX compile less in this process. Call it before JAX first computes."""
+    """Make JAX compile less in this process. Call it before JAX first computes."""
     import jax
 
     if path := _own():
         with suppress(OSError):  # JAX tries again, and warns
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)  # who may write, may run code
+            path.mkdir(
+                parents=True, exist_ok=True, mode=0o700
+            )  # whoever can write here can run code
         tidy()
         jax.config.update("jax_compilation_cache_dir", str(path))
     for name, value in (("MIN_COMPILE_TIME_SECS", 0), ("MIN_ENTRY_SIZE_BYTES", -1)):
@@ -51,14 +52,14 @@ def frugal() -> None:
 
 
 def tidy() -> None:
-    """Trim the folder, unless it is the user's: call it now and then."""
+    """Trim the folder, unless it is the user's. Call it now and then."""
     if path := _own():
         with suppress(OSError):
             trim(path)
 
 
 def _own() -> Path | None:
-    """Return `folder`; None: the user named another, or what names it is not installed."""
+    """Return `folder`, or None if the user named another or a package is missing."""
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
     with suppress(ImportError):
@@ -67,7 +68,7 @@ def _own() -> Path | None:
 
 
 def folder() -> Path:
-    """Return where compiled programs are kept: ``amp-fuzz/jax`` in the user's folder of caches."""
+    """Return the folder of compiled programs: ``amp-fuzz/jax`` in the user's cache folder."""
     from platformdirs import user_cache_path
 
     return user_cache_path("amp-fuzz", appauthor=False) / "jax"
@@ -76,7 +77,7 @@ def folder() -> Path:
 def trim(path: Path, kept: int = KEPT) -> None:
     """Delete the oldest files of a folder that holds more than `kept` bytes, to 3/4 of that.
 
-    Other processes may read, write and trim it meanwhile. Raises OSError if it cannot be read.
+    Other processes may use it at the same time. Raises OSError if it cannot be read.
     """
     found = []
     with os.scandir(path) as entries:
@@ -97,7 +98,7 @@ def trim(path: Path, kept: int = KEPT) -> None:
 
 
 def shared(make: Callable[[], Any], modules: int = _MODULES) -> Callable[[], Any]:
-    """Return a function that makes a context once, and another after so many modules."""
+    """Return a function that returns a shared context, and a new one after a number of modules."""
     if hasattr(make, "made_by"):
         return make
     held: Any = None

@@ -1,9 +1,9 @@
 """Record what a case does under the reference as a straight line of ATen calls.
 
-The reference stands above the dispatch mode that records, so what is recorded has its casts written
-out, and composite ops are taken apart as autocast sees them. Tensors are followed by their memory:
-a view is a geometry over it, an in-place op and one with ``out=`` write it. What is random or was
-never initialised is taken from the run that was recorded.
+The reference is above the recording dispatch mode, so the recording has its casts written out, and
+composite ops are decomposed as autocast sees them. Tensors are tracked by their memory: a view is a
+geometry over it; in-place and ``out=`` ops write it. Random and uninitialised values are taken from
+the recorded run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["Memory", "Place", "Read", "Recorder", "Recording", "Step", "function
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: which memory, and its geometry there, in elements.
+    """The place of a tensor: its memory, and its geometry there, in elements.
 
-    conjugated, negated: the tensor is that of what the memory holds.
+    conjugated, negated: the tensor is the conjugate or negative of the memory.
     """
 
     memory: int
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A tensor as an argument. stops: no gradient goes back through it."""
+    """A tensor as an argument. stops: no gradient flows back through it."""
 
     place: Place
     stops: bool
@@ -48,10 +48,10 @@ class Read:
 
 @dataclass(slots=True)
 class Memory:
-    """A storage seen as one dtype: so many elements, and what they were when it was first met.
+    """A storage as one dtype: its size, and its elements when it was first met.
 
-    initial: flat; None where a step of the recording writes all of it first. weight: it is that of
-    an input that collects a gradient. trains: gradients may come back to it.
+    initial: flat; None if a step of the recording writes all of it first. weight: it belongs to an
+    input that collects a gradient. trains: gradients may flow back to it.
     """
 
     dtype: torch.dtype
@@ -67,9 +67,9 @@ class Step:
 
     op: an overload that writes nothing, ``add.Tensor`` for ``add_.Tensor``. args, kwargs: as the
     dispatcher passed them, with `Read` for tensors. writes: where its results go; a result is
-    cast and broadcast to the place's own dtype and shape if `casts` says that it is written over a
-    tensor that was there. drawn: the results themselves, where they are random. quiet: grad mode
-    was off, so that what is written over keeps the derivative that it had.
+    cast and broadcast to the place's dtype and shape if `casts` marks it as written over an
+    existing tensor. drawn: the results themselves, if they are random. quiet: grad mode was off, so
+    the overwritten value keeps its derivative.
     """
 
     op: str
@@ -83,9 +83,9 @@ class Step:
 
 @dataclass(slots=True)
 class Recording:
-    """A program as it ran. observed, starts: in the order in which they were asked for.
+    """A recorded program. observed, starts: in the order of the requests.
 
-    starts: from which a backward pass starts, each with its cotangent. weights: by label.
+    starts: the tensors from which a backward pass starts, with their cotangents. weights: by label.
     """
 
     memories: list[Memory] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode):
     # -- what is asked of it ----------------------------------------------------------------------
 
     def weight(self, label: str, tensor: torch.Tensor) -> None:
-        """Say that an input collects a gradient."""
+        """Mark an input that collects a gradient."""
         with _disable_current_modes():
             place = self.place(tensor)
         memory = self.recording.memories[place.memory]
@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):
         self.recording.weights.append((label, place))
 
     def observe(self, label: str, tensor: torch.Tensor) -> None:
-        """Note a tensor that is looked at."""
+        """Note an observed tensor."""
         if self.on:
             with _disable_current_modes():
                 self.recording.observed.append((label, self.place(tensor)))
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):
             self.recording.starts.append((self.place(tensor), cotangent.detach().clone()))
 
     def stop(self) -> None:
-        """Record no more: what follows is the backward pass."""
+        """Stop recording: the backward pass follows."""
         self.on = False
 
     # -- recording --------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
         if func.__name__.partition(".")[0] in _MASKED:
             args = (args[0], [*_places(args[1])], *args[2:])
-        # As they are before the op: it may write or resize them.
+        # Their state before the op, which may write or resize them.
         given, named = _map(args, self._read), _map(kwargs, self._read)
         with dispatch.kept():
             out = func(*args, **kwargs)
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
                 or (t.untyped_storage()._cdata, t.dtype) not in self._memories
             ]
         if form.uninitialised or not (written or results):
-            return  # views, questions, memory that nobody has written
+            return  # views, queries, uninitialised memory
         if any(t.device.type != "cpu" for t in results):
             return
         targets = written or results
@@ -212,9 +212,9 @@ class Recorder(TorchDispatchMode):
         return Read(self.place(tensor), not tensor.requires_grad)
 
     def place(self, tensor: torch.Tensor, *, fresh: bool = False) -> Place:
-        """Return where a tensor lies; memory that is met for the first time is a constant.
+        """Return the place of a tensor; memory met for the first time is a constant.
 
-        fresh: a step writes it, all of it as far as can be seen.
+        fresh: a step writes it, as far as can be seen all of it.
         """
         index = self._index(tensor, fresh=fresh)
         return Place(
@@ -242,7 +242,7 @@ class Recorder(TorchDispatchMode):
             plain = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,), (1,))
             initial = plain.detach().clone()
         memories.append(Memory(tensor.dtype, count, initial))
-        self._kept.append(storage)  # an id of storage that is gone may come again
+        self._kept.append(storage)  # the id of a freed storage may be reused
         index = len(memories) - 1
         self._memories[key] = index
         if others and found is None:
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
         return index
 
 
-# Masks among their indices choose how many elements there are: they count as what they choose.
+# Masks among their indices choose the number of elements: they count as the chosen indices.
 _MASKED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
 
 
@@ -271,9 +271,9 @@ _UNINITIALISED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an overload writes: the overload without writing, and which arguments are written.
+    """How an overload writes: its functional overload, and the arguments that it writes.
 
-    outs: keyword arguments that are written and not read.
+    outs: keyword arguments that are written but not read.
     """
 
     name: str
@@ -284,7 +284,7 @@ class Form:
     uninitialised: bool
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the arguments that are written, in the order of the schema."""
+        """Return the written arguments, in the order of the schema."""
         found = [args[i] for i in self.positions if i < len(args)]
         return found + [kwargs[name] for name in self.keywords if name in kwargs]
 
@@ -314,7 +314,7 @@ def functional(func: Any) -> Form:
 
 
 def _without_writing(func: Any, base: str, overload: str, outs: tuple[str, ...]) -> str:
-    """Return the name of the overload that takes the same arguments and writes none."""
+    """Return the name of the overload with the same arguments that writes none."""
     if not outs:
         plain = base[:-1] if base.endswith("_") else base
         return f"{plain}.{overload}"
@@ -365,7 +365,7 @@ def _map(tree: Any, read: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def dense(place: Place, count: int) -> tuple[int, ...] | None:
-    """Return the order of dimensions in which a place is all of its memory, or None."""
+    """Return the order of dimensions in which a place covers its whole memory, or None."""
     if place.offset or math.prod(place.shape) != count:
         return None
     order = sorted(range(len(place.shape)), key=lambda d: (-place.strides[d], place.shape[d] == 1))

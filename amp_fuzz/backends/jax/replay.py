@@ -27,25 +27,25 @@ from amp_fuzz.backends.jax.recording import Place, Read, Recording, Step, dense
 
 __all__ = ["LoweringError", "array", "labelled", "prepared", "pure", "replay", "tensor"]
 
-# Importing them enters their lowerings into the table.
+# Importing them registers their lowerings.
 TABLES = (indexing, layers, linear, pointwise, products, reductions, sampling)
 
 
 class LoweringError(RuntimeError):
-    """An op that is not lowered, or whose lowering made another shape. The message says which."""
+    """An op has no lowering, or its lowering returned another shape. The message says which."""
 
 
 def replay(recording: Recording, *, jit: bool) -> dict[str, torch.Tensor | None]:
-    """Return what a recording's program comes to on JAX: by label, gradients by ``w1.grad``."""
+    """Return the results of a recording's program on JAX by label, gradients as ``w1.grad``."""
     return prepared(recording, jit=jit)()
 
 
 def prepared(
     recording: Recording, *, jit: bool, strict: bool = False
 ) -> Callable[[], dict[str, torch.Tensor | None]]:
-    """Return a function that runs a recording; compiled, it compiles at the first call.
+    """Return a function that runs a recording; if jitted, it compiles at the first call.
 
-    strict: no excess precision, whatever XLA's flags say.
+    strict: no excess precision, whatever XLA's flags.
     """
     run, given = pure(recording)
     options = {"xla_allow_excess_precision": False} if strict else None
@@ -56,7 +56,7 @@ def prepared(
 def pure(recording: Recording) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a recording as a function of arrays, and the arrays.
 
-    It returns what is observed, and the gradients by label.
+    The function returns the observed values, and the gradients by label.
     """
     function = _program(recording)
     initial = {i: m.initial for i, m in enumerate(recording.memories) if m.initial is not None}
@@ -70,9 +70,9 @@ def pure(recording: Recording) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if not recording.starts:
             return function(weights, others, drawn)[1], {}
         _, back, seen = jax.vjp(lambda w: function(w, others, drawn), weights, has_aux=True)
-        # A complex gradient of torch's is the conjugate of what JAX pulls back.
+        # A complex gradient in torch is the conjugate of JAX's.
         pulled = jax.tree.map(_conjugate, back(list(map(_conjugate, cotangents)))[0])
-        # Read here: outside, each reshape would be a compilation of its own.
+        # Read here: outside, each reshape would be a separate compilation.
         gradients = {w: _read({at.memory: pulled[at.memory]}, at) for w, at in recording.weights}
         return seen, gradients
 
@@ -80,7 +80,7 @@ def pure(recording: Recording) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def labelled(recording: Recording, made: Any) -> dict[str, torch.Tensor | None]:
-    """Return what the function of `pure` returned, as tensors by label."""
+    """Return the results of the function of `pure` as tensors by label."""
     seen, gradients = made
     labels = (label for label, _ in recording.observed)
     found: dict[str, torch.Tensor | None] = dict(zip(labels, map(tensor, seen), strict=True))
@@ -92,7 +92,7 @@ def _conjugate(x: Array) -> Array:
 
 
 def _program(recording: Recording) -> Callable[..., Any]:
-    """Return the program as a pure function: what backward starts from, and what is observed."""
+    """Return the program as a pure function of backward's starts and the observed values."""
 
     def program(weights: Any, others: Any, drawn: Any) -> Any:
         held: dict[int, Any] = {**others, **weights}
@@ -134,14 +134,14 @@ def _take(recording: Recording, step: Step, held: dict[int, Any], turn: Any) -> 
         _write(recording, held, place, value)
 
 
-# What autograd does not see: the new value, with the derivative of the old one.
+# Autograd does not see this: the new value has the derivative of the old one.
 _unseen = derived(
     lambda old, new: new, lambda r, *_: jnp.ones_like(r), lambda r, *_: jnp.zeros_like(r)
 )
 
 
 def _over(place: Place, value: Array, dtype: torch.dtype) -> Array:
-    """Return a value as it is written over a tensor that was there."""
+    """Return a value as it is written over an existing tensor."""
     value = cast(value, name_of(dtype))
     small = math.prod(value.shape) == math.prod(place.shape)
     return value.reshape(place.shape) if small else spread(value, place.shape)
@@ -171,12 +171,12 @@ def _given(tree: Any, read: Callable[[Read], Array]) -> Any:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name that NumPy has for a dtype, too."""
+    """Return the name of a dtype, which NumPy shares."""
     return str(dtype).removeprefix("torch.")
 
 
 # -- memory -------------------------------------------------------------------------------------
-# What a memory holds is (value, place) as it was written whole, or a flat array.
+# A memory holds (value, place) if it was written whole, or else a flat array.
 
 
 def _read(held: Mapping[int, Any], place: Place) -> Array:
@@ -195,7 +195,7 @@ def _read(held: Mapping[int, Any], place: Place) -> Array:
         if order != tuple(range(len(order))):
             value = jnp.transpose(value, np.argsort(order).tolist())
         return _turned(value, place, None)
-    # Dimensions of stride 0 repeat elements: their gradients are summed.
+    # Dimensions of stride 0 repeat elements, whose gradients are summed.
     plain = [1 if s == 0 else n for n, s in zip(place.shape, place.strides, strict=True)]
     index = _elements(place, plain)
     return _turned(spread(kept[jnp.asarray(index)], place.shape), place, None)
@@ -210,7 +210,7 @@ def _elements(place: Place, shape: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def _turned(value: Array, place: Place, at: Place | None) -> Array:
-    """Return what a place makes of what its memory holds."""
+    """Return a place's value from its memory's: conjugated, negated, or unchanged."""
     conjugated = place.conjugated != (at.conjugated if at else False)
     negated = place.negated != (at.negated if at else False)
     value = jnp.conj(value) if conjugated else value
@@ -250,7 +250,7 @@ def array(tensor: torch.Tensor) -> Array:
     """Return a torch tensor as a JAX array, bit for bit."""
     bits, dtype = _SAME_BITS.get(tensor.dtype, (tensor.dtype, None))
     plain = tensor.resolve_conj().resolve_neg().contiguous().view(bits).numpy()
-    # Not `jnp.asarray`: it compiles a copy for each shape that is new.
+    # Not `jnp.asarray`: it compiles a copy for each new shape.
     return jax.device_put(plain if dtype is None else plain.view(dtype))
 
 

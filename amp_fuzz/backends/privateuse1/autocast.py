@@ -1,12 +1,12 @@
-"""Autocast of the device: a policy table, as kernels on the key ``AutocastPrivateUse1``.
+"""Autocast of the device: a policy table as kernels on the key ``AutocastPrivateUse1``.
 
 ``torch.autocast`` turns the key on for a block. A kernel casts its arguments by its op's policy and
-calls the op again with the key off. Ops without a kernel have to fall through; the dispatcher says
-so for no key by itself.
+calls the op again with the key off. Ops without a kernel must fall through, which the dispatcher
+does for no key by default.
 
-Upstream's C++ (aten/src/ATen/autocast_mode.h) does the same for the devices that it knows. What it
-has and Python has not is its cache of weights' casts: `WeightCache` is one, and is cleared when
-torch clears its own.
+Upstream's C++ (aten/src/ATen/autocast_mode.h) does the same for the devices that it knows. Python
+cannot reach its cache of weights' casts, so `WeightCache` is a separate one, cleared when torch
+clears its own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["Autocast", "WeightCache"]
 
 KEY = "AutocastPrivateUse1"
 _OFF = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
-# In which order the arguments of one op are cast shows in the last bit of a gradient that is summed
-# from several casts of one tensor: upstream's order is its compiler's, and GCC's is the last first.
+# The order in which an op's arguments are cast shows in the last bit of a gradient that is summed
+# from several casts of one tensor. Upstream's order is its compiler's; GCC casts the last first.
 _LAST_FIRST = "GCC" in torch.__config__.show()
 
 
 class WeightCache:
     """Casts of weights to the autocast dtype, until the outermost context ends.
 
-    A weight that is used twice is cast once, so that its gradient is summed before it is cast back.
+    A weight that is used twice is cast once, so its gradient is summed before it is cast back.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class WeightCache:
             self._casts.clear()
 
     def cast(self, weight: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-        """Return the cast of a weight. A first pass may run without gradients: the cast has one."""
+        """Return the cast of a weight, with a gradient even if a first pass runs without."""
         with self._lock:
             known = self._casts.get((id(weight), to))
             if known is not None and known[0]() is weight:
                 return known[1]
             with torch.enable_grad():
                 made = weight.to(to)
-            if made.requires_grad:  # below autograd, as in a custom op's body, it does not
+            if made.requires_grad:  # below autograd, as in a custom op's body, it requires none
                 self._casts[id(weight), to] = (weakref.ref(weight), made)
             return made
 
@@ -63,7 +63,7 @@ class WeightCache:
 class Autocast:
     """The autocast kernels of one device type, after one policy table.
 
-    Each method is one decision, so that a vendor's own rule is one method of a subclass.
+    Each method is one decision, so a vendor's own rule is one method of a subclass.
     """
 
     def __init__(self, device_type: str, table: PolicyTable) -> None:
@@ -72,7 +72,7 @@ class Autocast:
         self._libraries: dict[str, torch.library.Library] = {}  # dropping them would unregister
 
     def register(self) -> None:
-        """Register the kernels, the fallthrough, and what clears the cache."""
+        """Register the kernels, the fallthrough, and the clearing of the cache."""
         self.fall_through()
         for rule in self.table.rules.values():
             overload = overload_of(rule.overload)
@@ -82,7 +82,7 @@ class Autocast:
         self.clear_with_torch()
 
     def fall_through(self) -> None:
-        """Let every op without a kernel pass: without this, each of them raises."""
+        """Let every op without a kernel fall through; otherwise each of them raises."""
         self._library("_").fallback(torch.library.fallthrough_kernel, KEY)
 
     def clear_with_torch(self) -> None:
@@ -112,7 +112,7 @@ class Autocast:
     def decided(
         self, rule: Rule, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call an op after its policy: the method of that name."""
+        """Call an op by its policy, with the method of that name."""
         policy: Callable[..., Any] = getattr(self, rule.policy.value)
         return policy(rule, overload, args, kwargs)
 
@@ -123,7 +123,7 @@ class Autocast:
         return torch.get_autocast_dtype(self.device_type)
 
     def eligible(self, value: object) -> bool:
-        """Return whether a value may be cast: a floating tensor of the device, but no float64."""
+        """Return whether a value may be cast: a floating tensor of the device, except float64."""
         return (
             isinstance(value, torch.Tensor)
             and value.device.type == self.device_type
@@ -144,7 +144,7 @@ class Autocast:
         )
 
     def cast(self, value: Any, to: torch.dtype) -> Any:
-        """Return an argument as an op gets it that runs in `to`."""
+        """Return an argument for an op that runs in `to`."""
         if isinstance(value, (list, tuple)):
             return [self.cast(v, to) for v in value]
         if not self.eligible(value) or value.dtype is to:
@@ -152,7 +152,7 @@ class Autocast:
         return self.cache.cast(value, to) if self.cacheable(value, to) else value.to(to)
 
     def promoted(self, tensors: Iterable[torch.Tensor]) -> torch.dtype:
-        """Return the dtype that an op of the promote policy runs in: its arguments' widest."""
+        """Return the dtype in which an op of the promote policy runs: its arguments' widest."""
         dtypes = {t.dtype for t in tensors if self.eligible(t)} or {self.low()}
         return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
@@ -190,7 +190,7 @@ class Autocast:
     def fp32_set_opt_dtype(
         self, rule: Rule, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Ask for a result in float32, where the caller asks for none."""
+        """Ask for a float32 result, unless the caller names a dtype."""
         if not self.eligible(args[0]):
             return overload(*args, **kwargs)
         given = {**_named(overload, args), **kwargs}

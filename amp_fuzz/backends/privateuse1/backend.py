@@ -1,9 +1,9 @@
-"""A device of the dispatch key PrivateUse1, in Python, with the policies of any other device.
+"""A PrivateUse1 device in Python, with the policies of any other device.
 
-Its tensors lie in CPU memory and its kernels are the CPU's, so it is the autocast of CUDA, say,
-with the numerics of the CPU: forward and backward on a machine without a GPU. The device itself is
+Its tensors are in CPU memory and its kernels are the CPU's. So it has, say, CUDA's autocast with
+the CPU's numerics, forward and backward, on a machine without a GPU. The device itself is
 `amp_fuzz.backends.privateuse1`. The reference runs the same kernels on plain CPU tensors, which it
-takes for those of the device: it shares neither the device's tensors nor its casts.
+treats as the device's: it shares neither the device's tensors nor its casts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEFAULT = "cuda"
 class PrivateUse1Backend(TorchRepros, TorchBackend):
     """``torch.autocast`` on a PrivateUse1 device that follows the policy table of `device`.
 
-    process: where the device is.
+    process: the process with the device.
     """
 
     device: str
@@ -44,22 +44,22 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
 
     @property
     def name(self) -> str:
-        """``privateuse1``, which follows CUDA's table, ``privateuse1[cpu]``, ..."""
+        """``privateuse1``, with CUDA's table, ``privateuse1[cpu]``, ..."""
         return "privateuse1" if self.device == _DEFAULT else f"privateuse1[{self.device}]"
 
     def availability(self) -> Availability:
-        """Say whether this torch can have a device in Python."""
+        """Return whether this torch supports a device in Python."""
         if not privateuse1.supported():
             return Availability("missing", "needs torch 2.10: pip install 'torch>=2.10'")
         detail = f"torch {torch.__version__}, the policies of {self.device} with CPU kernels"
         return Availability("ready", detail)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases where the device is."""
+        """Run cases in the device's process."""
         return [self.process.run(case) for case in cases]
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
-        """Return that callables stay in their process."""
+        """Return the reason: callables stay in their process."""
         return REFUSES
 
     def setup(self, names: Set[str]) -> list[str]:
@@ -75,13 +75,13 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference on tensors of the device.
 
-        What asks for more than a run has it here, on CPU tensors that it takes for the device's.
+        Requests other than runs are answered here, on CPU tensors treated as the device's.
         """
         runtime = reference_runtime(privateuse1.DEVICE, scope=self.scope).runtime
         return ApartReference(replace(runtime, place=lambda tensor: tensor), self.process)
 
     def scope(self) -> AbstractContextManager[None]:
-        """Return the context in which the reference takes CPU tensors for the device's."""
+        """Return the context in which the reference treats CPU tensors as the device's."""
         return as_device(privateuse1.DEVICE, _table(self.device), tensors="cpu")
 
 
@@ -94,7 +94,7 @@ torch.set_num_threads({threads})
 
 @dataclass(frozen=True, slots=True)
 class ApartReference(ReferenceRuntime):
-    """The reference in a process apart."""
+    """The reference in the separate process."""
 
     process: Apart
 
@@ -103,7 +103,7 @@ class ApartReference(ReferenceRuntime):
         return self.process.run(case, reference=True)
 
     def asked(self, case: Case) -> set[str] | None:
-        """Return None: what is asked there is not heard here."""
+        """Return None: the quirks asked for there are unknown here."""
         return None
 
 

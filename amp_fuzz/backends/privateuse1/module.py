@@ -18,21 +18,21 @@ from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table, load_tab
 __all__ = ["DEVICE", "DeviceError", "DeviceModule", "install", "supported"]
 
 DEVICE = "ampdev"
-_FREE = "privateuseone"  # the name of the key until a device takes it
+_FREE = "privateuseone"  # the key's name until a device takes it
 
 
 class DeviceError(RuntimeError):
-    """A device that cannot be installed here. The message says why."""
+    """The device cannot be installed here. The message says why."""
 
 
 class DeviceModule:
-    """What torch asks a device module, ``torch.<name of the device>``."""
+    """The device module ``torch.<name of the device>`` with the functions that torch calls."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         self._dtypes = dtypes
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return the dtypes that ``torch.autocast`` takes; with another it turns itself off."""
+        """Return the dtypes that ``torch.autocast`` supports; with another it disables itself."""
         return self._dtypes
 
     def is_available(self) -> bool:
@@ -52,14 +52,14 @@ class DeviceModule:
         return 0
 
     def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: its random numbers are those of the CPU, which torch has seeded."""
+        """Do nothing: random numbers come from the CPU, which torch has seeded."""
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
 
 def supported() -> bool:
-    """Return whether this torch has what a device in Python needs."""
+    """Return whether this torch supports a device in Python."""
     setup = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
     return setup and hasattr(torch._C, "_acc")
 
@@ -81,9 +81,9 @@ def install(
     path of a TOML file with a table. device: its name. autocast: makes its autocast: a subclass of
     `Autocast`.
 
-    It cannot be undone, and a process can do it once: installing the same again does nothing.
-    Raises `DeviceError` where another device has the key, or this torch is too old;
-    `PolicyTableError` for a table that cannot be had, or that names an op which torch has not.
+    A process can do this only once, and not undo it; installing the same device again does nothing.
+    Raises `DeviceError` if another device has the key, or this torch is too old, and
+    `PolicyTableError` if the table cannot be read or names an op that torch does not have.
     """
     global _installed
     wanted = (device, str(policies))
@@ -96,7 +96,7 @@ def install(
         raise DeviceError(
             f"PrivateUse1 is the device {taken!r} in this process already"
             + (f", with the policies of {_installed[1]}" if _installed else "")
-            + ": a process can name it once, use another process"
+            + ": a process can rename it only once, so use another process"
         )
     if policies in DEVICES:
         table = load_table(str(policies))
@@ -104,8 +104,8 @@ def install(
         table = load_table_file(policies)
         check_ops(table, str(policies))
     dtypes = [getattr(torch, name) for name in table.supported_dtypes]
-    # The thread of a backward pass takes the interpreter's lock once more when the pass is over. An
-    # interpreter that has ended by then ends the thread, inside of C++: std::terminate.
+    # The thread of a backward pass takes the interpreter's lock once more after the pass. An
+    # interpreter that has ended by then ends the thread inside C++: std::terminate.
     atexit.register(time.sleep, 0.1)
     backend_registration._setup_privateuseone_for_python_backend(
         device, backend_module=DeviceModule(dtypes)

@@ -1,9 +1,9 @@
-"""Tensors of the device: memory and kernels are the CPU's, all else is a device's own.
+"""Tensors of the device: memory and kernels are the CPU's, everything else is the device's.
 
-A tensor is a wrapper subclass that says it is on the device and holds a CPU tensor. It carries the
-dispatch keys that tensors of a device in C++ carry (autograd, autocast, ...), so that all of torch
-above the kernels treats it as one. The dispatcher calls `__torch_dispatch__` where it would call a
-kernel of the device; the op then runs on the tensors that are held.
+A tensor is a wrapper subclass that claims to be on the device and holds a CPU tensor. It carries
+the same dispatch keys as tensors of a C++ device (autograd, autocast, ...), so everything in torch
+above the kernels treats it as one. The dispatcher calls `__torch_dispatch__` instead of a device
+kernel; the op then runs on the held tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DeviceTensor(torch.Tensor):
         """Return the elements as Python numbers, as `torch.Tensor.tolist` does."""
         return self.held.tolist()
 
-    # Plain functions of torch see a tensor of the device, not a subclass with functions of its own.
+    # Plain functions of torch see a tensor of the device, not a subclass with its own functions.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -69,11 +69,11 @@ _NO_BACKWARD = -1
 
 
 class _Failure:
-    """The result of a kernel that failed in a backward pass: no tensor, so that C++ raises.
+    """The result of a kernel that failed in a backward pass: not a tensor, so C++ raises.
 
-    A Python error would end the process there: torch 2.13 asks a device guard in Python for its
-    type while the error is on its way (docs/findings/python-guard-abort.md). What C++ raises about
-    a result that it cannot cast is a RuntimeError with the text of that result.
+    A Python error would end the process there, because torch 2.13 asks a Python device guard for
+    its type while the error propagates (docs/findings/python-guard-abort.md). For a result that it
+    cannot cast, C++ raises a RuntimeError with the text of that result.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -84,9 +84,9 @@ class _Failure:
 
 
 def _failed(func: Any, error: Exception) -> Any:
-    """Return failures in the form of an op's results, which C++ looks at before it casts them.
+    """Return failures in the form of an op's results, which C++ checks before it casts them.
 
-    Of a list that it cannot cast it says the type, and nothing of what is in it.
+    For a list that it cannot cast, it reports only the type, not the contents.
     """
     failure = _Failure(error)
     made: list[Any] = []
@@ -100,7 +100,7 @@ _CPU = torch.device("cpu")
 
 
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an op on the tensors that are held, and return its results as tensors of the device."""
+    """Run an op on the held tensors, and return its results as tensors of the device."""
     if (key := _made_of_others(func)) is not None:
         return _body(func, key, args, kwargs)
     device = _device(args) or _device(tuple(kwargs.values()))
@@ -114,7 +114,7 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if not written:
         if device is None:
             return out
-        # A view of a tensor from outside of inference mode is none of its tensors either.
+        # A view of a tensor from outside inference mode is no inference tensor either.
         with torch.inference_mode(False) if _is_ordinary_view(func, args) else nullcontext():
             return _wrapped(out, device)
     given = {**dict(zip(_names(func), args, strict=False)), **kwargs}
@@ -131,10 +131,10 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _body(func: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call what an op is made of as a device in C++ would: with tensors of the device.
+    """Call an op's body as a C++ device would: with tensors of the device.
 
-    It runs below autograd but under the autocast around it, unless autocast has cast for the op
-    itself: all of this was taken away for `__torch_dispatch__`.
+    It runs below autograd but under the surrounding autocast, unless autocast has cast for the op
+    itself. `__torch_dispatch__` is called without all this.
     """
     with ExitStack() as stack:
         stack.enter_context(getattr(torch._C, "_RestorePythonTLSSnapshot")())  # noqa: B009
@@ -142,7 +142,7 @@ def _body(func: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _KEY):
             stack.enter_context(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST))
         out = func._op_dk(key, *args, **kwargs)
-    return _fresh(out, args)  # a view that was made in there has a history of its own
+    return _fresh(out, args)  # a view created in the body has its own history
 
 
 def _fresh(out: Any, args: Sequence[Any]) -> Any:
@@ -191,7 +191,7 @@ def _wrapped(value: Any, device: torch.device | None) -> Any:
 
 
 def _follow(value: Any) -> None:
-    """Give a tensor that was written the shape that its memory has now: an ``out=`` may grow."""
+    """Update the shape of a written tensor from its memory: an ``out=`` may grow."""
     for tensor in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(tensor, DeviceTensor):
             held = tensor.held
@@ -201,17 +201,17 @@ def _follow(value: Any) -> None:
 
 
 def _placed(device: torch.device | None) -> torch.device:
-    """Return the device with its number: a tensor on ``ampdev`` says that it is on ``ampdev:0``."""
+    """Return the device with its number: a tensor on ``ampdev`` reports ``ampdev:0``."""
     name = torch._C._get_privateuse1_backend_name() if device is None else device.type
     return torch.device(name, (device.index if device else None) or 0)
 
 
 @cache
 def _made_of_others(func: Any) -> Any | None:
-    """Return the key of an op's kernel that is in terms of other ops, or None.
+    """Return the key of an op's composite kernel, or None.
 
-    Composite ops come here below autograd only (``inference_mode``, a custom op's body); an op of
-    the user's has one body for all devices.
+    Composite ops arrive here only below autograd (``inference_mode``, a custom op's body); a user's
+    op has one body for all devices.
     """
     implicit, explicit = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit):
@@ -252,7 +252,7 @@ def _written(func: Any) -> tuple[str, ...]:
 
 @cache
 def _returned(func: Any) -> tuple[str, ...]:
-    """Return for each result the argument that it is, "" if it is none."""
+    """Return for each result the argument that it aliases, or ""."""
     found = []
     for result in func._schema.returns:
         alias = result.alias_info
@@ -269,9 +269,9 @@ def _returned(func: Any) -> tuple[str, ...]:
 
 
 def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the device in the memory of a CPU tensor, whatever its strides.
+    """Return a tensor of the device in the memory of a CPU tensor, with any strides.
 
-    ``tensor.to(device)`` is a copy instead, which is dense and begins where its memory begins.
+    ``tensor.to(device)`` makes a copy instead, which is dense and starts at offset 0.
     """
     return DeviceTensor(tensor, _placed(None))
 
@@ -285,7 +285,7 @@ def empty(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Allocate: the kernel of ``aten::empty.memory_format``."""
+    """Allocate memory: the kernel of ``aten::empty.memory_format``."""
     made = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
     return DeviceTensor(made, _placed(device))
 
@@ -299,6 +299,6 @@ def empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    """Allocate: the kernel of ``aten::empty_strided``."""
+    """Allocate memory: the kernel of ``aten::empty_strided``."""
     made = torch.empty_strided(size, stride, dtype=dtype)
     return DeviceTensor(made, _placed(device))

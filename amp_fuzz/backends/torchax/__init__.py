@@ -1,6 +1,6 @@
-"""torchax, PyTorch's ops on JAX, as programs of cases see it.
+"""torchax: PyTorch's ops on JAX.
 
-`compat` imports it on a torch that it does not know yet; `bridge` is what stands between the CPU
-tensors of a plan and the arrays of a program. torchax names PrivateUse1 ``jax`` for good, so both
-belong into a process of its own: `amp_fuzz.backends.torchax.backend`.
+`compat` imports it on a newer torch than it knows. `bridge` connects the CPU tensors of a plan with
+the arrays of a program. torchax renames PrivateUse1 to ``jax`` permanently, so both belong in a
+separate process: `amp_fuzz.backends.torchax.backend`.
 """

@@ -1,11 +1,11 @@
-"""torchax: PyTorch's ops on JAX, compiled by XLA, with an autocast of its own.
+"""torchax: PyTorch's ops on JAX, compiled by XLA, with its own autocast.
 
-The plan runs on CPU tensors, as torch runs it; the program runs on JAX, and its backward pass is
-that of `jax.vjp` (`amp_fuzz.backends.torchax.bridge`). torchax names PrivateUse1 in a process for
-good, so it lives in one of its own, which runs on whatever platform JAX finds there.
+The plan runs in torch on CPU tensors. The program runs on JAX, and its backward pass is that of
+`jax.vjp` (`amp_fuzz.backends.torchax.bridge`). torchax renames PrivateUse1 permanently, so it runs
+in a separate process, on whatever platform JAX finds there.
 
-The reference follows torchax's list of policies with the CPU's kernels. It keeps no casts: torchax
-has no weight cache. XLA's kernels round otherwise, so values are judged by shadow arithmetic.
+The reference follows torchax's list of policies with the CPU's kernels, without a weight cache,
+which torchax does not have. XLA's kernels round differently, so shadow arithmetic judges values.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ INSTALL = "pip install 'amp-fuzz[jax]'"
 
 
 def installed() -> bool:
-    """Return whether JAX and torchax are; neither is imported."""
+    """Return whether JAX and torchax are installed, without importing them."""
     return all(importlib.util.find_spec(name) is not None for name in ("jax", "torchax"))
 
 
 @cache
 def lacking(*, backward: bool = False) -> Mapping[str, str]:
-    """Return what torchax lacks, ``op`` or ``op:form``, with why.
+    """Return what torchax lacks, ``op`` or ``op:form``, with the reason.
 
-    backward: with what it cannot differentiate by torch's own autograd.
+    backward: including what torch's own autograd cannot differentiate there.
     """
     text = (resources.files("amp_fuzz.backends.torchax") / "lacks.toml").read_text("utf-8")
     tables = tomllib.loads(text)
@@ -78,8 +78,8 @@ class Mode:
     """How programs run on torchax.
 
     jitted: by `jax.jit`, not op by op. excess: whether XLA may keep more precision than a dtype has
-    (its own default). torch_autocast: whether contexts are ``torch.autocast("jax")``. autograd:
-    whether gradients are those of torch's own autograd, not of `jax.vjp`.
+    (its default). torch_autocast: whether contexts are ``torch.autocast("jax")``. autograd: whether
+    gradients come from torch's own autograd, not from `jax.vjp`.
     """
 
     jitted: bool = False
@@ -89,7 +89,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """``torchax``, or that with what is set: ``torchax[jit+excess]``, ``torchax[autograd]``."""
+        """``torchax``, with any settings: ``torchax[jit+excess]``, ``torchax[autograd]``."""
         words = ["jit"] * self.jitted + ["excess"] * self.excess
         words += ["torch.autocast"] * self.torch_autocast + ["autograd"] * self.autograd
         return f"torchax[{'+'.join(words)}]" if words else "torchax"
@@ -102,7 +102,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class TorchaxBackend(TorchRepros, TorchBackend):
-    """``torchax.amp.autocast`` on the platform that JAX finds. process: where torchax is."""
+    """``torchax.amp.autocast`` on JAX's platform. process: the process with torchax."""
 
     mode: Mode
     process: Apart = field(compare=False)
@@ -114,13 +114,13 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         return self.mode.name
 
     def availability(self) -> Availability:
-        """Say whether JAX and torchax are installed, and how much of the catalogue they lack."""
+        """Return whether JAX and torchax are installed, and how much of the catalogue they lack."""
         if not installed():
             return Availability("missing", INSTALL)
         versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
         whole = [op for op in CATALOGUE if op in self._lacks()]
         forms = len(self._lacks()) - len(whole)
-        left = f"{len(whole)} of {len(CATALOGUE)} ops and {forms} forms that it lacks left out"
+        left = f"without {len(whole)} of {len(CATALOGUE)} ops and {forms} forms, which it lacks"
         return Availability("ready", ", ".join([*versions, left]))
 
     def supports(self, op: str, form: str) -> bool:
@@ -132,12 +132,12 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         return lacking(backward=self.mode.autograd)
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what `jax.vjp` knows nothing of.
+        """Return the case without what `jax.vjp` does not support.
 
-        That are torch's grad modes inside of the program, autocast around a backward pass, double
-        backward passes, and other ways to call a program than to call it. torch's own autograd
-        knows of the first two, but for `inference_mode`. Op by op, where nothing is fused, every
-        value is returned, so that a divergence is seen where it begins.
+        These are torch's grad modes inside the program, autocast around a backward pass, double
+        backward passes, and entries other than a plain call. torch's own autograd supports the
+        first two, except `inference_mode`. Op by op, where nothing is fused, every value is
+        returned, so a divergence shows where it begins.
         """
         plan = case.plan
         plan = msgspec.structs.replace(
@@ -163,11 +163,11 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         return msgspec.structs.replace(case, plan=plan, program=program)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases where torchax is."""
+        """Run cases in the torchax process."""
         return [self.process.run(case) for case in cases]
 
     def facts(self) -> Facts:
-        """Return what torchax has to do."""
+        """Return the promise that torchax must keep."""
         return Facts(
             promise=(
                 "[torchax](https://google.github.io/torchax/): a program on JAX computes what "
@@ -176,7 +176,7 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
-        """Return that callables stay in their process."""
+        """Return the reason: callables stay in their process."""
         return REFUSES
 
     def source(self, case: Case) -> str:
@@ -303,7 +303,7 @@ def _checkpointed(function: Callable[..., Any], *args: Any, use_reentrant: bool)
 class Torchax:
     """torchax in this process, set to a mode.
 
-    XLA reads its flags once, when JAX first computes; what the user has set stands after ours.
+    XLA reads its flags once, when JAX first computes. The user's flags come after ours.
     """
 
     def __init__(self, mode: Mode) -> None:
@@ -356,8 +356,8 @@ class Torchax:
         reset_state("cpu")
 
 
-# What XLA compiles for a case takes 6 MiB op by op, 40 where modules share no context, and JAX
-# gives none of it back: 1,265 MiB in the end (docs/speed.md).
+# XLA's code for a case takes 6 MiB op by op, 40 without shared contexts, and JAX frees none of it:
+# 1,265 MiB in the end (docs/speed.md).
 _LIVES = 120
 
 MODES = (
@@ -370,6 +370,6 @@ MODES = (
 
 
 def backends() -> list[Backend]:
-    """Return a backend for each mode, each with a process of its own."""
+    """Return a backend for each mode, each with a separate process."""
     entry = f"{__name__}:Torchax"
     return [TorchaxBackend(mode, Apart(entry, mode, lives=_LIVES)) for mode in MODES]

@@ -1,7 +1,7 @@
-"""What stands between the CPU tensors of a plan and a program that runs on JAX.
+"""Connect the CPU tensors of a plan with a program that runs on JAX.
 
-A repro carries these functions word for word: each uses torch, jax, numpy, torchax and its
-neighbours here, and nothing else. torchax must have been imported
+A repro contains these functions word for word: they use only torch, jax, numpy, torchax and each
+other. torchax must have been imported
 (`amp_fuzz.backends.torchax.compat.load`).
 """
 

@@ -1,10 +1,10 @@
-"""Import torchax where torch has lost overloads that it names.
+"""Import torchax on a torch without overloads that it names.
 
-torch 2.13 took named tensors away, and with them overloads such as ``aten::prod.dim_Dimname``.
-torchax up to 0.0.13 names 22 of these: two as keys of its autocast policies, when it is imported,
-and 20 in its list of decompositions, when its environment is made; the first raises AttributeError
-(google/torchax#101, mended in 0.0.14). No tensor can reach an overload that is not there, so each
-of these names may stand for anything that is equal to nothing else.
+torch 2.13 removed named tensors, and with them overloads such as ``aten::prod.dim_Dimname``.
+torchax up to 0.0.13 names 22 of these: two as keys of its autocast policies, at import, and 20 in
+its list of decompositions, when its environment is created. The first raises AttributeError
+(google/torchax#101, fixed in 0.0.14). No tensor can reach a missing overload, so each of these
+names may stand for any object that equals nothing else.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MENDED = Version("0.0.14")
 
 
 class CompatError(RuntimeError):
-    """The names were to stand in for overloads that are there, or that nobody asks for."""
+    """The stand-in names would replace existing overloads, or nobody asks for them."""
 
 
 class Removed:
-    """An overload of named tensors that torch no longer has: equal to itself alone."""
+    """A removed overload of named tensors, equal only to itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,10 +50,10 @@ def _has_names() -> bool:
 
 @contextmanager
 def named() -> Iterator[list[str]]:
-    """Let the overloads of named tensors be named for a block, and yield those that are.
+    """Make the removed overloads nameable for a block, and yield those that were named.
 
-    Raises `CompatError`, and changes nothing, where `needed` says that it is not; and after the
-    block if none was named.
+    Raises `CompatError`, and changes nothing, if this is not `needed`; and after the block if no
+    name was used.
     """
     if not needed():
         version = importlib.metadata.version("torchax")
@@ -75,13 +75,13 @@ def named() -> Iterator[list[str]]:
     with patched(packet, "__getattr__", get):
         yield found
     if not found:
-        raise CompatError("torchax named no overload that torch lacks: this is not needed any more")
+        raise CompatError("torchax named no overload that torch lacks: compat is no longer needed")
 
 
 def load() -> Any:
-    """Import torchax, make its environment and return the module.
+    """Import torchax, create its environment and return the module.
 
-    It names PrivateUse1 ``jax`` in this process, for good.
+    It renames PrivateUse1 to ``jax`` in this process, permanently.
     """
     if not needed():
         return _load()

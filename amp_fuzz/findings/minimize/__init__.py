@@ -1,8 +1,7 @@
 """Make a case smaller while it shows the same divergence.
 
-`search` goes from a case to ever smaller ones, in the order of worth: the plan, regions,
-statements, outputs, shapes, dtypes, layouts, values, arguments. What "the same" means is said by
-who asks; `amp_fuzz.findings.guilty` has the fingerprint.
+`search` tries ever smaller cases, the most valuable changes first: the plan, regions, statements,
+outputs, shapes, dtypes, layouts, values, arguments. The caller decides what "the same" means.
 """
 
 from amp_fuzz.findings.minimize.capture import Taken, Values, capture

@@ -15,7 +15,7 @@ __all__ = ["arguments", "forms"]
 
 
 def forms(case: Case) -> Iterator[Case]:
-    """Yield the case with calls in a plainer form, `FORMS` being sorted by that."""
+    """Yield the case with calls in a plainer form. `FORMS` is sorted, plainest first."""
     for i, statement in enumerate(statements(case.program.body)):
         op = CATALOGUE[statement.op]
         for form in FORMS[: FORMS.index(statement.form)]:
@@ -27,7 +27,7 @@ def forms(case: Case) -> Iterator[Case]:
 
 
 def arguments(case: Case) -> Iterator[Case]:
-    """Yield the case with an argument less, or a plainer one."""
+    """Yield the case with one argument fewer, or a plainer one."""
     for i, statement in enumerate(statements(case.program.body)):
         for plainer in _calls(statement):
             yield _with(case, i, plainer)
@@ -36,8 +36,8 @@ def arguments(case: Case) -> Iterator[Case]:
 def _calls(statement: Statement) -> Iterator[Statement]:
     kwargs, args = statement.kwargs, statement.args
     if any(_names(arg) for arg in (*args, *(a for _, a in kwargs))):
-        # A module whose parameters are given by name: without one of them it would compute with
-        # memory that nobody has written.
+        # A module with parameters by name: without one of them it would compute with
+        # uninitialised memory.
         return
     if len(kwargs) > 1:
         yield msgspec.structs.replace(statement, kwargs=())
@@ -55,7 +55,7 @@ def _calls(statement: Statement) -> Iterator[Statement]:
 
 
 def _plainer(arg: Arg) -> Iterator[Arg]:
-    """Yield plainer arguments, each strictly so: this has an end."""
+    """Yield strictly plainer arguments, so this terminates."""
     if isinstance(arg, Ref):
         yield None
     elif arg is True:

@@ -30,9 +30,9 @@ __all__ = ["fewer", "inputs", "joined", "outputs", "regions"]
 def fewer(case: Case, values: Values) -> Iterator[Case]:
     """Yield the case with fewer statements: without halves, quarters, ..., then one at a time.
 
-    What the others need becomes an input with the value that the reference has there. Delta
-    debugging (Zeller and Hildebrandt 2002) without its complements, which are halves again; from
-    the end, where nothing depends on what goes.
+    Values that other statements need become inputs with the reference's values. This is delta
+    debugging (Zeller and Hildebrandt 2002) without complements, which are halves again, and from
+    the end, where nothing depends on the removed statements.
     """
     program, trains = case.program, case.plan.backward != "none"
     total = count(program)
@@ -47,9 +47,9 @@ def fewer(case: Case, values: Values) -> Iterator[Case]:
 
 
 def joined(case: Case, values: Values) -> Iterator[Case]:
-    """Yield the case with one statement less, its value being another of the same type.
+    """Yield the case with one statement fewer; another value of the same type replaces its value.
 
-    So a gradient still flows from what stood before the statement to what stands after it.
+    So gradients still flow from the statements before it to those after it.
     """
     program = case.program
     types = _types(program, values)
@@ -82,7 +82,7 @@ def _types(program: Program, values: Values) -> dict[str, tuple[tuple[int, ...],
 
 
 def regions(case: Case) -> Iterator[Case]:
-    """Yield the case with a region less, or with less said in one."""
+    """Yield the case with one region fewer, or with a plainer one."""
     program = case.program
     if _regions(program.body) > 1:
         yield _with(case, tuple(statements(program.body)))
@@ -134,7 +134,7 @@ def _changed(body: tuple[Node, ...], region: Region, context: Context | None) ->
 
 
 def outputs(case: Case) -> Iterator[Case]:
-    """Yield the case with fewer outputs: with one alone, then with one less."""
+    """Yield the case with fewer outputs: with only one, then with one fewer."""
     program = case.program
     names = program.outputs
     if len(names) < 2:
@@ -151,7 +151,7 @@ def _returning(case: Case, names: tuple[str, ...]) -> Case:
 
 
 def _dropped(program: Program) -> Program:
-    """Leave out the names of values that nothing reads, but for the one that a call must have."""
+    """Drop the names of values that nothing reads, but keep the one that a call must have."""
     read = {n for s in statements(program.body) for n in uses(s)} | set(program.outputs)
 
     def change(_: int, statement: Statement) -> Statement:
@@ -164,7 +164,7 @@ def _dropped(program: Program) -> Program:
 
 
 def inputs(case: Case) -> Iterator[Case]:
-    """Yield the case with an input less: another of the same type is read in its place."""
+    """Yield the case with one input fewer; another of the same type is read instead."""
     program = case.program
     specs = program.inputs
     for i, spec in enumerate(specs):

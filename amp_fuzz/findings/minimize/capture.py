@@ -1,4 +1,4 @@
-"""What the reference hands to each statement of a case: the values that may take its place."""
+"""Record the values that the reference passes to each statement of a case."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from amp_fuzz.cases.program import DTYPES, statements, uses
 __all__ = ["LITERAL", "Taken", "Values", "capture"]
 
 LITERAL = 1 << 14
-"""Elements up to which a value is kept as it is; of a larger one only the type is."""
+"""The most elements of a value that is kept; of a larger one only the type is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A value as a statement is given it.
+    """A value that is passed to a statement.
 
-    values: as in `TensorSpec`; "" where only the type is known: of a fake tensor, or a large one.
+    values: as in `TensorSpec`; "" if only the type is known, for a fake tensor or a large one.
     """
 
     shape: tuple[int, ...]
@@ -34,15 +34,15 @@ class Taken:
 
 
 Values: TypeAlias = Mapping[tuple[int, str], Taken]
-"""By the number of a statement and the name of a value that it reads: the value at that time."""
+"""By statement number and name of a value that it reads: the value at that time."""
 
 
 def capture(case: Case, runtime: ReferenceRuntime) -> Values:
-    """Run a case under the reference and return what its statements are given the first time.
+    """Run a case under the reference and return the inputs of each statement's first call.
 
-    A value requires grad if it ever does: a first pass may stand under no_grad. Values of dtypes
-    that no input can have are left out, and so is what comes after an error. A function transform
-    is left out too: what it passes are not tensors that can be read.
+    A value requires grad if it ever does: a first pass may run under no_grad. Left out are values
+    of dtypes that no input can have, statements after an error, and function transforms, whose
+    tensors cannot be read.
     """
     found: dict[tuple[int, str], Taken] = {}
     body = list(statements(case.program.body))

@@ -35,7 +35,7 @@ _PLAINER = {
 
 
 def dtypes(case: Case) -> Iterator[Case]:
-    """Yield the case with dtypes nearer to float32: of all inputs, then of one, then as said."""
+    """Yield the case with dtypes closer to float32: of all inputs, then one, then arguments."""
     specs = case.program.inputs
     plain = tuple(cast(s, _PLAINER.get(s.dtype, (s.dtype,))[0]) for s in specs)
     if plain != specs:
@@ -43,7 +43,7 @@ def dtypes(case: Case) -> Iterator[Case]:
     for i, spec in enumerate(specs):
         for dtype in _PLAINER.get(spec.dtype, ()):
             yield _with(case, i, cast(spec, dtype))
-    # What overflows in one type does so in another for other values.
+    # In another type, other values overflow.
     for powers in (False, True):
         wide = tuple(moved(s, _PLAINER.get(s.dtype, (s.dtype,))[0], powers=powers) for s in specs)
         if wide not in (plain, specs):
@@ -54,7 +54,7 @@ def dtypes(case: Case) -> Iterator[Case]:
 
 
 def small_values(case: Case) -> Case:
-    """Return the case with elements between -4 and 4, those that are drawn held."""
+    """Return the case holding its elements, all of them between -4 and 4."""
     specs = []
     for spec in case.program.inputs:
         held = frozen(spec, case.seed)
@@ -80,7 +80,7 @@ def _saying_float32(statement: Statement) -> Statement:
 
 
 def roles(case: Case) -> Iterator[Case]:
-    """Yield the case with inputs that carry no gradient and are passed as they are."""
+    """Yield the case with inputs that carry no gradient and are passed unchanged."""
     for i, spec in enumerate(case.program.inputs):
         if spec.role != "input":
             yield _with(case, i, msgspec.structs.replace(spec, role="input"))
@@ -109,9 +109,9 @@ _SMALL = (1, 2, -1, 3)
 
 
 def values(case: Case) -> Iterator[Case]:
-    """Yield the case with plainer elements: the same small integer, fewer that are not 0, rounder.
+    """Yield the case with plainer elements: equal small integers, fewer nonzeros, rounder numbers.
 
-    What is plainer is said by `cost`, so that no two cases are each plainer than the other.
+    `cost` defines plainer, so no two cases are each plainer than the other.
     """
     specs = case.program.inputs
     for plain in _ALIKE:
@@ -153,7 +153,7 @@ def _elements(spec: TensorSpec) -> Iterator[list[Number]]:
     yield _counted(spec)
     yield [_integer(v) for v in now]
     size = len(now) // 2
-    while size >= 1 and len(now) // size <= 64:  # all but a part, then without a part
+    while size >= 1 and len(now) // size <= 64:  # only a part, then without a part
         for start in range(0, len(now), size):
             end = min(start + size, len(now))
             yield [v if start <= i < end else 0 for i, v in enumerate(now)]
@@ -176,7 +176,7 @@ def _small(value: float) -> float:
 
 
 def _rounder(value: Number) -> Iterator[Number]:
-    """Yield plainer numbers near to one, or at least of its sort."""
+    """Yield plainer numbers close to one, or at least of the same sort."""
     yield 1
     if isinstance(value, (bool, complex)):
         return
@@ -189,7 +189,7 @@ def _rounder(value: Number) -> Iterator[Number]:
         _, exponent = math.frexp(value)
         yield math.copysign(math.ldexp(0.5, exponent), value)  # the power of two below
         yield math.copysign(2.0 ** (exponent // 2), value)
-        for digits in (2, 4):  # so many bits of it
+        for digits in (2, 4):  # its first bits
             step = math.ldexp(1.0, exponent - digits)
             yield round(value / step) * step if step else value
 

@@ -1,4 +1,4 @@
-"""Whether a candidate keeps to the documented shapes, where torch does not check them itself."""
+"""Check that a candidate has documented shapes where torch does not check them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["documented"]
 
 
 class _Undocumented(ValueError):
-    """A call is given shapes for which it is not documented."""
+    """A call has shapes for which it is not documented."""
 
 
 class _Checked(TorchFunctionMode):
-    """Refuse such a call before its kernel reads what is not there. refused: whether one was."""
+    """Reject such a call before its kernel reads out of bounds. refused: whether one was."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,17 +38,17 @@ class _Checked(TorchFunctionMode):
 
 
 def _shape(arg: Any) -> Any:
-    """Return an argument with shapes in the place of tensors."""
+    """Return an argument with shapes instead of tensors."""
     if isinstance(arg, torch.Tensor):
         return tuple(arg.shape)
     return [_shape(a) for a in arg] if isinstance(arg, (list, tuple)) else arg
 
 
 def documented(case: Case, reference: ReferenceRuntime) -> bool:
-    """Return whether each call of a case that torch does not check has the documented shapes.
+    """Return whether each call that torch does not check has documented shapes.
 
-    Only programs with such an op are run: once, under the contexts of the case, and without
-    what has no part in shapes, such as its backward passes.
+    Only programs with such an op run: once, under the contexts of the case, and without anything
+    that does not affect shapes, such as backward passes.
     """
     if not any(s.op in UNCHECKED for s in statements(case.program.body)):
         return True

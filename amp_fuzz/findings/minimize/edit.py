@@ -1,4 +1,4 @@
-"""Changes of programs that keep them whole: statements go, names change, nothing unused stays."""
+"""Edit programs and keep them valid: remove statements, rename, drop what is unused."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def count(program: Program) -> int:
 def without(
     program: Program, gone: Set[int], values: Values, *, trains: bool = False
 ) -> Program | None:
-    """Remove statements by number; what others still need becomes an input with its value.
+    """Remove statements by number; values that others need become inputs.
 
-    trains: such an input is a weight if its value required grad. None if a value that is needed is
-    not known, or nothing is left.
+    trains: such an input is a weight if its value required grad. Returns None if a needed value is
+    unknown, or nothing is left.
     """
     everything = list(statements(program.body))
     kept = {i: s for i, s in enumerate(everything) if i not in gone}
@@ -67,7 +67,7 @@ def without(
     body = _filtered(program.body, iter(range(len(everything))), gone, names)
     outputs = tuple(n for n in program.outputs if n not in missing)
     if not any(n in outputs for s in kept.values() for n in s.outputs):
-        # Nothing of what is left would be seen.
+        # The program would return nothing.
         outputs += tuple(n for s in kept.values() for n in s.outputs if n != "_")
     if not outputs:
         return None
@@ -112,7 +112,7 @@ def pruned(program: Program) -> Program:
 
 
 def mapped(program: Program, change: Callable[[int, Statement], Statement]) -> Program:
-    """Return a program whose statements are changed, each by its number and itself."""
+    """Return a program with its statements mapped by a function of number and statement."""
     numbers = iter(range(count(program)))
 
     body = transform(program.body, statement=lambda node: (change(next(numbers), node),))
@@ -120,18 +120,18 @@ def mapped(program: Program, change: Callable[[int, Statement], Statement]) -> P
 
 
 def replace_statement(program: Program, number: int, new: Statement) -> Program:
-    """Return a program with another statement of that number; inputs that it frees go."""
+    """Return a program with a statement replaced; unused inputs are dropped."""
     return pruned(mapped(program, lambda i, old: new if i == number else old))
 
 
 def replace_input(program: Program, number: int, new: TensorSpec) -> Program:
-    """Return a program with another input of that number."""
+    """Return a program with an input replaced."""
     inputs = (*program.inputs[:number], new, *program.inputs[number + 1 :])
     return msgspec.structs.replace(program, inputs=inputs)
 
 
 def renamed(program: Program) -> Program:
-    """Return a program whose names are numbered in the order in which they come."""
+    """Return a program whose names are numbered in order of appearance."""
     letters = {"input": "x", "weight": "w", "buffer": "b"}
     names = {s.name: f"{letters[s.role]}{i}" for i, s in enumerate(program.inputs)}
     made = [n for s in statements(program.body) for n in s.outputs if n != "_"]

@@ -1,4 +1,4 @@
-"""How far two cases are from each other: in how many places they say something else."""
+"""The distance between two cases: in how many places they differ."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from amp_fuzz.findings.minimize.specs import held_numbers
 __all__ = ["Distance", "distance", "nearest"]
 
 Distance: TypeAlias = tuple[int, int, int, float]
-"""Places that differ; those of them that are elements of inputs; inputs of which only one of the
-two cases holds its elements; how far these elements are apart. The smaller, the nearer."""
+"""The number of places that differ; of these, elements of inputs; inputs whose elements only one
+case holds; the distance of the elements. Smaller is nearer."""
 
 _Elements: TypeAlias = Mapping[tuple[str, tuple[int, ...]], Number]
 
 
 def nearest(case: Case, others: Iterable[Case], *, literal: bool = True) -> Case | None:
-    """Return the case of `others` that is nearest to a case, the first of equals; None of none.
+    """Return the case of `others` nearest to a case, the first of equals, or None if there is none.
 
-    literal: whether inputs have values: if so, it is these that count, and not what they are drawn
-    from.
+    literal: whether inputs have values; if so, the values count and not their domains.
     """
     best: Case | None = None
     least: Distance | None = None
@@ -42,22 +41,22 @@ def nearest(case: Case, others: Iterable[Case], *, literal: bool = True) -> Case
 
 
 def distance(case: Case, other: Case, *, literal: bool = True) -> Distance:
-    """Return how far two cases are from each other."""
+    """Return the distance between two cases."""
     found = _Said(case, literal=literal).distance(_Said(other, literal=literal), None)
     assert found is not None
     return found
 
 
 class _Said:
-    """What a case says, each thing by its place.
+    """The content of a case by place.
 
-    Statements are numbered through regions, and what is around each is said with it: to take a
-    region away changes one thing of each statement in it.
+    Statements are numbered through regions, and each has the contexts around it. So removing a
+    region changes one thing of each statement in it.
     """
 
     def __init__(self, case: Case, *, literal: bool) -> None:
         self.held = tuple(bool(s.values) for s in case.program.inputs)
-        if literal:  # before names change: what is drawn depends on them
+        if literal:  # before renaming: drawn values depend on names
             (case,) = frozen_case(case)
         program = renamed(case.program)
         self._inputs, self._literal = program.inputs, literal
@@ -93,10 +92,10 @@ class _Said:
         return found
 
     def distance(self, other: _Said, least: Distance | None) -> Distance | None:
-        """Return the distance to what another case says; None if it is beyond `least`."""
+        """Return the distance to another case, or None if it is beyond `least`."""
         names = self.places.keys() | other.places.keys()
         places = sum(self.places.get(n) != other.places.get(n) for n in names)
-        # A case that was large has thousands of elements, and cannot be near to a small one.
+        # A large case has thousands of elements, and cannot be close to a small one.
         if least is not None and places + abs(sum(self.sizes) - sum(other.sizes)) > least[0]:
             return None
         mine, theirs = self.elements(), other.elements()

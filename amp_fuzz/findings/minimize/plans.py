@@ -1,4 +1,4 @@
-"""Plainer plans: fewer steps, fewer contexts, nothing around the program that is not needed."""
+"""Plainer plans: fewer steps, fewer contexts, nothing unnecessary around the program."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _plans(plan: Plan) -> Iterator[Plan]:
 
 
 def contexts(context: Autocast) -> Iterator[Autocast]:
-    """Yield an autocast context with less said in it; bfloat16 is the plainest dtype."""
+    """Yield a plainer autocast context; bfloat16 is the plainest dtype."""
     if context.cache_enabled is not None:
         yield msgspec.structs.replace(context, cache_enabled=None)
     if context.device is not None:

@@ -1,9 +1,9 @@
-"""The search: pass after pass over ever smaller cases, until none of them helps any more.
+"""The search: pass after pass over ever smaller cases, until no pass helps any more.
 
-A pass offers smaller cases one at a time; the first that still shows the divergence takes the
-case's place, and the pass begins again with it. Passes come in the order of worth, and round again
-until a whole round changes nothing. Nothing here is drawn by chance: a case takes the same way each
-time, so that a search that was cut short can go it again from the answers that it was given.
+A pass offers smaller cases one at a time. The first that still shows the divergence replaces the
+case, and the pass restarts from it. The most valuable passes come first, and all repeat until a
+whole round changes nothing. The search is deterministic, so one that was cut short can be repeated
+from its recorded answers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from amp_fuzz.findings.minimize.nearest import nearest
 __all__ = ["Ended", "Event", "Reply", "Smaller", "Tried", "search"]
 
 Reply: TypeAlias = Literal["same", "agrees", "other"]
-"""What is said of a candidate: it shows the same divergence, it agrees with the reference, or
-neither: it diverges in another way, raises, cannot be run."""
+"""The answer to a candidate: it shows the same divergence, it agrees with the reference, or
+neither: it diverges in another way, raises, or cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A candidate was tried: the so many-th, offered by that pass."""
+    """A candidate was tried: its number, and the pass that offered it."""
 
     case: Case
     by: str
@@ -42,7 +42,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Smaller:
-    """A candidate that shows the divergence: the best so far, after so many and so long."""
+    """A candidate that shows the divergence: the best so far, with candidates and seconds spent."""
 
     case: Case
     by: str
@@ -52,10 +52,10 @@ class Smaller:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The search is over: nothing smaller was found, or time was up.
+    """The search is over: nothing smaller was found, or the time is up.
 
-    nearest: of the candidates that agree with the reference, the one that differs least from the
-    case: what is changed there is often the explanation.
+    nearest: the candidate that agrees with the reference and differs least from the case. The
+    difference is often the explanation.
     """
 
     case: Case
@@ -79,10 +79,10 @@ def search(
     before: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Event]:
-    """Look for smaller cases of which `ask` says ``same``, for so long; the best comes last.
+    """Yield ever smaller cases for which `ask` answers ``same``; the best comes last.
 
-    values: what the reference hands to the statements of a case; see `capture`. literal: whether
-    inputs have values at all (fake tensors have none). before: candidates that were tried already.
+    values: the values that the reference passes to statements; see `capture`. literal: whether
+    inputs have values (fake tensors have none). before: candidates that were tried already.
     """
     state = _Search(case, ask, values, clock(), seconds, clock, before)
     passes = _passes(state, literal)
@@ -110,7 +110,7 @@ def _passes(state: _Search, literal: bool) -> list[tuple[str, Pass]]:
         ("regions", bodies.regions),
         ("statements", fewer),
         ("statements", joined),
-        ("plan", plans.plans),  # again: what needed it may be gone, and it decides what is run
+        ("plan", plans.plans),  # again: its users may be gone, and it decides what runs
         ("outputs", bodies.outputs),
         ("inputs", bodies.inputs),
         ("inputs", data.roles),
@@ -156,7 +156,7 @@ class _Search:
         return self._given[1]
 
     def run(self, name: str, offer: Pass) -> Iterator[Event]:
-        """Run a pass until it has nothing to offer, or time is up."""
+        """Run a pass until it offers nothing, or the time is up."""
         smaller = True
         while smaller and not self.late:
             smaller = False

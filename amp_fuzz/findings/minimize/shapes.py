@@ -1,8 +1,8 @@
-"""Smaller shapes: every dimension of a size at once, with the arguments that say that size.
+"""Smaller shapes: all dimensions of one size at once, with the arguments that name that size.
 
-No rule says which shapes an op takes. What a change breaks raises under the reference where the
-case did not raise, and is refused for that. Of ops that read past their inputs instead of raising,
-`amp_fuzz.catalogue.unchecked` says which shapes they are documented for.
+There are no rules for the shapes of an op. A change that breaks a call raises under the reference,
+where the case did not raise, and is rejected for that. For ops that read past their inputs instead
+of raising, `amp_fuzz.catalogue.unchecked` has the documented shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["frozen_case", "ranks", "sizes"]
 
 
 def frozen_case(case: Case) -> Iterator[Case]:
-    """Yield the case holding its own elements, so that a smaller shape is a part of them."""
+    """Yield the case holding its own elements, so a smaller shape is a part of them."""
     inputs = tuple(frozen(s, case.seed) for s in case.program.inputs)
     yield case.with_program(inputs=inputs)
 
@@ -53,7 +53,7 @@ def sizes(case: Case) -> Iterator[Case]:
 
 
 def _resized(case: Case, smaller: Mapping[int, int]) -> Iterator[Case]:
-    """Yield the case with these sizes for those, in inputs and arguments, then in inputs only."""
+    """Yield the case with sizes replaced, in inputs and arguments, then only in inputs."""
     ends = (False, True) if any(s.values for s in case.program.inputs) else (False,)
     for last in ends:
         inputs = tuple(_narrowed(s, smaller, last=last) for s in case.program.inputs)
@@ -88,7 +88,7 @@ def _saying(statement: Statement, smaller: Mapping[int, int]) -> Statement:
 
 
 def ranks(case: Case) -> Iterator[Case]:
-    """Yield the case with a dimension less: of all inputs that have it, then of one."""
+    """Yield the case with one dimension fewer: in all inputs that have it, then in one."""
     specs = case.program.inputs
     longest = max((len(s.shape) for s in specs), default=0)
     if longest:

@@ -30,14 +30,14 @@ def elements(spec: TensorSpec) -> int:
 
 
 def frozen(spec: TensorSpec, seed: int) -> TensorSpec:
-    """Return an input that holds the elements that it would draw, if they are not too many."""
+    """Return an input that holds its drawn elements, if there are not too many."""
     if spec.values or not 0 < elements(spec) <= LITERAL:
         return spec
     return _holding(spec, tensor(msgspec.structs.replace(spec, layout="contiguous"), seed))
 
 
 def narrowed(spec: TensorSpec, dim: int, start: int, length: int) -> TensorSpec:
-    """Return an input with a part of a dimension; what it does not hold is drawn anew."""
+    """Return an input with a part of a dimension; elements that it does not hold are redrawn."""
     if spec.values:
         return _holding(spec, _held(spec).narrow(dim, start, length))
     shape = (*spec.shape[:dim], length, *spec.shape[dim + 1 :])
@@ -45,7 +45,7 @@ def narrowed(spec: TensorSpec, dim: int, start: int, length: int) -> TensorSpec:
 
 
 def selected(spec: TensorSpec, dim: int, index: int) -> TensorSpec:
-    """Return an input without a dimension, at one place of it."""
+    """Return an input without a dimension, at one index of it."""
     if spec.values:
         return _holding(spec, _held(spec).select(dim, index))
     return msgspec.structs.replace(spec, shape=spec.shape[:dim] + spec.shape[dim + 1 :])
@@ -65,10 +65,11 @@ _EXPONENTS = {"float16": 16, "bfloat16": 128, "float32": 128, "float64": 1024}
 
 
 def moved(spec: TensorSpec, dtype: str, *, powers: bool) -> TensorSpec:
-    """Return an input of another dtype, its elements at the same place of that one's range.
+    """Return an input of another dtype, its elements at the same relative place of the range.
 
-    Of the logarithms of what the types can hold, or, with powers, of its own: 12 in float16 is as
-    far from where exp overflows as 96 in float32, and 2.0**9 from where its square does as 2.0**72.
+    Scaled by the logarithms of the types' largest values, or with powers by the logarithm of the
+    element: 12 in float16 is as far from the overflow of exp as 96 in float32, and 2.0**9 as far
+    from the overflow of its square as 2.0**72.
     """
     if not spec.values or not {spec.dtype, dtype} <= set(_EXPONENTS):
         return cast(spec, dtype)
@@ -84,7 +85,7 @@ def moved(spec: TensorSpec, dtype: str, *, powers: bool) -> TensorSpec:
 
 
 def with_numbers(spec: TensorSpec, values: list[Number]) -> TensorSpec | None:
-    """Return an input of these elements, None if its dtype lacks one of them."""
+    """Return an input with these elements, or None if its dtype lacks one of them."""
     try:
         text = bits_of(values, spec.dtype)
     except (ValueError, OverflowError):
@@ -97,7 +98,7 @@ def _held(spec: TensorSpec) -> torch.Tensor:
 
 
 def _holding(spec: TensorSpec, values: torch.Tensor) -> TensorSpec:
-    """Return an input of these elements; empty ones are drawn, which says the same."""
+    """Return an input with these elements; an empty one is drawn, which is the same."""
     return msgspec.structs.replace(
         spec, shape=tuple(values.shape), values=bits_text(values), domain="normal", bound=0
     )

@@ -1,7 +1,7 @@
-"""Minimise a finding: search for smaller cases that a judge finds to diverge in the same way.
+"""Minimise a finding: search for smaller cases that diverge in the same way.
 
-On a compiler a candidate is tried on the stage where the bug is, which costs less than the whole.
-Only of what diverges there is asked whether the rung below it agrees, and the whole shows it too.
+On a compiler a candidate runs on the stage that has the bug, which costs less than the whole. Only
+if it diverges there, the rung below must agree and the whole must show it too.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ __all__ = [
 
 Part: TypeAlias = Literal["kind", "op", "stage", "where"]
 PARTS: tuple[Part, ...] = ("kind", "op", "stage")
-"""What of a divergence must stay as it is, unless told otherwise."""
+"""The parts of a divergence that must not change, by default."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of a candidate.
+    """The answer to a candidate.
 
-    said: how it came out; ``raised``: both sides raise, or the reference does where the case that
-    is minimised raises nothing; ``skipped``: it cannot be judged, or only a stage shows it, and not
-    the whole of a compiler. The rest is of its divergence.
-    wording: what its errors say, without what a smaller case changes; see `wording`.
-    below: whether the rung below diverges too.
+    said: the outcome. ``raised``: both sides raise, or the reference does although the minimised
+    case raises nothing. ``skipped``: it cannot be judged, or only a stage of a compiler shows it,
+    not the whole. The other fields describe its divergence.
+    wording: the stable words of its errors; see `wording`. below: whether the rung below diverges
+    too.
     """
 
     said: Literal["diverged", "agreed", "raised", "invalid", "skipped", "crash", "timeout"]
@@ -72,7 +72,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The divergence that must stay. op "" is any. stage: of a compiler, its first rung.
+    """The divergence to keep. op: "" is any. stage: for a compiler, the first rung.
 
     wording: of its errors; () is any.
     """
@@ -94,7 +94,7 @@ class Target:
         return cls(*shown, parts, wording=said.wording)
 
     def reply(self, answer: Answer) -> Reply:
-        """Say whether an answer is this divergence."""
+        """Return whether an answer shows this divergence."""
         if answer.said == "agreed":
             return "agrees"
         if answer.said in ("crash", "timeout"):
@@ -118,9 +118,9 @@ class Target:
 class Asker:
     """Asks a judge about candidates.
 
-    below: the rung below, which must not diverge as well. whole: the backend that found it, where
-    `judge` has only the stage of it: it must show a divergence as well, and is asked last. raises:
-    whether the divergence is about errors; if not, what the reference refuses is not run.
+    below: the rung below, which must not diverge. whole: the backend that found it, if `judge` has
+    only a stage of it; it must diverge too, and is asked last. raises: whether the divergence is
+    about errors; if not, a candidate that raises under the reference does not run.
     """
 
     judge: Judge
@@ -135,7 +135,7 @@ class Asker:
             return Answer("invalid")
         if not documented(case, backend.reference()):  # its kernel would read past its inputs
             return Answer("invalid")
-        # Compiling costs a thousand times what the reference does.
+        # Compiling costs a thousand times as much as the reference.
         if not self.raises and not backend.exact and backend.reference().run(case).raised:
             return Answer("raised")
         try:
@@ -160,13 +160,13 @@ class Asker:
 
 
 def _steady(backend: Backend, case: Case) -> bool:
-    """Return whether the reference does the same twice: not so with memory that nobody wrote."""
+    """Return whether the reference repeats its result: not with uninitialised memory."""
     first, second = (backend.reference().run(case) for _ in range(2))
     return compare(first, second, values=backend.values) is None
 
 
 def answer_of(verdict: Verdict) -> Answer:
-    """Return what a verdict says of a candidate."""
+    """Return the answer of a verdict."""
     found = verdict.divergence
     if found is None:
         return Answer("raised" if verdict.outcome == "raised" else "agreed")
@@ -192,10 +192,10 @@ _WORDS, _CUT = 20, 280
 
 
 def wording(error: str) -> tuple[str, ...]:
-    """Return the words of an error that stay where its case gets smaller, each once.
+    """Return the words of an error that do not change in a smaller case, each once.
 
-    Numbers, dtypes, plurals, paths, and what stands in quotes or brackets do not; whether two
-    numbers that are compared are equal does. Of a long text the beginning counts.
+    Numbers, dtypes, plurals, paths, and text in quotes or brackets change. Whether two compared
+    numbers are equal does not. Of a long text only the beginning counts.
     """
     text = _COMPARED.sub(lambda m: "" if m[2] == m[3] else f"{m[1]}UNEQUAL", _ASIDE.sub(" ", error))
     words = re.findall(r"\b[A-Za-z_]{3,}\b", text)
@@ -207,14 +207,14 @@ def wording(error: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Memory:
-    """Answers by case: nothing is run twice. trying, said: told before and after each run."""
+    """Answers by case, so nothing runs twice. trying, said: called before and after each run."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     trying: Callable[[Case], None] = lambda case: None
     said: Callable[[Case, Answer], None] = lambda case, answer: None
 
     def of(self, ask: Callable[[Case], Answer], case: Case) -> Answer:
-        """Return the answer to a case, and ask for it if it is new."""
+        """Return the answer to a case; ask if it is new."""
         if case.id not in self.answers:
             self.trying(case)
             self.answers[case.id] = ask(case)
@@ -224,11 +224,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """What minimising came to.
+    """The result of minimising.
 
-    op: the guilty op. chain: the cases on the way, each smaller than the one before it, the
-    smallest last. nearest: a case like it that agrees with the reference. tried: candidates.
-    reason: why it ended.
+    op: the guilty op. chain: the cases on the way, each smaller than the one before, the smallest
+    last. nearest: a similar case that agrees with the reference. tried: candidates. reason: why it
+    ended.
     """
 
     case: Case
@@ -254,10 +254,10 @@ def shrink(
 ) -> Iterator[Event | Shrunk]:
     """Make a divergence's case smaller; a `Shrunk` comes last.
 
-    ask: says what comes of a candidate, as an `Asker` does. runtime: the reference. pairs: whether
-    it begins with the guilty two where none is guilty alone (otherwise other two may be left); see
-    `paired`. memory: answers that were given already. blind: whether the reference must not run,
-    since it dies of the case. clock: what `seconds` are of; see `working`.
+    ask: answers candidates, as an `Asker` does. runtime: the reference. pairs: whether to begin
+    with the guilty pair if no statement is guilty alone (otherwise another pair may remain); see
+    `paired`. memory: earlier answers. blind: whether the reference must not run, because it dies of
+    the case. clock: the clock of `seconds`; see `working`.
     """
     start = clock()
     memory = memory or Memory()
@@ -279,7 +279,7 @@ def shrink(
     target = replace(target, op="")
     found = guilty(case, values(case), shows, guess=guess, pairs=pairs)
     two = len(found.numbers) > 1
-    if two and found.case is not None:  # what a divergence names is one op
+    if two and found.case is not None:  # a divergence names only one op
         guess = memory.of(ask, found.case).op
     # A gradient names no op by itself.
     named = "" if target.kind.startswith("grad") else guess
@@ -290,7 +290,7 @@ def shrink(
         yield Smaller(found.case, "guilty", len(asked), clock() - start)
     whole = msgspec.structs.replace(case, program=returning_all(case.program))
     if len(chain) == 1 and whole != case and shows(whole):
-        chain.append(whole)  # any statement of it can be the last
+        chain.append(whole)  # any of its statements can remain
     literal = not runtime.runtime.fake  # otherwise tensors have no values
     left = seconds - (clock() - start)
     ended: Ended | None = None
@@ -309,7 +309,7 @@ def shrink(
         yield event
     assert ended is not None
     op = "" if two else found.op
-    if not op:  # of two, one may be left
+    if not op:  # of two, one may remain
         again = guilty(ended.case, values(ended.case), shows, guess=target.op)
         op = again.op or target.op
     spent = clock() - start
@@ -317,9 +317,9 @@ def shrink(
 
 
 def paired(backend: Backend, case: Case) -> bool:
-    """Return whether two statements at a time are tried where none is guilty alone.
+    """Return whether to try pairs of statements if none is guilty alone.
 
-    On a compiler each pair costs a compilation: there only where there are few.
+    On a compiler each pair costs a compilation, so only if there are few.
     """
     return not facts_of(backend).compiles or count(case.program) < 4
 
@@ -328,10 +328,10 @@ _STARVED = 4
 
 
 def working() -> Callable[[], float]:
-    """Return a clock of the seconds that this process and its children worked.
+    """Return a clock of the CPU seconds of this process and its children.
 
-    What a search comes to must not depend on what else the machine does. It never falls behind the
-    clock on the wall by more than a factor of 4.
+    The result of a search must not depend on other load of the machine. The clock runs at no less
+    than a quarter of wall-clock speed.
     """
     wall, work = time.monotonic(), sum(os.times()[:4])
     return lambda: max(sum(os.times()[:4]) - work, (time.monotonic() - wall) / _STARVED)
@@ -342,7 +342,7 @@ def stage_of(
 ) -> str:
     """Return the first rung of the backend's ladder that diverges in the same way.
 
-    seen: told the case before each run. "" where the backend has no ladder.
+    seen: called with the case before each run. Returns "" if the backend has no ladder.
     """
     rungs = judge.backend.ladder()
     assert verdict.divergence is not None
@@ -360,7 +360,7 @@ def part_of(
     stage: str,
     seen: Callable[[Case], None] = lambda case: None,
 ) -> str:
-    """Return what of a stage is to blame, where torch's bisector can say, or ""."""
+    """Return the guilty part of a stage, if torch's bisector names one, or ""."""
     rungs = [rung for rung in (*judge.backend.ladder(), judge.backend) if rung.name == stage]
     if not rungs or not isinstance(rung := rungs[0], Bisects):
         return ""
@@ -374,12 +374,12 @@ def part_of(
 
     try:
         return rung.blame(agrees)
-    except Exception:  # it is private to torch, and it must not cost the finding
+    except Exception:  # it is private to torch, and must not cost the finding
         return ""
 
 
 def asker(judge: Judge, target: Target) -> Asker:
-    """Return who says what comes of a candidate: a judge, or that of the stage where the bug is."""
+    """Return who answers candidates: a judge, or the judge of the stage that has the bug."""
     judge = replace(judge, relations="all" if target.kind == "relation" else "none")
     rungs: Sequence[Backend] = judge.backend.ladder()
     below: Judge | None = None
@@ -400,9 +400,8 @@ def asker(judge: Judge, target: Target) -> Asker:
 def confirmed(judge: Judge, target: Target, chain: Sequence[Case]) -> Verdict | None:
     """Return the verdict of the smallest case of a chain on which a judge confirms the target.
 
-    The stage where a search ran is not the whole backend, and a case may come out otherwise each
-    time. Where the last case is not confirmed, the chain is halved: None if its first is not
-    confirmed either.
+    A search may have run on a stage only, and a case may be nondeterministic. If the last case is
+    not confirmed, the chain is halved. None if its first case is not confirmed either.
     """
     if target.kind == "relation":
         judge = replace(judge, relations="all")

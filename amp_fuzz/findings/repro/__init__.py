@@ -1,1 +1,1 @@
-"""A finding as text for others: script, pytest test, issue."""
+"""A finding as a script, a pytest test, or an issue."""

@@ -1,7 +1,7 @@
-"""Write a finding as a test that imports only torch and pytest, for a suite of one's own.
+"""Write a finding as a test that imports only torch and pytest.
 
-It is the repro's own source with ``assert`` in the place of the exit code. All but helpers stands
-inside the test function, and what it sets for all of torch is put back.
+It is the repro's source with ``assert`` instead of the exit code. Everything except helpers is
+inside the test function, and global settings of torch are restored.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _EXIT = re.compile(r"sys\.exit\((?:bool)?(.*)\)$", re.MULTILINE)
 
 
 def _asserting(text: str) -> str:
-    """Return what compares, failing where a script ends with 1, or with 125."""
+    """Return the comparison, which fails where a script exits with 1 or 125."""
     text = re.sub(r'print\("torch: *", torch\.__version__\)\n', "", text)
     text = text.replace("sys.exit(observed != expected)", "assert observed == expected")
     text = re.sub(r"wrong = .*\nsys\.exit\(.*\)", "assert right", text)
@@ -103,9 +103,9 @@ def {name}(tmp_path):
 
 
 def _watched(case: Case, backend: Backend, finding: Found, name: str, prefix: str) -> str:
-    """Return a test that runs the program in a process of its own."""
+    """Return a test that runs the program in a separate process."""
     parts = pieces(case, backend, finding)
-    *body, _ = parts.body  # without what starts the child
+    *body, _ = parts.body  # without the part that starts the child
     code = joined([*parts.setup, parts.configuration, prefix, *parts.helpers, *body])
     standard, ours = imports(code)
     script = f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")

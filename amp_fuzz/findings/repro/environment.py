@@ -1,7 +1,7 @@
-"""The essentials of ``torch.utils.collect_env``: what PyTorch's issue form asks for.
+"""The essentials of ``torch.utils.collect_env`` for PyTorch's issue form.
 
-That tool also lists conda packages, every CPU flag and every hardware vulnerability; none of these
-is here, nor a path or a name of the user.
+That tool also lists conda packages, every CPU flag and every hardware vulnerability. Here these are
+left out, and so are paths and names of the user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELDS = (
 
 
 def environment() -> str:
-    """Return what torch runs on, a line each, as ``torch.utils.collect_env`` says it."""
+    """Return what torch runs on, one fact per line, as in ``torch.utils.collect_env``."""
     from torch.utils import collect_env
 
     found = collect_env.get_env_info()

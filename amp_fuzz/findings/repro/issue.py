@@ -1,6 +1,6 @@
-"""Write a finding as the text of a GitHub issue: the title, then what its form asks for.
+"""Write a finding as the text of a GitHub issue: the title, then what GitHub's form asks for.
 
-Nothing here runs the case: `amp_fuzz.findings.diagnosis` has.
+Nothing here runs the case; `amp_fuzz.findings.diagnosis` did.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _AMP = documentation("amp.html")
 _FILE = "https://github.com/pytorch/pytorch/blob/v{version}/{path}"
 
 _MEANING: Mapping[str, str] = {
-    "lower_precision_fp": "casts every floating-point argument, but float64, to the autocast dtype",
-    "fp32": "casts every floating-point argument, but float64, to float32",
+    "lower_precision_fp": "casts every floating-point argument but float64 to the autocast dtype",
+    "fp32": "casts every floating-point argument but float64 to float32",
     "fp32_set_opt_dtype": "casts nothing, and computes in float32 unless the call names a dtype",
     "fp32_append_dtype": "casts nothing, and calls the overload that computes in float32",
     "promote": "casts the arguments to the widest floating-point dtype among them",
-    "cast_inputs": "casts every floating-point argument, but float64, to the one dtype registered",
+    "cast_inputs": "casts every floating-point argument but float64 to the registered dtype",
     "banned": "raises RuntimeError, and says what to use instead",
 }
 
 
 _REPRODUCE = (
-    "**To reproduce.** The script imports only {modules}, ends with exit code 1 where the bug is, "
-    "with 0 where it is not, and with 125 where it cannot tell (for `git bisect run`)."
+    "**To reproduce.** The script imports only {modules}. It exits with 1 if the bug is there, "
+    "with 0 if it is not, and with 125 if it cannot tell (for `git bisect run`)."
 )
 
 
 def _reproduce(script: str) -> str:
-    """Say what a script imports, the standard library aside, and how it ends."""
+    """Say what a script imports, apart from the standard library, and its exit codes."""
     found = {"torch"}
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, ast.Import):
@@ -71,8 +71,8 @@ def issue(
 ) -> str:
     """Return an issue's Markdown: its title as a heading, an empty line, and its body.
 
-    found: of this case on this backend, with a record. script: the repro. known: the entries that
-    `found.record.known` names. environment: a line each. Returns text that ends in a newline.
+    found: for this case on this backend, with a record. script: the repro. known: the entries that
+    `found.record.known` names. environment: lines about the machine. Ends in a newline.
     """
     assert found.record is not None
     record = found.record
@@ -127,20 +127,20 @@ def _call(case: Case, record: DivergenceRecord) -> str:
 def _wrong(backend: Backend, record: DivergenceRecord) -> str:
     kind = record.kind.removeprefix("grad-")
     subject = "gradient" if record.kind.startswith("grad-") else "result"
-    other = "eager" if facts_of(backend).promise else "documented"
+    other = "eager" if facts_of(backend).promise else "documented behaviour"
     texts = {
         "dtype": f"{subject} is {record.observed}, not {record.expected}",
         "shape": f"shape of the {subject} is {record.observed}, not {record.expected}",
-        "missing": "no gradient" if record.observed == "None" else "a gradient of what has none",
-        "bitwise": f"{subject} has other values than {other}",
-        "value": f"{subject} has other values than {other}{_more(record)}",
-        "nonfinite": f"{subject} has NaN or infinities at other places than {other}",
-        "precision": f"{subject} is off from {other} as if a rounding to 16 bits were left out",
+        "missing": "no gradient" if record.observed == "None" else "unexpected gradient",
+        "bitwise": f"values of the {subject} differ from {other}",
+        "value": f"values of the {subject} differ from {other}{_more(record)}",
+        "nonfinite": f"NaN or infinities of the {subject} differ from {other}",
+        "precision": f"{subject} differs from {other} as if a rounding to 16 bits were left out",
         "range": f"{subject} differs from {other} where a value leaves its dtype's range",
-        "raise": _raised(record, other),
-        "state": "autocast's state is not what it was before",
-        "nondeterminism": "comes out otherwise from run to run",
-        "relation": f"two ways that mean the same differ ({record.where.partition(':')[0]})",
+        "raise": _raised(record),
+        "state": "leaves autocast's state changed",
+        "nondeterminism": "differs from run to run",
+        "relation": f"two equivalent ways differ ({record.where.partition(':')[0]})",
         "crash": f"{record.observed}",
         "timeout": f"hangs ({record.observed})",
     }
@@ -152,26 +152,26 @@ def _more(record: DivergenceRecord) -> str:
 
 
 _PROMISED = (
-    "Of what a kernel keeps in float32 between its steps nothing is asked here. A cast that the "
-    "program writes asks for a rounding; with `emulate_precision_casts` Inductor says that each "
-    "16-bit result is rounded, as in eager."
+    "A kernel may keep float32 between its steps. But a cast that the program writes asks for a "
+    "rounding, and with `emulate_precision_casts` Inductor promises to round each 16-bit result, "
+    "as eager does."
 )
 _BAND = re.compile(r"(\S+) \+- (\S+) at (\[.*?\]), (\w+)(.*)")
 _OFF = re.compile(r"(.*): excess (\S+), bias (\S+)")
 
 
 def _measured(record: DivergenceRecord) -> tuple[str, str] | None:
-    """Return how many units a value is off, at most and on the whole; None of what is exact."""
+    """Return how many units a value is off, at most and overall, or None for an exact value."""
     band, off = _BAND.fullmatch(record.expected), _OFF.fullmatch(record.observed)
     if band is None or off is None or band[2] == "0" or off[2] == "inf":
         return None
     return off[2], off[3]
 
 
-def _raised(record: DivergenceRecord, other: str) -> str:
+def _raised(record: DivergenceRecord) -> str:
     want, got = (_error(text) for text in (record.expected, record.observed))
     if got == "no error":
-        return f"raises nothing where {other} raises {want}"
+        return f"raises no error, but must raise {want}"
     return f"raises {got}" + ("" if want == "no error" else f", not {want}")
 
 
@@ -183,12 +183,12 @@ def _error(text: str) -> str:
 
 
 def _reported(record: DivergenceRecord, known: Iterable[Known]) -> list[str]:
-    """Return a note on top where somebody has reported it, or the page that explains it."""
+    """Return a note on top if it has been reported: links to the reports."""
     named = [k for k in known if k.id in record.known.split("+")]
     links = [k.link for k in named if k.link]
     if not links:
         return []
-    return [f"> Already reported: {' and '.join(links)}. Add to that instead of opening another."]
+    return [f"> Already reported: {' and '.join(links)}. Comment there instead of opening another."]
 
 
 def _what(case: Case, backend: Backend, record: DivergenceRecord) -> str:
@@ -227,22 +227,22 @@ def _where(case: Case, backend: Backend, record: DivergenceRecord) -> str:
         agrees = f"; {below} does not" if below else ""
         parts.append(f"First stage that shows it: `{record.stage}`{agrees}.")
     if record.part:
-        parts.append(f"Part of it, by torch's own bisector: `{record.part}`.")
+        parts.append(f"Part that torch's own bisector names: `{record.part}`.")
     if record.op:
         parts.append(f"Guilty op: `{record.op}`.")
     if not _autocasts(case):
         parts.append("No autocast is involved.")
     elif record.bare:
-        parts.append("It is there without autocast too.")
+        parts.append("It also occurs without autocast.")
     elif record.kind != "nondeterminism":
-        parts.append("It is not there without autocast.")
+        parts.append("It does not occur without autocast.")
     if more := _driven(case):
         parts.append(f"How the program is driven: {more}.")
     return " ".join(parts)
 
 
 def _driven(case: Case) -> str:
-    """Return what of a plan is not plain, but its contexts, in words of the plan."""
+    """Return the plan's fields that differ from the default, except its contexts."""
     fields = msgspec.structs.fields(case.plan)
     return ", ".join(
         f"{f.name}={getattr(case.plan, f.name)}"
@@ -273,10 +273,10 @@ def _documented(case: Case, backend: Backend, found: Examined) -> str:
         texts += _policies(record, load_table(backend.device), found.reached)
     if record.kind == "relation":
         relation = RELATIONS.get(record.where.partition(":")[0])
-        doc = relation.pair.__doc__ if relation else "One run, looked at twice."
-        texts.append(f"Two ways have to agree: {' '.join((doc or '').split())}")
+        doc = relation.pair.__doc__ if relation else "Two views of one run."
+        texts.append(f"Two ways must agree: {' '.join((doc or '').split())}")
     if record.kind == "state":
-        texts.append(f"A context manager puts back what it found ([amp]({_AMP})).")
+        texts.append(f"A context manager restores what it found ([amp]({_AMP})).")
     if record.kind in ("crash", "timeout"):
         texts.append("A program that torch accepts ends in a result or an exception.")
     return " ".join(texts) or f"See [amp]({_AMP})."
@@ -286,18 +286,18 @@ def _agreement(promise: str, found: Examined) -> str:
     assert found.record is not None
     text = promise
     if found.eager == "agrees":
-        text += " Eager gives what is expected here."
+        text += " Eager gives the expected result here."
     elif found.eager == "diverges":
-        text += " Eager itself does not do here what its documentation says."
+        text += " Eager itself differs from its documentation here."
     record = found.record
     if record.kind == "precision":
         text += f" {_PROMISED}"
     if (off := _measured(record)) is not None:
         text += (
-            " Kernels may round otherwise; how much that explains was measured on this very "
-            f"program, by {CONFIRM} runs in float64 that are perturbed as its dtypes round. The "
-            f"result is {off[0]} of these units off at its worst element and {off[1]} on the "
-            f"whole; honest kernels stay below {THRESHOLD:g}."
+            f" Kernels may round differently. {CONFIRM} runs of this program in float64, perturbed "
+            "as its dtypes round, measure how much that explains. The result is "
+            f"{off[0]} of these units off at its worst element and {off[1]} overall; honest "
+            f"kernels stay below {THRESHOLD:g}."
         )
     elif record.kind.endswith("value"):
         text += " Rounding does not explain it: these values are exact."
@@ -309,7 +309,7 @@ def _agreement(promise: str, found: Examined) -> str:
 def _policies(
     record: DivergenceRecord, table: PolicyTable, reached: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Return the policy rows of the guilty op, or of all that the case reached."""
+    """Return the policy rows of the guilty op, or of every op that the case reached."""
     own = CATALOGUE[record.op].overloads if record.op in CATALOGUE else ()
     wanted = {o.removeprefix("aten::") for o in own}
     names = [o for o, _ in reached if o in wanted] or [o for o, _ in reached]
@@ -317,7 +317,7 @@ def _policies(
     texts = [_row(rule, table) for rule in rules[:4]]
     if not texts and record.op in CATALOGUE:
         lists = f"`{record.op}` is in none of autocast's lists for {table.device}"
-        texts = [f"{lists} ({_source(table.source)}): it runs in the dtypes that it is given."]
+        texts = [f"{lists} ({_source(table.source)}): it runs in the dtypes of its inputs."]
     return texts
 
 
@@ -354,7 +354,7 @@ def _explicit(case: Case, record: DivergenceRecord) -> list[str]:
     if not record.explicit or not _autocasts(case):
         return []
     return [
-        "**With its casts written out**, what autocast has to make of it:",
+        "**With its casts written out**, as autocast must run it:",
         _fenced(record.explicit, "python"),
     ]
 

@@ -47,7 +47,7 @@ def head(case: Case, backend: Backend, finding: Found) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a script is made from, and the parts that several kinds share. repros: the backend's."""
+    """The input of a script, and the parts that several kinds share. repros: the backend's."""
 
     case: Case
     backend: Backend
@@ -55,11 +55,11 @@ class Script:
     repros: Repros
 
     def expected(self) -> Observation:
-        """Return what the reference says."""
+        """Return what the reference observes."""
         return self.backend.reference().run(self.case)
 
     def value(self, label: str) -> torch.Tensor | None:
-        """Return what the reference says at a label."""
+        """Return what the reference observes at a label."""
         expected = self.expected()
         if label not in expected.values:
             raise ReproError(
@@ -110,9 +110,9 @@ class Script:
     # -- program and driver ---------------------------------------------------------------------
 
     def source(self, *labels: str) -> list[str]:
-        """Return the program and its driver; the driver returns what is observed at the labels.
+        """Return the program and its driver, which returns the values at the labels.
 
-        It ends there: nothing after the last label can matter.
+        The driver ends after the last label: nothing later can matter.
         """
         driver = self.repros.driver(driver_source(self.case), self.case)
         return [self.program(), _observing(driver, labels)]
@@ -122,7 +122,7 @@ class Script:
         program = self.repros.source(self.case).rstrip()
         explicit = self.finding.explicit if isinstance(self.finding, DivergenceRecord) else ""
         if explicit:
-            note = f"What autocast should do, its casts written out:\n{explicit}"
+            note = f"The program with autocast's casts written out:\n{explicit}"
             lines = (line.removeprefix("# ") for line in note.splitlines())
             program = "".join(f"# {line}\n" for line in lines) + program
         return program
@@ -137,7 +137,7 @@ class Script:
 
 
 def _observing(driver: str, labels: tuple[str, ...]) -> str:
-    """Return a driver that returns the values at these labels and observes nothing else."""
+    """Return a driver that returns only the values at these labels."""
     lines: list[str] = []
     for line in driver.splitlines():
         label, value = _observed(line)
@@ -148,11 +148,11 @@ def _observing(driver: str, labels: tuple[str, ...]) -> str:
             lines.append(f"{pad}return {', '.join([*('first' for _ in labels[1:]), value])}")
             break
         elif label in labels:
-            # A copy of a value, which a later step may write; a gradient is replaced, or None.
+            # Copy a value, since a later step may write it; a gradient is replaced, or None.
             copy = "" if label.endswith(".grad") else ".detach().clone()"
             lines.append(f"{pad}first = {value}{copy}")
     text = "\n".join(lines)
-    for name in ("scaler", "optimizer", "weights"):  # of no use before the label
+    for name in ("scaler", "optimizer", "weights"):  # unused before the label
         if len(re.findall(rf"\b{name}\b", text)) == 1:
             text = re.sub(rf"\n *{name} = .*", "", text)
     return text

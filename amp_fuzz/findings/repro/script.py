@@ -2,10 +2,10 @@
 
 Only amp-fuzz itself can run some backends: the script for one of these imports it.
 
-The script exits 1 when the divergence is there, 0 when it is not, and 125 when it cannot tell:
-torch is missing, an op is, or another error comes (``git bisect run`` skips a version on 125). It
-carries the case's own source, the helpers that this leans on, the inputs as literals, and what the
-reference expects as constants.
+The script exits with 1 if the divergence is there, with 0 if it is not, and with 125 if it cannot
+tell: torch or an op is missing, or a different error is raised (``git bisect run`` skips on 125).
+It contains the case's source, the helpers that this uses, the inputs as literals, and the
+reference's results as constants.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
 def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
     """Return a script that shows a divergence of a case on a backend.
 
-    `finding` belongs to this very case: if it was minimised, to the minimised one. The reference
-    is run once, for what it expects. `prefix` is source to put before the program, such as a fault
-    that a test seeds. Raises `ReproError` if the reference never comes to where the finding is.
+    `finding` belongs to this case; if it was minimised, to the minimised case. The reference runs
+    once. `prefix` is source to put before the program, such as a fault that a test seeds. Raises
+    `ReproError` if the reference does not reach the place of the finding.
     """
     if not isinstance(backend, Repros):
         _kind(finding)
@@ -55,9 +55,11 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
 
 
 def _judging(case: Case, backend: Backend, finding: Found) -> str:
-    """Return a script that judges a case by amp-fuzz, for a backend that only amp-fuzz can run."""
+    """Return a script that judges a case with amp-fuzz, if only amp-fuzz can run the backend."""
     installs = facts_of(backend).installs
-    needs = f"pip install '{installs}'" if installs else f"amp-fuzz, and what adds {backend.name}"
+    needs = (
+        f"pip install '{installs}'" if installs else f"amp-fuzz, and the package of {backend.name}"
+    )
     modules = "".join(f"import {module}\n" for module in _modules(case))
     return (
         f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n\n{_HOOK}\n{modules}"
@@ -75,12 +77,12 @@ def _judging(case: Case, backend: Backend, finding: Found) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What a repro is put together from: source, but for `head`, a comment.
+    """The pieces of a repro: source, except for `head`, a comment.
 
     setup: of torch and of fake devices. configuration: of a compiler, or "". helpers: functions
-    that the body uses. body: inputs, what is expected, program, driver, and what compares; it ends
-    in `sys.exit`. modules: imports of what defines the user's own ops, each after a newline.
-    cleanup: lines that take away what a run leaves behind.
+    that the body uses. body: inputs, expected results, program, driver, and the comparison; it ends
+    in `sys.exit`. modules: imports of the user's own ops, each after a newline. cleanup: lines that
+    remove what a run leaves behind.
     """
 
     head: str
@@ -93,7 +95,7 @@ class Pieces:
 
 
 def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
-    """Return the pieces of a repro, as `repro` takes them. Raises `ReproError`."""
+    """Return the pieces of a repro. Raises `ReproError`."""
     if not isinstance(backend, Repros):
         raise ReproError(f"only amp-fuzz can run {backend.name}: use --format=script")
     script = Script(case, backend, finding, backend)
@@ -113,17 +115,17 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
 
 
 def _kind(finding: Found) -> str:
-    """Return the kind of a finding. Raises `ReproError` if a file says one that there is not."""
+    """Return the kind of a finding. Raises `ReproError` for an unknown kind, from a file."""
     if finding.kind in _KINDS:
         return finding.kind
     hint = did_you_mean(finding.kind, _KINDS) or f": use {', '.join(_KINDS)}"
-    raise ReproError(f"$.kind={finding.kind!r} is no kind of divergence{hint}")
+    raise ReproError(f"$.kind={finding.kind!r} is not a kind of divergence{hint}")
 
 
 def _modules(case: Case) -> tuple[str, ...]:
-    """Return the modules that a case needs: those of its ops, and plugins that register none.
+    """Return the modules that a case needs: those of its ops, and plugins that register no op.
 
-    Such a plugin is there to change torch.
+    Such a plugin is assumed to change torch.
     """
     register = {op.build.__module__ for op in CATALOGUE.values()}
     changing = [
@@ -144,7 +146,7 @@ def joined(parts: list[str]) -> str:
     return text.strip("\n")
 
 
-# -- what stands before the program ---------------------------------------------------------------
+# -- before the program ---------------------------------------------------------------------------
 
 _STANDARD = ("ctypes", "logging", "os", "subprocess", "sys", "threading", "traceback", "warnings")
 _IMPORTS: Mapping[str, str] = {
@@ -168,7 +170,7 @@ _TORCH_IMPORTS: Mapping[str, str] = {
 
 
 def imports(code: str) -> tuple[str, str]:
-    """Return the imports of what code reads: the standard library's, and torch's."""
+    """Return the imports that code needs: the standard library's, and torch's."""
     used = _names(code)
     named = (ast.ClassDef, ast.FunctionDef)
     defined = {node.name for node in ast.parse(code).body if isinstance(node, named)}
@@ -221,18 +223,20 @@ def _bits(script: Script) -> list[str]:
     want = script.value(label)
     if want is None:
         raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
-    origin = f"# As torch {torch.__version__} computes it here; another CPU may round otherwise.\n"
+    origin = (
+        f"# As torch {torch.__version__} computes it here; another CPU may round differently.\n"
+    )
     constant = origin + wrapped(f"expected = {literal(want)}")
     main = _CALL.format(target="observed", call=script.call())
     if not script.backend.exact and script.finding.kind.endswith(("nonfinite", "range")):
-        # Its finite values may round otherwise.
+        # Its finite values may round differently.
         constant = wrapped(f"expected = {literal(torch.where(want.isfinite(), 0, want))}")
         main += "observed = torch.where(observed.isfinite(), 0, observed)\n"
     return [_DIFFERS, script.inputs(), constant, *script.source(label), main + _COMPARED]
 
 
 def _rounding(script: Script) -> list[str]:
-    """Compare values with the band of what rounding explains: its centre and unit, as literals."""
+    """Compare values with the rounding band: its centre and unit, as literals."""
     label = script.finding.where
     reference = script.backend.reference()
     left_out = script.finding.observed.endswith("(excess precision)")
@@ -247,7 +251,7 @@ def _rounding(script: Script) -> list[str]:
         return _bits(script)  # integers and bool do not round
     centre = torch.view_as_real(band.clean) if band.clean.is_complex() else band.clean
     constants = (
-        f"# What float64 makes of it, and what rounding explains ({CONFIRM} perturbed runs).\n"
+        f"# The float64 result, and the unit of rounding ({CONFIRM} perturbed runs).\n"
         + wrapped(f"expected = {literal(centre)}")
         + "\n"
         + wrapped(f"unit = {literal(unit(band))}")
@@ -256,27 +260,27 @@ def _rounding(script: Script) -> list[str]:
     plain, signed = leans(band)
     main += _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
     if promised:
-        constants = constants.replace("# What float64 makes of it", f"# {_ROUNDED[promise]}")
+        constants = constants.replace("# The float64 result", f"# {_ROUNDED[promise]}")
     if left_out:
-        constants = constants.replace("# What", "# Without that rounding: what")
+        constants = constants.replace("# The", "# Without that rounding: the")
         main = main.replace("sys.exit(bool(", "sys.exit(not bool(")
     return [script.inputs(), constants, *script.source(label), main]
 
 
 _ROUNDED: Mapping[Promise, str] = {
-    "none": "What float64 makes of it",
-    "written": "What float64 makes of it where each cast of the program rounds",
-    "all": "What float64 makes of it where each 16-bit result is rounded",
+    "none": "The float64 result",
+    "written": "The float64 result where each cast of the program rounds",
+    "all": "The float64 result where each 16-bit result is rounded",
 }
 
 
 def _range(script: Script) -> list[str]:
-    """Compare which values are finite, or where these agree how far the finite ones are off."""
+    """Compare which values are finite; if these agree, compare the finite values."""
     return (_rounding if "excess" in script.finding.observed else _bits)(script)
 
 
 def _raise(script: Script) -> list[str]:
-    """Compare which error comes, and at which line where both sides raise the same one."""
+    """Compare which error is raised, and at which line if both sides raise the same one."""
     expected, (kind, _) = script.finding.expected, _error(script.finding.observed)
     if not kind or _error(expected)[0] != kind:
         return [script.inputs(), *script.source(), _raising(script, expected)]
@@ -287,7 +291,7 @@ def _raise(script: Script) -> list[str]:
 
 
 def _raising(script: Script, expected: str, line: str | None = None) -> str:
-    """Return what tells the error of a finding from what is expected, and from all others."""
+    """Return source that tells the finding's error from the expected one, and from all others."""
     shown = expected if line is None else f"{expected} at {line}"
     return (_RAISED if line is None else _RAISED_AT).format(
         call=script.call(),
@@ -299,9 +303,9 @@ def _raising(script: Script, expected: str, line: str | None = None) -> str:
 
 
 def _error(text: str) -> tuple[str, str]:
-    """Return the class of an error and words of its message that stay the same; "" if it is none.
+    """Return the class of an error and stable words of its message; "" if it is no error.
 
-    Numbers, shapes and what stands in quotes change between versions and machines.
+    Numbers, shapes and quoted text change between versions and machines.
     """
     kind, colon, message = text.partition(": ")
     if not colon or not kind.isidentifier():
@@ -315,7 +319,7 @@ _WORDS = 40
 
 
 def _is(text: str) -> str:
-    """Return a condition: whether what a script observed is that error, or none."""
+    """Return a condition: whether a script observed that error, or no error."""
     kind, words = _error(text)
     if not kind:
         return 'observed == "no error"'
@@ -332,17 +336,17 @@ def _state(script: Script) -> list[str]:
 
 
 def _relation(script: Script) -> list[str]:
-    """Compare two values of one run, or two variants of the case that must mean the same."""
+    """Compare two values of one run, or two equivalent variants of the case."""
     name, _, where = script.finding.where.partition(": ")
     if name not in RELATIONS:
         first = where.replace("call1.", "call0.").replace("again.", "")
         if not (_labels(script, first) and _labels(script, where)) or first == where:
-            raise ReproError(f"$.where={script.finding.where!r} names no relation of the case")
+            raise ReproError(f"$.where={script.finding.where!r} is not a relation of the case")
         main = _CALL.format(target="expected, observed", call=script.call()) + _COMPARED
         return [_DIFFERS, script.inputs(), *script.source(first, where), main]
     pair = RELATIONS[name].pair(script.case)
     if pair is None:
-        raise ReproError(f"case {script.case.id}: the relation {name!r} says nothing of its plan")
+        raise ReproError(f"case {script.case.id}: the relation {name!r} does not apply to its plan")
     if RELATIONS[name].together:
         return [script.inputs(), *script.source(), _raising(script, "no error")]
     meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())
@@ -356,7 +360,7 @@ def _relation(script: Script) -> list[str]:
 
 
 def _nondeterminism(script: Script) -> list[str]:
-    """Compare a run with others."""
+    """Compare a run with further runs."""
     where = script.finding.where.rpartition(": ")[2]
     main = _REPEATED.format(runs=RUNS)
     source = script.source(*_labels(script, where))
@@ -378,11 +382,11 @@ def _labels(script: Script, where: str) -> tuple[str, ...]:
 
 
 def _death(script: Script) -> list[str]:
-    """Run the case in a child process, and see whether it dies or hangs."""
+    """Run the case in a child process, and check whether it dies or hangs."""
     child = _CHILD.format(call=script.call())
     main = _HUNG
     if script.finding.kind == "crash":
-        # Whoever is short of memory kills with SIGKILL (9): unless that was found, it says nothing.
+        # SIGKILL (9) may mean that memory ran out: unless the finding has it, it proves nothing.
         codes = {0: 0, 125: 125} | ({} if "SIGKILL" in script.finding.observed else {-9: 125})
         main = _DIED.replace("{codes}", "{" + str(codes) + "}")
     return [script.inputs(), *script.source(), child, main.format(timeout=TIMEOUT)]
@@ -403,12 +407,12 @@ _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
 RUNS = 20
 TIMEOUT = 120
 
-# -- what scripts end in --------------------------------------------------------------------------
+# -- the ends of scripts --------------------------------------------------------------------------
 
-# Stands before the first import that may fail. The exit code of an uncaught error would be 1.
+# Goes before the first import that may fail. An uncaught error would exit with 1.
 _HOOK = """\
 def cannot_tell(kind, error, trace):
-    \"""Exit with 125 at an error that is not the finding: `git bisect run` skips it.\"""
+    \"""Exit with 125 for an error that is not the finding: `git bisect run` skips it.\"""
     sys.__excepthook__(kind, error, trace)
     sys.exit(125 if issubclass(kind, Exception) else 130)
 
@@ -438,7 +442,7 @@ away = away.nan_to_num(nan=float("inf"))
 print("torch:", torch.__version__)
 print("expected:", expected.flatten()[:8].tolist())
 print("observed:", observed.flatten()[:8].tolist())
-# A mean says more than one element where an error has a sign; perturbed runs have means too.
+# If errors have one sign, the mean shows more than one element. Perturbed runs have means too.
 counts = expected.unique(return_counts=True)[1]  # equal elements are rounded alike
 few = float((counts / away.numel()).square().sum().sqrt())
 bias = away.mean().abs() / ({plain} + few)
@@ -500,7 +504,7 @@ _CHILD = """\
 if sys.argv[1:] == ["child"]:
     try:
         {call}
-    except (RuntimeError, ValueError, IndexError) as error:  # an answer, too
+    except (RuntimeError, ValueError, IndexError) as error:  # an answer too
         print("raised:  ", error)
     sys.exit(0)
 """
@@ -509,7 +513,7 @@ _DIED = """\
 child = subprocess.run([sys.executable, __file__, "child"], timeout={timeout})
 print("torch:   ", torch.__version__)
 print("expected: exit code 0")
-print("observed: exit code", child.returncode)  # negative: the signal that it died of
+print("observed: exit code", child.returncode)  # negative: the signal that killed it
 sys.exit({codes}.get(child.returncode, 1))
 """
 
@@ -538,7 +542,7 @@ def outcome(drive):
 
 _OUTCOME_OR_ERROR = """\
 def outcome(drive):
-    \"""Return what is observed, or the name of an error that is looked for.\"""
+    \"""Return the observed values, or the name of an expected error.\"""
     try:
         return {call}
     except Exception as error:
@@ -557,7 +561,7 @@ def contents(value):
 
 
 def differs(expected, observed):
-    \"""Print where two results differ in a bit, but that one NaN equals another.\"""
+    \"""Print where two results differ in a bit; NaN equals NaN.\"""
     pairs = list(zip_longest(contents(expected), contents(observed)))
     wrong = [(a, b) for a, b in pairs if repr(a) != repr(b)]
     for a, b in wrong[:4]:

@@ -1,4 +1,4 @@
-"""Worker processes: forks where that is safe, watched, and ended with all that they started.
+"""Worker processes: forks where safe, supervised, and ended with everything that they started.
 
 A fork keeps everything that this process did to torch: patched functions, registered kernels and
 ops. A spawned process starts anew and keeps only what `amp_fuzz.plugins` imports.
@@ -42,10 +42,10 @@ _ACCELERATORS = ("cuda", "xpu", "mtia")
 def unforkable() -> str:
     """Return why a fork of this process could not run cases, or "".
 
-    A fork has one thread. The runtimes of accelerators and JAX do not survive that. torch's own
-    threads on a CPU do: a worker computes in one thread and never asks for the others. Autograd's
-    do not. Where torch sees an accelerator, the first backward pass of all starts them, one of a
-    CPU's tensors too, and each backward pass of a fork raises then.
+    A fork has one thread. The runtimes of accelerators and JAX do not survive this. torch's own CPU
+    threads are no problem: a worker computes in one thread and never needs the others. Autograd's
+    threads are. Where torch sees an accelerator, the first backward pass starts them, even for CPU
+    tensors, and every backward pass of a fork raises then.
     """
     if sys.platform != "linux":
         return f"a fork is not safe on {sys.platform}"
@@ -60,11 +60,11 @@ def unforkable() -> str:
     return ""
 
 
-_AUTOGRAD = "pt_autograd_"  # how torch names them, with the number of a device
+_AUTOGRAD = "pt_autograd_"  # torch's name for them, followed by a device number
 
 
 def _threads() -> Iterator[str]:
-    """Yield the names of this process's threads, as the system knows them."""
+    """Yield the system's names of this process's threads."""
     for path in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # it has ended
             yield path.read_text().strip()
@@ -76,11 +76,11 @@ def start(
     fork: bool | None = None,
     stands_in: bool = False,
 ) -> BaseProcess:
-    """Start ``entry(*args)`` in a new process, the leader of a group of its own.
+    """Start ``entry(*args)`` in a new process that leads a new process group.
 
-    It ends with its group when the process that started it ends. fork: whether it is a fork of this
-    process; by default if that is safe. stands_in: whether it does what this process would have
-    done: it keeps the handlers of signals, and may start processes this way, too.
+    It ends with its group when its parent ends. fork: whether to fork this process; by default if
+    that is safe. stands_in: whether it acts for this process: it keeps the signal handlers, and may
+    start processes in this way too.
     """
     fork = not unforkable() if fork is None else fork
     context = get_context("fork" if fork else "spawn")
@@ -88,7 +88,8 @@ def start(
         target=_lead, args=(fork, stands_in, entry, *args), daemon=not stands_in
     )
     with no_interrupts(), warnings.catch_warnings():
-        # Python 3.12 warns of a fork beside threads, such as xdist's: the fork needs none of them.
+        # Python 3.12 warns about forking with threads, such as xdist's; the fork needs none of
+        # them.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
@@ -106,12 +107,12 @@ def _lead(fork: bool, stands_in: bool, entry: Callable[..., object], *args: obje
 
 
 def _leave_behind(*, handlers: bool) -> None:
-    """Drop what a fork inherits and must not act on: hooks, tracing, garbage, handlers if asked.
+    """Drop inherited state that a fork must not act on: hooks, tracing, garbage, maybe handlers.
 
-    Garbage of the process that forked, such as a temporary folder, is not this one's to finalise.
+    The fork must not finalise garbage of its parent, such as a temporary folder.
     """
     gc.freeze()
-    faulthandler.disable()  # it would write to the terminal of the process that forked
+    faulthandler.disable()  # it would write to the parent's terminal
     for number in signal.valid_signals() if handlers else ():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -122,13 +123,13 @@ def _leave_behind(*, handlers: bool) -> None:
 
 
 def _follow(parent: BaseProcess) -> None:
-    """Wait for the end of the parent; a terminal that closes does not reach this group."""
+    """Wait for the end of the parent: the hangup of a terminal does not reach this group."""
     parent.join()
     os.killpg(0, signal.SIGKILL)
 
 
 def end(process: BaseProcess, patience: float = 0.0) -> None:
-    """Kill a process of `start`, if it has not ended after so many seconds, and its group."""
+    """Kill a process of `start` and its group, after giving it some seconds to end."""
     process.join(patience)
     if _GROUPS and process.pid is not None:
         with suppress(ProcessLookupError, PermissionError):  # all ended, or not yet a leader
@@ -139,9 +140,9 @@ def end(process: BaseProcess, patience: float = 0.0) -> None:
 
 
 def expendable() -> None:
-    """Have the system end this process, not the user's, when memory runs out; it leaves no core.
+    """Make the system kill this process first when memory runs out, without a core file.
 
-    A replay of the case makes one, if the shell allows it.
+    A replay of the case leaves a core file, if the shell allows it.
     """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -152,9 +153,9 @@ def expendable() -> None:
 
 
 def few_primitives() -> None:
-    """Have oneDNN and ideep keep 16 primitives, not 1,024; call it before torch is imported.
+    """Make oneDNN and ideep keep 16 primitives, not 1,024. Call it before importing torch.
 
-    Hardly a shape comes twice, so that their caches are what grows in a long run.
+    Shapes hardly ever repeat, so in a long run these caches are what grows.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "16")
@@ -169,9 +170,9 @@ def death(process: BaseProcess) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and all that it started used: CPU time in seconds, resident memory in bytes.
+    """What a process and its descendants used: CPU seconds, and resident memory in bytes.
 
-    What has ended and was waited for counts with who waited for it.
+    A process that has ended counts with the process that waited for it.
     """
 
     cpu: float = 0.0
@@ -179,7 +180,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Return what a process and its descendants have used so far; nothing of one that ended."""
+    """Return what a process and its descendants have used so far; zero if it has ended."""
     cpu, memory = 0.0, 0
     try:
         process = psutil.Process(pid)
@@ -194,18 +195,18 @@ def usage(pid: int) -> Usage:
 
 
 def greedy(held: int, limit: float) -> str:
-    """Return how a process that held so many bytes went over a limit in GiB, or ""."""
+    """Return how a process exceeded a memory limit in GiB, or ""."""
     return f"it held more than --memory={limit:.15g} GiB" if held > limit * 2**30 else ""
 
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Block Ctrl-C: for this thread while it is here, and for good in a process that it starts.
+    """Block Ctrl-C: in this thread for the block, and permanently in processes started in it.
 
-    A terminal sends it to all processes, and a worker that is still importing would answer with a
-    traceback. It is for whoever started the worker to end it.
+    A terminal sends it to all processes, and a worker that is still importing would print a
+    traceback. Ending a worker is up to its parent.
     """
-    resource_tracker.ensure_running()  # starting it, as the first process does, would unblock
+    resource_tracker.ensure_running()  # starting it with the first process would unblock
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

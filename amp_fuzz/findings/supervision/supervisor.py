@@ -1,8 +1,8 @@
-"""Minimise a case in a process that is watched: a candidate may kill it, or hang.
+"""Minimise a case in a supervised process, which a candidate may kill or hang.
 
-The answer to each candidate is written to a journal before the next one runs. A search takes the
-same way each time, so a new process goes on from the journal where the last one ended: after a
-crash, which is the answer to the candidate that was running, after an interrupt, or the next day.
+The answer to each candidate is written to a journal before the next one runs. A search is
+deterministic, so a new process continues from the journal where the last one ended: after an
+interrupt, the next day, or after a crash, which is the answer to the running candidate.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class _Line(msgspec.Struct):
 
 
 class Journal:
-    """Answers by the id of a case, in a file; none without a path.
+    """Answers by the id of a case, in a file; in memory only without a path.
 
-    What it holds is of one search: `about` says which, and a journal of another is begun anew.
+    A journal belongs to one search, which `about` describes; a journal of another is restarted.
     """
 
     def __init__(self, path: Path | None = None, about: str = "") -> None:
@@ -72,7 +72,7 @@ class Journal:
                 self.answers[found.id] = found.answer
 
     def add(self, id_: str, answer: Answer) -> None:
-        """Keep an answer. Raises `StoreError` where the file takes no more."""
+        """Keep an answer. Raises `StoreError` if it cannot be written."""
         self.answers[id_] = answer
         if self.path is None:
             return
@@ -95,7 +95,7 @@ _ITSELF = "the case itself"
 
 
 def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Iterator[Event]:
-    """Minimise a case in processes that are watched; the last event says what it came to."""
+    """Minimise a case in supervised processes; the last event is the result."""
     journal = journal or Journal()
     deadline = time.monotonic() + seconds
     target: Target | None = None
@@ -124,7 +124,7 @@ def minimise(job: Job, *, seconds: float, journal: Journal | None = None) -> Ite
                     return
         except Dead as dead:
             if target is None and not job.check:
-                target = Target(dead.kind)  # the case itself does it: that is the divergence
+                target = Target(dead.kind)  # the case itself kills it: that is the divergence
             elif target is not None and trying == _ITSELF and not job.blind:
                 job = replace(job, blind=True)  # so does the reference alone
             elif trying in ("", _ITSELF) or target is None:
@@ -151,9 +151,9 @@ def _confirmed(job: Job, done: Done, chain: Sequence[DivergenceRecord]) -> Done:
 def ask(
     timeout: float, function: Callable[..., Any], *args: object, memory: float = math.inf
 ) -> Any:
-    """Return ``function(*args)``, computed in a process of its own.
+    """Return ``function(*args)``, computed in a separate process.
 
-    Raises what the function raises, and `Dead`. timeout, memory: as of `talk`.
+    Raises what the function raises, and `Dead`. timeout, memory: as for `talk`.
     """
     (data,) = talk(timeout, _answering, function, *args, memory=memory)
     result, error = pickle.loads(data)
@@ -173,13 +173,13 @@ def _answering(pipe: connection.Connection, function: Callable[..., Any], *args:
         data = pickle.dumps((result, error))
     except Exception as raised:
         data = pickle.dumps((None, RuntimeError(f"{function.__qualname__}: {raised}")))
-    pipe.send(data)  # bytes: the pipe itself would send tensors as memory that both share
+    pipe.send(data)  # bytes: the pipe itself would send tensors as shared memory
     pipe.send(None)
 
 
 _BY_CLOCK = 5  # times the CPU time that an answer may take by the clock
 _WATCH = 0.25  # seconds between two looks at what a process uses
-_IDLE = 0.01  # the part of a core that a process which only waits may use
+_IDLE = 0.01  # the share of a core that a waiting process may use
 
 
 def talk(
@@ -192,15 +192,15 @@ def talk(
 ) -> Generator[Any, None, None]:
     """Start a process and yield what it sends, until it sends None. Raises `Dead`.
 
-    timeout: CPU seconds for each message; by the clock it may take five times as long. idle:
-    seconds by the clock in which it and all that it started use next to no CPU time. memory: GiB
-    that they may hold beyond what the first held at its start. stands_in: as of
+    timeout: CPU seconds for each message; the wall-clock limit is five times that. idle: seconds by
+    the clock in which the process and its descendants may use almost no CPU time. memory: GiB that
+    they may hold beyond what the process held at its start. stands_in: as for
     `amp_fuzz.findings.supervision.processes.start`.
     """
     ours, theirs = connection.Pipe()
     process = start(entry, theirs, *args, stands_in=stands_in)
     theirs.close()
-    held = usage(process.pid or 0).memory  # a fork holds what this process does
+    held = usage(process.pid or 0).memory  # a fork starts with this process's memory
     try:
         while (message := _heard(ours, process.pid or 0, timeout, idle, held, memory)) is not None:
             yield message
@@ -210,7 +210,7 @@ def talk(
         ours.close()
         end(process)
         with suppress(ValueError):  # not even SIGKILL ends it now
-            process.close()  # an error that is kept would keep its pipes open
+            process.close()  # a kept error would keep its pipes open
 
 
 def _heard(

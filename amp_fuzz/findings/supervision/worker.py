@@ -1,6 +1,6 @@
-"""What the minimiser's process does: judge a case, then ever smaller ones, and tell of each.
+"""The minimiser's process: judge a case, then ever smaller ones, and report each.
 
-It is started by `amp_fuzz.findings.supervision.supervisor`, which outlives it.
+`amp_fuzz.findings.supervision.supervisor` starts it and outlives it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = ["Best", "Done", "Event", "Job", "Said", "Stuck", "Trying", "answer", 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to minimise, as another process is told.
+    """A case to minimise, as sent to another process.
 
-    timeout: seconds for one candidate; memory: GiB that it may hold. check: a command that says
-    what comes of a candidate, in the place of the backend. finding: what was found, if known.
-    blind: the reference dies of the case, so its values are not to be had.
+    timeout: seconds for one candidate. memory: GiB that it may hold. check: a command that judges
+    candidates instead of the backend. finding: what was found, if known. blind: the reference dies
+    of the case, so its values are unavailable.
     """
 
     case: Case
@@ -73,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The smallest case so far, by a pass of that name. tried: candidates."""
+    """The smallest case so far. by: the name of the pass. tried: candidates."""
 
     record: DivergenceRecord
     by: str
@@ -93,7 +93,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """The case cannot be minimised; why. missing: its backend is not here. traceback: of ours."""
+    """The case cannot be minimised. missing: the backend is missing. traceback: of our error."""
 
     why: str
     missing: bool = False
@@ -112,21 +112,21 @@ class Trying:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What came of a candidate."""
+    """The answer to a candidate."""
 
     id: str
     answer: Answer
 
 
 class _CheckError(ValueError):
-    """A command that says neither good nor bad."""
+    """A command that answers neither good nor bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Asks a command about candidates: 0 is bad, 1 is good, 125 is to be skipped.
+    """Asks a command about candidates: 0 is bad, 1 is good, 125 means skip.
 
-    reference: what it refuses is no candidate; None where it refuses the case itself.
+    reference: candidates must run under it; None if the case itself does not.
     """
 
     words: tuple[str, ...]
@@ -164,14 +164,14 @@ class _Check:
 
 
 def prepared() -> None:
-    """Get a process ready that judges cases for another: quiet, and with one thread."""
+    """Prepare a process that judges cases for another: quiet, and with one thread."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     expendable()
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     inherited()
-    # What libraries print of hundreds of candidates helps nobody.
+    # The output of libraries for hundreds of candidates helps nobody.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -194,7 +194,7 @@ def _asking(job: Job, judge: Judge, target: Target) -> Callable[[Case], Answer]:
 
 
 def answer(pipe: connection.Connection, job: Job) -> None:
-    """Send what comes of a case here and now."""
+    """Judge a case in this process and send the answer."""
     prepared()
     with quiet():
         judge = _judge(job)
@@ -221,7 +221,7 @@ def run(
         with quiet():
             _search(pipe, job, target, answers, seconds)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # who started us is done with us
+        pass  # the parent is done with us
     except MissingBackend as error:
         pipe.send(Stuck(str(error), missing=True))
     except (BackendError, _CheckError) as error:
@@ -276,17 +276,17 @@ def _search(
 
 
 def _target(job: Job, judge: Judge) -> Stuck | tuple[Target, DivergenceRecord]:
-    """Return what must stay, and the record of it."""
+    """Return the divergence to keep, and its record."""
     if job.check:
         if _asking(job, judge, _CHECKED)(job.case).said != "diverged":
-            return Stuck("the command does not call the case itself bad (exit code 0)")
+            return Stuck("the command does not report the case itself as bad (exit code 0)")
         return _CHECKED, job.finding or _record(job, _CHECKED)
     verdict = judge.judge(job.case)
     if verdict.divergence is None:
         return Stuck(f"agrees with the reference on {job.backend}: nothing to minimise")
     if verdict.divergence.kind == "nondeterminism":
         return Stuck(
-            "comes out otherwise from run to run: one run of a candidate says nothing; give "
+            "differs from run to run, so one run of a candidate proves nothing: give "
             "--check=CMD, a command that runs a case often enough (exit code 0: bad, 1: good)"
         )
     stage = stage_of(judge, verdict)
@@ -296,7 +296,7 @@ def _target(job: Job, judge: Judge) -> Stuck | tuple[Target, DivergenceRecord]:
 
 
 def _record(job: Job, target: Target | None) -> DivergenceRecord:
-    """Return the record of what only shows from outside."""
+    """Return the record of a divergence that only shows from outside the process."""
     kind = target.kind if target else ""
     return unanswered(job.backend, kind, job.case, kind)
 

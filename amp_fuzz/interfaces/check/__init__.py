@@ -1,6 +1,6 @@
-"""Check code that exists already: any callable, on any backend, against the reference.
+"""Check any callable, on any backend, against the reference.
 
-The public name is `amp_fuzz.check`, a function; this package is how it works.
+The public function is `amp_fuzz.check`; this package implements it.
 """
 
 from amp_fuzz.interfaces.check.api import BACKENDS, check

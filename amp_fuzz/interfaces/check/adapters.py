@@ -1,7 +1,7 @@
-"""How each backend calls what is checked: the callable in place of a case's program.
+"""Adapt backends to call the checked callable instead of a case's program.
 
-`Checked` is a backend that runs one callable, whatever the case: of the case it reads the plan. So
-the same judge decides as in a run, known findings and all.
+`Checked` is a backend that runs one callable, whatever the case; it only reads the case's plan. So
+the same judge decides as in a run, including known findings.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def refusal(backend: Any, subject: Subject) -> str:
     if reason := backend.refuses(subject.modules):
         return reason
     if not _alike(type(backend)):
-        return "it runs cases in a way of its own, in which callables are not called"
+        return "it runs cases in its own way and cannot call a callable"
     return ""
 
 
 def _alike(kind: type) -> bool:
-    """Return whether no class changes how cases run and leaves how callables are called."""
+    """Return whether no class overrides how cases run without overriding how callables run."""
     makes = [vars(c).keys() for c in kind.__mro__]
     called = next(i for i, names in enumerate(makes) if "called" in names)
     return not any(names & {"run", "observe"} for names in makes[:called])
@@ -59,8 +59,8 @@ def _alike(kind: type) -> bool:
 class Checked:
     """A backend that calls a subject.
 
-    names: what its values are called. seen: what it and its reference did last. bands: what
-    shadows came to. casts: whether it writes one to 16 bits that the backend may not leave out.
+    names: the names of its values. seen: the last observations of it and its reference. bands: the
+    bands of shadows. casts: whether it has a cast to 16 bits that the backend must not leave out.
     """
 
     subject: Subject
@@ -97,29 +97,29 @@ class Checked:
 
     @property
     def repeats(self) -> bool:
-        """That of the way it runs."""
+        """Whether it repeats its results."""
         return bool(self.inner.repeats)
 
     def availability(self) -> Availability:
-        """Say whether it can be used here."""
+        """Return whether it can be used here."""
         found: Availability = self.inner.availability()
         return found
 
     def supports(self, op: str, form: str) -> bool:
-        """Return that a callable's ops are not asked about."""
+        """Return True: a callable's ops are not checked."""
         return True
 
     def fit(self, case: Case) -> Case:
-        """Return the case; without a backward pass where there is none."""
+        """Return the case, without a backward pass if the backend has none."""
         infers = self.inner.infers(self.subject.function)
         return inferring(case) if infers or not self.trains else case
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Call the subject as the plan of each case says."""
+        """Call the subject under the plan of each case."""
         return [self._observe(case) for case in cases]
 
     def ladder(self) -> Sequence[Backend]:
-        """Return what does less than this one."""
+        """Return the backends that do less than this one."""
         return [Checked(self.subject, rung, self.names) for rung in self.inner.ladder()]
 
     def reference(self) -> CheckedReference:
@@ -137,7 +137,7 @@ class Checked:
         return self.called(runtime, plan, invoke)
 
     def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
-        """Call the subject under one implementation; without values, observe what is inside too."""
+        """Call the subject under one implementation; without values, observe inner results too."""
         run = partial(
             call,
             self.subject,
@@ -162,10 +162,10 @@ class Checked:
         return seen
 
     def saw(self, side: str, found: Observation) -> None:
-        """Keep what a side did, and let each side lack what the other does not say either.
+        """Keep the observation of a side, and drop values that only the other side may lack.
 
-        Results inside are compared up to the first that only one side has: from there on the code
-        takes another way, and the same name may stand for another call.
+        Inner results are compared up to the first that only one side has. From there the code takes
+        another path, and the same name may belong to another call.
         """
         self.seen[side] = found
         for seen in self.seen.values():
@@ -195,7 +195,7 @@ class CheckedReference(ReferenceRuntime):
         return seen
 
     def casts(self, case: Case) -> bool:
-        """Return whether the subject has written a cast whose rounding may not be left out."""
+        """Return whether the subject writes a cast whose rounding must not be left out."""
         return self.checked.casts
 
     def shadowed(
@@ -240,7 +240,7 @@ class CheckedReference(ReferenceRuntime):
             return self.checked.called(runtime, self._plan(case), self._traced()), bands
 
     def _calling(self) -> AbstractContextManager[list[torch.dtype]]:
-        """Return a context in which the casts that a backend may not leave out are known."""
+        """Return a context that tracks the casts that a backend must not leave out."""
         promise = self.checked.inner.reference().promise
         return nullcontext([]) if promise == "none" else calling()
 
@@ -252,13 +252,13 @@ class CheckedReference(ReferenceRuntime):
         return meant.plan
 
     def _traced(self) -> Callable[..., Any] | None:
-        """Return a call that imitates, for quirks, what the backend does to a program."""
+        """Return a call that imitates, for quirks, how the backend traces a program."""
         traced = self.checked.inner.traced()
         return None if traced is None else imitated(self.checked.subject.function, traced)
 
 
 def imitated(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs as the backend traces a function of tensors."""
+    """Return a function that runs as the backend traces it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         box: list[Any] = []
@@ -295,11 +295,11 @@ def _differing(seen: Mapping[str, Observation]) -> set[str]:
 
 
 def case_of(plan: Plan, expected: Observation, seed: int, called: Collection[str] = ()) -> Case:
-    """Return a case that stands for a call in the eyes of the judge, which asks it two things.
+    """Return a case that represents a call for the judge.
 
-    What is computed from what: all outputs from all inputs, in one statement of no op of the
-    catalogue. And which ops there are, for the entries of the known list that name some: those
-    whose autocast kernels were reached, and those of the names of what was called.
+    The judge needs two facts from it. The dependencies: all outputs depend on all inputs, in one
+    statement without a catalogue op. And the ops, for known entries that name some: those whose
+    autocast kernels were reached, and those that the called functions name.
     """
     numbers = {label.partition(".")[0][1:] for label in expected.values if label[0] == "w"}
     weights = [TensorSpec(f"w{n}", (), "float32", role="weight") for n in sorted(numbers)]

@@ -1,4 +1,4 @@
-"""`amp_fuzz.check`: a callable under the reference and under real backends, compared."""
+"""`amp_fuzz.check`: compare a callable under the reference and under real backends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from amp_fuzz.runs.setup import known_of
 __all__ = ["BACKENDS", "check"]
 
 BACKENDS = ("eager-cpu", "fake-cuda", "compile[aot_eager]")
-"""What `check` calls a callable on unless it is told: on any machine, in seconds."""
+"""The default backends of `check`: they run on any machine, in seconds."""
 
 Context = torch.dtype | str | Mapping[str, Any] | None
 
@@ -49,37 +49,37 @@ def check(
     store: str | Path | None = ".amp-fuzz",
     isolate: bool | None = None,
 ) -> CheckResult:
-    """Compare what a callable does under autocast on real backends with what the reference says.
+    """Compare a callable under autocast on real backends with the reference.
 
     Eager must agree bit for bit, a fake device in dtypes and shapes, and a compiler within the
-    rounding that shadow arithmetic measures in the call itself: outputs, gradients of parameters
-    and inputs, and buffers. Parameters, buffers, gradients, attributes, train or eval mode and
-    random generators are put back; dropout draws the same on both sides.
+    rounding that shadow arithmetic measures in the same call: outputs, gradients of parameters and
+    inputs, and buffers. Parameters, buffers, gradients, attributes, train or eval mode and random
+    generators are restored; dropout draws the same on both sides.
 
     Args:
         function: a `torch.nn.Module`, or any callable. Modules and tensors that it is bound to,
             closes over or finds among its globals belong to it.
-        inputs: what it is called with; tensors are copied. kwargs: keyword arguments.
-        backends: names as in ``amp-fuzz run --backends``, or backends; * stands for those that are
-            ready here.
+        inputs: its arguments; tensors are copied. kwargs: its keyword arguments.
+        backends: names as in ``amp-fuzz run --backends``, or backends; * means every backend that
+            is ready here.
         autocast: the dtype of the context around the call, ``torch.bfloat16`` or ``"bfloat16"``;
-            or the keyword arguments of `torch.autocast` as a mapping; or None for no context, as
-            for a callable that opens its own. Several, as a list, are checked one by one.
-        backward: whether a backward pass follows, from every output that requires grad, after the
-            context.
-        seed: of torch's, Python's and NumPy's generators, before each call.
-        known: files of known findings, beside the list that comes with the package.
-        seconds: how long to look for the submodule and op of a divergence, for each.
+            or the keyword arguments of `torch.autocast` as a mapping; or None for no context, for
+            a callable that opens its own. The items of a list are checked one by one.
+        backward: whether a backward pass follows after the context, from every output that requires
+            grad.
+        seed: of torch's, Python's and NumPy's generators, set before each call.
+        known: files of known findings, in addition to the package's list.
+        seconds: how long to search for the submodule and op of each divergence.
         store: the folder where the case of a divergence is kept; None keeps none.
-        isolate: whether each backend has a fork of this process, so that a kernel or a compiler
-            that crashes ends that; False calls it here, for a debugger, or where it needs threads
-            that this process has started. None: where forks are safe.
+        isolate: whether each backend runs in a fork of this process, which a crash then kills.
+            False calls in this process, for a debugger, or if the callable needs threads of this
+            process. None: if forks are safe.
 
-    Returns what it found; it is true if all is well, and `raise_if_failed` raises if not.
+    Returns the result. It is true if `ok`, and its `raise_if_failed` raises otherwise.
 
     Raises:
-        CheckError: the callable cannot be checked as it is, or it is checked within a context.
-        BackendError, MissingBackend: a backend is unknown, or named and cannot be used here.
+        CheckError: the callable cannot be checked, or check is called within a context.
+        BackendError, MissingBackend: a backend is unknown, or a named one cannot be used here.
     """
     _check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     _check_surroundings(backward=backward)
@@ -100,24 +100,24 @@ def check(
         casts, cut = _casts(call, subject, chosen, contexts)
     finally:
         torch.set_num_threads(threads)
-        kept.restore()  # the cases that were cut out seed torch too
+        kept.restore()  # extracted cases seed torch too
     return CheckResult(subject.name, tuple(runs), seed, merged(casts), (*remarks, *cut))
 
 
 def _caller(isolate: bool | None) -> tuple[Call, tuple[str, ...]]:
-    """Return what runs a generator with arguments, in a fork or here, and what to say of that.
+    """Return a function that runs a generator, in a fork or here, and a remark on this.
 
     Raises `CheckError`.
     """
     reason = unforkable()
     if not reason and multiprocessing.current_process().daemon:
-        reason = "a daemonic process may start no other"
+        reason = "a daemonic process cannot start another"
     if isolate and reason:
         raise CheckError(f"isolate=True: {reason}")
     if reason or isolate is False:
-        said = f"It was called in this process, which a crash would have ended: {reason}."
+        said = f"It was called in this process, which a crash would have killed: {reason}."
         return _here, ((said,) if isolate is None else ())
-    # What torch imports at the first checkpoint, custom op or compiler, here once for all forks.
+    # torch imports this at the first checkpoint, custom op or compiler: here, once for all forks.
     with quiet():
         importlib.import_module("torch._dynamo")
     return Apart(), ()
@@ -133,19 +133,19 @@ def _casts(
     chosen: Sequence[Backend],
     contexts: Sequence[tuple[Autocast, ...]],
 ) -> tuple[list[OwnCast], tuple[str, ...]]:
-    """Return what the callable does by itself, and why some of that is not known."""
+    """Return the callable's own casts, and why some are unknown."""
     found: list[OwnCast] = []
     try:
         found.extend(call(_notes, subject, chosen, contexts))
     except Died as died:
-        return found, (f"Its own casts are not known in full: {died}.",)
+        return found, (f"Some of its own casts are unknown: {died}.",)
     return found, ()
 
 
 def _notes(
     subject: Subject, chosen: Sequence[Backend], contexts: Sequence[tuple[Autocast, ...]]
 ) -> Iterator[OwnCast]:
-    """Yield what the callable does by itself, under the tables of all devices in question."""
+    """Yield the callable's own casts, under the tables of all devices of the check."""
     devices = {b.device: b for b in reversed(chosen) if not refusal(b, subject)}
     for backend in reversed(devices.values()):
         for context in contexts:
@@ -166,9 +166,9 @@ def _check_arguments(*, kwargs: Any, backward: Any, seed: Any) -> None:
 def _check_surroundings(*, backward: bool) -> None:
     devices = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
     if any(torch.is_autocast_enabled(d) for d in devices if torch.amp.is_autocast_available(d)):
-        raise CheckError("autocast is on around check: call it outside, and say autocast=")
+        raise CheckError("autocast is on around check: call it outside, and pass autocast=")
     if backward and (not torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
-        raise CheckError("gradients are off around check: call it outside, or say backward=False")
+        raise CheckError("gradients are off around check: call it outside, or pass backward=False")
 
 
 def _chosen(backends: Iterable[str | Backend] | str | Backend) -> list[Backend]:
@@ -184,7 +184,7 @@ def _chosen(backends: Iterable[str | Backend] | str | Backend) -> list[Backend]:
                 )
             found[backend.name] = backend
     if not found:
-        raise BackendError(f"backends={backends!r} names none that is ready here")
+        raise BackendError(f"backends={backends!r}: none is ready here")
     return list(found.values())
 
 
@@ -202,7 +202,7 @@ def _context(one: Any) -> tuple[Autocast, ...]:
     dtype = options.pop("dtype", None)
     name = None if dtype is None else str(dtype).removeprefix("torch.")
     if name not in (None, *FLOAT_DTYPES):
-        raise CheckError(f"autocast={one!r} is no floating dtype: use torch.bfloat16 or float16")
+        raise CheckError(f"autocast={one!r} is not a floating dtype: use torch.bfloat16 or float16")
     unknown = set(options) - {"enabled", "cache_enabled"}
     if unknown:
         raise CheckError(

@@ -1,4 +1,4 @@
-"""Call what is checked once, under one implementation of autocast, and write down what happened."""
+"""Call the subject once, under one implementation of autocast, and observe the results."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ AFTER = " after the call"
 
 @dataclass(slots=True)
 class Names:
-    """What a report calls the values of a call, by label.
+    """The names of a call's values in reports, by label.
 
-    Labels are those of a case: ``v3`` an output, ``w2.grad`` the gradient of an input or of what
-    the callable holds, ``b2`` what such a tensor is after the call; and ``i4`` a result inside. A
-    name has the same label in every call, so that values are compared by what they are called.
+    Labels are as in a case: ``v3`` is an output, ``w2.grad`` the gradient of an input or of a
+    tensor that the callable holds, ``b2`` such a tensor after the call; ``i4`` is an inner result.
+    A name has the same label in every call, so values are compared by name.
     """
 
     of: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Names:
     counts: Counter[str] = field(default_factory=Counter)
 
     def label(self, letter: str, name: str, ending: str = "") -> str:
-        """Return the label of a name, a new one if it has none; ending: of the label."""
+        """Return the label of a name, creating one if needed. ending: of the label."""
         if name not in self.labels:
             self.labels[name] = f"{letter}{self.counts[letter]}{ending}"
             self.of[self.labels[name]] = name
@@ -53,7 +53,7 @@ class Names:
         return self.labels[name]
 
     def complete(self, seen: Observation) -> None:
-        """Let outputs that another call returned, and this one did not, be missing from it."""
+        """Mark outputs that another call returned, but this one did not, as missing."""
         if seen.raised is None:
             inside = {label: t for label, t in seen.values.items() if label.startswith("i")}
             outputs = {label: None for label in self.of if label.startswith("v")}
@@ -65,7 +65,7 @@ class Names:
 
 
 def outputs_of(result: Any, *, numbers: bool) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that a call returned, by name; Python's numbers too, if asked."""
+    """Return the tensors that a call returned, by name; Python numbers too, if asked."""
     found = []
     for path, leaf in leaves_of(result):
         if numbers and isinstance(leaf, (bool, int, float)):
@@ -87,8 +87,8 @@ def call(
 ) -> Observation:
     """Call a subject in the contexts of a plan, and its backward pass after them.
 
-    invoke: calls it, in place of the callable itself. redirect: ``torch.autocast`` in its own code
-    is the runtime's, too. The subject's state is as before when this returns.
+    invoke: replaces the call of the callable. redirect: ``torch.autocast`` in its own code becomes
+    the runtime's too. The subject's state is restored afterwards.
     """
     with default_dtypes(chosen_dtypes()):
         return _called(subject, runtime, plan, names, invoke, numbers, redirect)
@@ -105,7 +105,7 @@ def _called(
 ) -> Observation:
     kept = subject.kept()
     seen = Observation()
-    # Under the reference, too, code may reach for torch's own switches.
+    # Code may use torch's own switches under the reference too.
     before, restore = _state(runtime), restoring()
     start = time.perf_counter()
     copy = _copier(runtime)
@@ -170,7 +170,7 @@ def _drive(
     for name, tensor in outputs:
         observe(names.label("v", name), tensor)
     tensors = {**given, **subject.state()}
-    if runtime.fake:  # what is not on the device has no part in what is compared there
+    if runtime.fake:  # tensors that are not on the device are not compared there
         tensors = {n: t for n, t in tensors.items() if isinstance(t, FakeTensor)}
     if plan.backward != "none":
         starts = prelude.trains([t for _, t in outputs])  # type: ignore[no-untyped-call]
@@ -178,7 +178,7 @@ def _drive(
             cotangents = [prelude.cotangent(t) for t in starts]  # type: ignore[no-untyped-call]
             torch.autograd.backward(starts, cotangents, retain_graph=bool(subject.computed))
     for name, tensor in tensors.items():
-        # A step of the callable's own may have run backward, whatever the plan.
+        # The callable may have run backward itself, whatever the plan.
         trained = tensor.requires_grad and tensor.is_leaf
         if trained and (plan.backward != "none" or tensor.grad is not None):
             observe(names.label("w", f"{name}.grad", ".grad"), tensor.grad)
@@ -204,7 +204,7 @@ def entered(runtime: Runtime, plan: Plan) -> Iterator[None]:
 
 
 def _copier(runtime: Runtime) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return how a tensor is copied for a run: with its strides, to the device, without history."""
+    """Return a function that copies a tensor: with its strides, to the device, without history."""
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         if runtime.fake:
@@ -222,7 +222,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def _raised(error: Exception) -> Raised:
-    """Return an error, with the last line of it that is the user's own."""
+    """Return an error, with the last line of the user's own code."""
     line, text = 0, ""
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:

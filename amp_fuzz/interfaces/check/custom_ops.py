@@ -1,7 +1,7 @@
-"""Tell the reference what custom ops ask of autocast, so that code which calls them is checked.
+"""Declare to the reference what custom ops ask of autocast, so code that calls them can be checked.
 
-`torch.library.custom_op` makes ops from Python. One with `register_autocast` has its inputs cast;
-the body of another runs under the autocast around it. An op that was made otherwise is for
+`torch.library.custom_op` creates ops from Python. With `register_autocast`, the inputs are cast;
+otherwise the body runs under the surrounding autocast. Other kinds of ops need
 `amp_fuzz.register_op`.
 """
 
@@ -33,6 +33,6 @@ def declare_custom_ops() -> None:
             for device, dtype in casts.items()
             if dtype is not None and device in DEVICES
         }
-        # What register_op was told stands.
+        # register_op takes precedence.
         if not any(declared(device, name) for device in DEVICES):
             declare_op(name, rules)

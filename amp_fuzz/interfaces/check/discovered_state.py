@@ -1,7 +1,7 @@
-"""What a callable holds beside its inputs: modules, tensors, random generators, caches.
+"""Discover what a callable holds besides its inputs: modules, tensors, random generators, caches.
 
-A function holds what it closes over, has as a default or finds among its globals, and what the
-functions hold that it calls by name; a module and an object of the user's hold their attributes.
+A function holds its closure, its defaults, the globals that it uses, and what the functions that it
+calls by name hold. A module, or an object of a user's class, holds its attributes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from amp_fuzz.interfaces.check.trees import leaves_of
 
 __all__ = ["Held", "hold", "made_by_compiler"]
 
-_DEPTH = 6  # of objects in objects: what lies deeper is not the callable's in any usual sense
+_DEPTH = 6  # nesting of objects: deeper ones do not really belong to the callable
 
 
 @dataclass(slots=True)
 class Held:
-    """What was found, by name.
+    """What a callable holds, by name.
 
-    computed: tensors that were computed from others that require grad: a backward pass of the
-    callable goes on into what made them. objects: whose attributes a call may set. caches:
-    functions that remember results. compiled: the names of what torch.compile or TorchScript made.
+    computed: tensors computed from others that require grad: a backward pass of the callable
+    continues into these. objects: their attributes may be set by a call. caches: functions that
+    remember results. compiled: the names of objects made by torch.compile or TorchScript.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Held:
 
 
 def hold(value: Any, held: Held, name: str = "", depth: int = 0) -> None:
-    """Add to what is held a value, and all that it holds. name: what a report calls it."""
+    """Add a value, and everything that it holds. name: for reports."""
     if id(value) in held.seen or depth > _DEPTH:
         return
     held.seen[id(value)] = value
@@ -97,12 +97,12 @@ def _attributes(owner: Any, held: Held, name: str, depth: int) -> None:
         if attribute in own:
             continue
         if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
-            continue  # as some hooks leave it: it is computed anew in each call
+            continue  # left by some hooks: it is recomputed in each call
         hold(value, held, f"{name}.{attribute}" if name else attribute, depth + 1)
 
 
 def _function(function: Any, held: Held, name: str, depth: int) -> None:
-    """Add what a function holds, and those that it wraps."""
+    """Add what a function, and the functions that it wraps, hold."""
     while function is not None:
         if hasattr(function, "cache_clear"):
             held.caches.append(function)
@@ -132,7 +132,7 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(code: CodeType) -> list[str]:
-    """Return the globals that a function looks up, and the functions that are written in it."""
+    """Return the globals that a function looks up, and the functions defined in it."""
     names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -169,7 +169,7 @@ def made_by_compiler(value: Any) -> str:
 
 
 def _users(what: Any) -> bool:
-    """Return whether a class or function is neither Python's nor of the libraries beneath us."""
+    """Return whether a class or function belongs to the user, not to Python or a library."""
     root = str(getattr(what, "__module__", "") or "").partition(".")[0]
     return root == "__main__" or (
         root not in sys.stdlib_module_names
@@ -178,7 +178,7 @@ def _users(what: Any) -> bool:
 
 
 def _free(name: str, taken: dict[str, Any]) -> str:
-    """Return a name that is not taken: two functions may call two things the same."""
+    """Return a free name: two functions may use one name for two things."""
     if name not in taken:
         return name
     return next(n for i in range(2, len(taken) + 3) if (n := f"{name}#{i}") not in taken)

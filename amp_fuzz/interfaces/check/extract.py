@@ -1,7 +1,7 @@
 """Cut a case out of a model: calls of torch's functions as a program of the catalogue's ops.
 
-Its inputs hold the real values, bit for bit. What the catalogue has no words for is left out, and
-what it made is an input of what follows.
+Its inputs hold the real values, bit for bit. Calls that the catalogue lacks are left out, and their
+results become inputs of the following calls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Unsayable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the catalogue calls a function of torch: op, form, and where each argument goes."""
+    """A function of torch in the catalogue: op, form, and where each argument goes."""
 
     op: str
     form: str
@@ -57,9 +57,9 @@ class Word:
 
 
 def sayable(call: FunctionCall) -> Word | None:
-    """Return what the catalogue calls a call, or None if it has no such op.
+    """Return the catalogue's op for a call, or None.
 
-    Several ops may be calls of one function: then it is the one whose autocast kernel was reached.
+    If several ops call one function, it is the one whose autocast kernel was reached.
     """
     try:
         words = _index().get(call.function, ())
@@ -80,10 +80,10 @@ def cut(
     values: bool,
     seed: int = 0,
 ) -> Case:
-    """Return calls as a case under contexts; a call under others stands in a region.
+    """Return calls as a case under contexts; a call under other contexts goes into a region.
 
-    values: whether the inputs hold the tensors' values. Raises `Unsayable` if none of the calls
-    can be said, or an input cannot be held.
+    values: whether the inputs hold the tensors' values. Raises `Unsayable` if a case can hold none
+    of the calls, or not an input.
     """
     writer = _Writer(values=values)
     body: list[Node] = []
@@ -103,7 +103,7 @@ def cut(
         body.append(node)
     made = tuple(name for s in statements(tuple(body)) for name in s.outputs if name != "_")
     if not made:
-        raise Unsayable("nothing that it calls is in the catalogue")
+        raise Unsayable("none of its calls is in the catalogue")
     trains = backward and any(spec.requires_grad for spec in writer.specs)
     plan = Plan(contexts=contexts, backward="outside" if trains else "none")
     case = Case(Program(tuple(writer.specs), tuple(body), made), plan, seed)
@@ -129,7 +129,7 @@ class _Writer:
         if word is None:
             raise Unsayable(f"{call.name} is not in the catalogue")
         if len(call.args) < len(word.order):
-            raise Unsayable(f"{call.name} has arguments by keyword that {word.op} takes by place")
+            raise Unsayable(f"{call.name} has keyword arguments that {word.op} takes by position")
         before = list(self.specs), dict(self.names)
         originals = iter(zip(call.given, call.tensors, strict=True))
         try:
@@ -163,7 +163,7 @@ class _Writer:
                 return DType(name)
         if isinstance(value, (tuple, list)):
             return Items(tuple(self.argument(item, tensors) for item in value))
-        raise Unsayable(f"a case has no words for the argument {type(value).__name__} {value!r}")
+        raise Unsayable(f"a case cannot hold the argument {type(value).__name__} {value!r}")
 
     def input(self, tensor: torch.Tensor, *, receiver: bool) -> str:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -229,13 +229,13 @@ def _built(count: int) -> dict[Any, list[Word]]:
 
 
 def _index() -> dict[Any, list[Word]]:
-    return _built(len(CATALOGUE))  # anew when an op was registered
+    return _built(len(CATALOGUE))  # rebuilt after an op was registered
 
 
 def _functions(template: str) -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """Yield the functions whose calls a template writes, and in which order it has the arguments.
+    """Yield the functions that a template calls, with the order of the arguments.
 
-    Not those whose calls it writes with more than the arguments.
+    Calls with anything besides the arguments are left out.
     """
     if match := _METHOD.fullmatch(template):
         yield from _attribute(torch.Tensor, match[1])
@@ -257,7 +257,7 @@ def _attribute(owner: Any, name: str) -> Iterator[tuple[Any, tuple[int, ...]]]:
 
 
 def _resolved(path: str) -> Iterator[Any]:
-    """Yield what a dotted path names; for an overload, also the op without it."""
+    """Yield the object of a dotted path; for an overload, also the op without it."""
     root, *parts = path.split(".")
     owner: Any = sys.modules.get(root)
     for part in parts:

@@ -1,6 +1,6 @@
-"""Call the user's callable in a fork of this process: a kernel may end the process, or a compiler.
+"""Call the user's callable in a fork of this process, since a kernel or a compiler may crash.
 
-The fork has the callable itself, with all that it holds, and what was done to torch before.
+The fork has the callable with everything that it holds, and all changes made to torch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _IDLE = 60.0  # seconds
 
 
 class Died(Exception):
-    """A fork ended before all was said. line: of Python, ``model.py:12``, or "".
+    """A fork ended early. line: of Python, ``model.py:12``, or "".
 
-    waits: it did not end by itself: it used no CPU time for long, as where it waits for a thread,
-    of which a fork has none.
+    waits: it was ended because it used no CPU time for long: it may wait for a thread, which a fork
+    does not have.
     """
 
     def __init__(self, how: str, line: str = "", *, waits: bool = False) -> None:
@@ -41,11 +41,11 @@ class Died(Exception):
 
 
 class InFork(Exception):
-    """The traceback of an exception that a fork raised, as its cause."""
+    """The traceback of an exception raised in a fork, as its cause."""
 
 
 class Apart:
-    """Runs generators in forks; none more once one of them has waited in vain."""
+    """Runs generators in forks, until one of them waits forever."""
 
     def __init__(self) -> None:
         self._waited = False
@@ -53,10 +53,10 @@ class Apart:
     def __call__(self, function: Callable[..., Iterator[Any]], *args: object) -> Iterator[Any]:
         """Yield what ``function(*args)`` yields, in a fork. Raises what that raises, and `Died`.
 
-        What comes are copies. It may take as long as it likes while it computes.
+        The yielded objects are copies. It may compute for as long as it likes.
         """
         if self._waited:
-            raise Died("it was not called, since a call before it waited in vain", waits=True)
+            raise Died("it was not called, because an earlier call waited forever", waits=True)
         with ExitStack() as stack:
             log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
             printed = {name: stack.enter_context(_lines()) for name in _in_memory()}
@@ -74,7 +74,7 @@ class Apart:
 
 
 def _in_memory() -> list[str]:
-    """Return which of stdout and stderr no fork shares, as where pytest's `capsys` keeps them."""
+    """Return those of stdout and stderr that forks do not share, as under pytest's `capsys`."""
     found = []
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -87,7 +87,7 @@ def _in_memory() -> list[str]:
 
 
 def _lines() -> IO[str]:
-    """Return a file of text for what a fork prints; each line is in it when it is written."""
+    """Return a line-buffered text file for a fork's output."""
     return tempfile.TemporaryFile("w+", 1, "utf-8", "", errors="replace")
 
 
@@ -105,17 +105,17 @@ def _call(
     function: Callable[..., Iterator[Any]],
     *args: object,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     expendable()
     faulthandler.enable(log, all_threads=False)
     for name, file in printed.items():
         setattr(sys, name, file)
     raised = None
     try:
-        # Bytes: the pipe itself would send tensors as memory that both processes share.
+        # Bytes: the pipe itself would send tensors as shared memory.
         for said in function(*args):
             pipe.send(pickle.dumps((said, None)))
-    except BaseException as error:  # sys.exit() too is for whoever called
+    except BaseException as error:  # sys.exit() too is for the caller
         raised = pickle.dumps((None, _raised(error)))
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
@@ -126,7 +126,7 @@ def _call(
 
 
 class _Raised(NamedTuple):
-    """An error of a fork: pickled, or b"" where it has no pickle; its last lines; its traceback."""
+    """An error of a fork: its pickle, or b""; its last lines; its traceback."""
 
     data: bytes
     said: str
@@ -135,7 +135,7 @@ class _Raised(NamedTuple):
 
 def _raised(error: BaseException) -> _Raised:
     data = io.BytesIO()
-    with suppress(Exception):  # it holds what has no pickle
+    with suppress(Exception):  # it holds something that has no pickle
         _Dumped(data).dump(error)
     said = "".join(traceback.format_exception_only(error)).strip()
     return _Raised(data.getvalue(), said, traceback.format_exc())
@@ -145,14 +145,14 @@ def _loaded(raised: _Raised) -> BaseException:
     try:
         return _Loaded(io.BytesIO(raised.data)).load()  # type: ignore[no-any-return]
     except Exception:  # no pickle, or its class was made in the fork
-        return RuntimeError(f"{raised.said} (raised in a fork, which cannot hand the error over)")
+        return RuntimeError(f"{raised.said} (raised in a fork; the error cannot be pickled)")
 
 
 class _Dumped(pickle.Pickler):
-    """Pickles errors by type and arguments, those of classes that no module shows too.
+    """Pickles errors by type and arguments, including classes that no module contains.
 
-    `pytest.skip` raises a class that says it is of ``builtins``; others are local to a function. A
-    class from before the fork is at the same address in the process that forked.
+    The class that `pytest.skip` raises claims to be in ``builtins``; other classes are local to a
+    function. A class from before the fork has the same address in the parent.
     """
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
@@ -171,7 +171,7 @@ class _Loaded(pickle.Unpickler):
 
 
 def _shown(kind: type) -> bool:
-    """Return whether a class is found where it says that it is."""
+    """Return whether a class can be imported from where it claims to be."""
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -186,7 +186,7 @@ def _errors() -> Iterator[type[BaseException]]:
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Return an error with these arguments, whatever an ``__init__`` in Python takes."""
+    """Return an error with these arguments, without calling a Python ``__init__``."""
     error = kind.__new__(kind, *args)
     inits = (base.__dict__.get("__init__") for base in kind.__mro__)
     next(init for init in inits if isinstance(init, WrapperDescriptorType))(error, *args)

@@ -1,7 +1,7 @@
-"""What a callable computes on its way: the result of each function of torch that it calls.
+"""Observe inner results: those of each function of torch that a callable calls.
 
-Without values only dtypes and shapes can be compared, and most that differ inside is the same again
-in what comes out: a loss is float32 whatever its layers were.
+Without values only dtypes and shapes can be compared, and most inner differences do not reach the
+output: a loss is float32 whatever the dtypes of its layers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Inside"]
 
 
 class Inside(TorchFunctionMode):
-    """Keeps the tensors that functions of torch return while it is on, by name, in order.
+    """Keeps the tensors that functions of torch return while it is active, by name, in order.
 
-    A name is the path of the submodule that calls, the function, and which call of it that is:
-    ``layers.0.mlp: silu``, ``relu #2``. stack: paths of the submodules that are being called,
-    outermost first.
+    A name is the path of the calling submodule, the function, and the number of the call:
+    ``layers.0.mlp: silu``, ``relu #2``. stack: paths of the submodules being called, outermost
+    first.
     """
 
     def __init__(self, stack: Sequence[str]) -> None:

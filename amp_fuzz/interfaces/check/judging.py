@@ -1,4 +1,4 @@
-"""Judge one call of a subject on one backend, as a case would be."""
+"""Judge one call of a subject on one backend, like a case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Judged", "judged"]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict with what both sides did. before: what the reference did at a call before it."""
+    """A verdict with both observations. before: the reference's observation of an earlier call."""
 
     verdict: Verdict
     case: Case
@@ -38,10 +38,10 @@ class Judged:
 def judged(
     checked: Checked, plan: Plan, known: Sequence[Known] = (), *, confirm: bool = True
 ) -> Judged:
-    """Judge a call: known findings explain what they explain, the rest is confirmed if asked."""
+    """Judge a call. Known findings explain divergences; the rest is confirmed if asked."""
     with quiet():
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
-        # What the case must say of the call is known when it has been made.
+        # The content of the case is known only after the call.
         before = checked.reference().run(plain)
         called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
         case = case_of(plain.plan, before, checked.subject.seed, called)
@@ -51,7 +51,7 @@ def judged(
 
 
 def others(checked: Checked, found: Judged) -> list[Divergence]:
-    """Return every divergence of a call, the first one too, in the order of observation."""
+    """Return every divergence of a call, including the first, in the order of observation."""
     skipped: set[str] = set()
     rounding = None
     if not checked.exact:

@@ -1,8 +1,8 @@
 """Find where a divergence comes from: the submodule, the op in it, and a case that shows it.
 
-From the whole inward: the first submodule whose own output, given the reference's inputs, diverges;
-in that one the same again; then, of the functions of torch that it calls, the first that diverges
-on the reference's values.
+The search goes inward: to the first submodule whose output diverges on the reference's inputs, and
+recursively inside it. Then it takes the first function of torch called there that diverges on the
+reference's values.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["Place", "locate", "locate_crash"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a divergence comes from, as far as it was found.
+    """The place of a divergence, as far as it was found.
 
     module: the path of the submodule, "" for the whole; kind: its class. op: the op of the
     catalogue, or the function of torch, "" if none diverges alone. dtypes: of its tensors. verdict:
-    of the case that was cut out, if there is one. notes: what a reader should know beside. known:
-    the ids of the known findings that explain what the op alone does.
+    of the extracted case, if there is one. notes: further remarks. known: the ids of the known
+    findings that explain what the op alone does.
     """
 
     module: str = ""
@@ -59,7 +59,7 @@ class _Search:
     """A search on one backend, with the time that it may take.
 
     explained: submodules whose divergence a known finding explains. died: how processes died of
-    cases that were cut out.
+    extracted cases.
     """
 
     checked: Checked
@@ -79,16 +79,16 @@ class _Search:
         return msgspec.structs.replace(self.plan, contexts=contexts)
 
     def diverges(self, subject: Subject, plan: Plan) -> Judged | None:
-        if self.kind == "crash":  # it would end this process; a case has one of its own
+        if self.kind == "crash":  # it would kill this process; a case has a separate one
             return None
         checked = Checked(subject, self.checked.inner)
         found = judged(checked, plan, self.known, confirm=False)
         return found if found.diverged and self.alike(found.verdict) else None
 
     def alike(self, verdict: Verdict) -> bool:
-        """Return whether a divergence is an error or a crash if one is looked for, and none if not.
+        """Return whether a divergence is an error or a crash, if that is searched for, or neither.
 
-        The others become one another: a wrong dtype inside is other bits further on.
+        The other kinds turn into one another: a wrong dtype inside gives other bits later.
         """
         found = verdict.divergence
         return found is not None and all(
@@ -99,13 +99,13 @@ class _Search:
 def locate(
     checked: Checked, plan: Plan, known: Sequence[Known], kind: Kind, seconds: float
 ) -> Place:
-    """Return where a call's divergence of a kind comes from; search for so many seconds at most."""
+    """Return the place of a call's divergence of a kind. seconds: the most for the search."""
     search = _Search(checked, plan, known, kind, time.monotonic() + seconds)
     with quiet():
         path, subject, inner = _submodule(search)
         place = _op(search, subject, inner)
         explained = path, subject, inner, place
-        # What is known already may hide what is not: look beside it.
+        # A known divergence may hide an unknown one: search elsewhere too.
         while place.known and subject is not checked.subject and not search.over():
             search.explained.add(subject.function)
             path, subject, inner = _submodule(search)
@@ -113,7 +113,7 @@ def locate(
         if not (place.op or place.verdict):
             path, subject, inner, place = explained
         stage = _stage(search, subject, inner)
-        # A part may be within its rounding alone, and an op in it not be.
+        # A part alone may be within its rounding although an op in it is not.
         path = ".".join(filter(None, (path, place.module)))
         name = _class(search.checked.subject, path)
     notes = (*place.notes, *dict.fromkeys(search.died), *_late(search, seconds))
@@ -121,7 +121,7 @@ def locate(
 
 
 def locate_crash(checked: Checked, plan: Plan, seconds: float) -> Place:
-    """Return which op that a call makes ends its process; search for so many seconds at most."""
+    """Return the op of a call that kills its process. seconds: the most for the search."""
     search = _Search(checked, plan, (), "crash", time.monotonic() + seconds)
     with quiet():
         place = _op(search, checked.subject, plan)
@@ -174,7 +174,7 @@ def _diverging(
 def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
     """Return the first rung of the backend's ladder on which it diverges, or ""."""
     rungs = Checked(subject, search.checked.inner).ladder()
-    for rung in rungs:  # a handful, and worth it when the time is up
+    for rung in rungs:  # only a few, and worth it even when the time is up
         assert isinstance(rung, Checked)
         if judged(rung, plan, search.known, confirm=False).diverged:
             return rung.name
@@ -200,12 +200,12 @@ def _op(search: _Search, subject: Subject, plan: Plan) -> Place:
         return Place(notes=(f"none of its calls diverges alone, and no case can be cut: {why}",))
     verdict = _judge(search, whole)
     if verdict is None:
-        return Place(notes=("none of its calls diverges alone, nor all that a case can say",))
+        return Place(notes=("none of its calls diverges alone, nor do all that a case can hold",))
     return Place(verdict=verdict, notes=("no op diverges alone: the case holds all of its calls",))
 
 
 def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
-    """Return a call as the guilty one, if it diverges alone on the reference's values."""
+    """Return a call as the guilty place, if it diverges alone on the reference's values."""
     dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.tensors)
     known = sayable(call)
     notes: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
         verdict = _judge(search, _cut(search, [call], call.contexts, seed))
         if verdict is not None:
             op, ids = known.op if known else "", verdict.known
-            note = (f"alone, the op diverges as {ids} says; the whole is not explained",)
+            note = (f"{ids} explains the op alone, but not the whole",)
             return Place(
                 module=call.path,
                 op=op,
@@ -246,17 +246,19 @@ def _cut(
 
 
 def _judge(search: _Search, case: Case) -> Verdict | None:
-    """Return the verdict on a case if it diverges as what is looked for, confirmed.
+    """Return the confirmed verdict on a case, if it diverges in the searched way.
 
-    A case that was cut out runs in a process of its own: nobody wrote it, and it may crash torch.
+    An extracted case runs in a separate process: nobody wrote it, and it may crash torch.
     """
     judge = judge_of(search.checked.inner, search.known, "none")
-    daemonic = multiprocessing.current_process().daemon  # may start none: as the callable, here
+    daemonic = (
+        multiprocessing.current_process().daemon
+    )  # it cannot start one: run here, like the callable
     try:
         verdict: Verdict = (
             _verdict(judge, case) if daemonic else ask(_TIMEOUT, _verdict, judge, case)
         )
-    except BackendError:  # it has no words for the op
+    except BackendError:  # it cannot express the op
         return None
     except Dead as dead:
         if dead.kind == search.kind:

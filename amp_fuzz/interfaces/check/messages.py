@@ -1,4 +1,4 @@
-"""What a check says of a call that did not diverge: how much was compared, or why nothing was."""
+"""The sentences of a check: how much was compared, or why nothing was, and what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def left(found: Judged) -> str:
-    """Return what a callable leaves changed, in torch's words where there are any."""
+    """Return what state a callable leaves changed, in torch's words if it has any."""
     parts = f"{found.observed.leaked or ''}; {found.expected.leaked}".split("; ")
     ours = ("", "dispatch keys", "autocast of the reference", "nesting")
     plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
@@ -48,18 +48,18 @@ def left(found: Judged) -> str:
 
 LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
 DIED = "isolate=False calls it in this process, for a debugger."
-BESIDE = "when it was called for notes, without autocast or with the policies of other devices"
-SOUGHT = "while what else diverges, and where it comes from, was sought"
-BETWEEN = "and neither the backend nor the reference alone does that"
-ONCE = "once before, the process of the same call ended, which is the machine's doing or chance"
+BESIDE = "when called for notes, without autocast or with the policies of other devices"
+SOUGHT = "while searching for further divergences and their cause"
+BETWEEN = "but neither on the backend alone nor under the reference alone"
+ONCE = "an earlier process died in the same call, because of the machine or by chance"
 WAITS = (
-    "Say isolate=False, which calls it in this process: a fork has none of the threads that this "
-    "process has started, and waits in vain for one that it needs."
+    "Pass isolate=False to call it in this process: a fork has none of the threads of this "
+    "process, and waits forever for one that it needs."
 )
-DEBUG = "Say isolate=False, which calls it in this process, for a debugger."
+DEBUG = "Pass isolate=False to call it in this process, for a debugger."
 TOO = "under the reference too"
-DIES = "Mend the callable or its inputs first: it ends its process under the reference, too."
-REPEAT = "Make the callable do the same at every call (no counters, seeded generators)."
+DIES = "Fix the callable or its inputs first: it kills its process under the reference too."
+REPEAT = "Make the callable do the same in every call (no counters, seeded generators)."
 RETURN = "Return the tensors to compare, and give inputs for which they are finite."
 
 
@@ -70,50 +70,50 @@ _TURN_OFF = (
 
 
 def raises(*, bare: bool, contexts: bool) -> tuple[str, str]:
-    """Return where a callable raises beside the backend, and what to do.
+    """Return where else a callable raises, and what to do.
 
-    bare: whether it raises without autocast, too. contexts: whether there is one around it.
+    bare: whether it also raises without autocast. contexts: whether it runs under a context.
     """
     if bare:
         about = "under the reference and without autocast too"
         return (
             about if contexts else TOO,
-            "Mend the callable or its inputs first: it raises without autocast too.",
+            "Fix the callable or its inputs first: it raises without autocast too.",
         )
-    return "under the reference too, and not without autocast", _TURN_OFF
+    return "under the reference too, but not without autocast", _TURN_OFF
 
 
 def listed(entry: Known) -> str:
-    """Return what a known finding is, with the link to its discussion."""
+    """Return the id, the summary and the link of a known finding."""
     return f"{entry.id}: {entry.what}" + (f" ({entry.link})" if entry.link else "")
 
 
 def without_values(subject: Subject, error: Raised) -> str:
-    """Return why a callable that raises this cannot be called on a fake device."""
+    """Return why a callable that raises this error cannot run on a fake device."""
     said = raised(error)
     if "convert all Tensors to FakeTensors" in said or "same device" in said:
         names = ", ".join(list(subject.tensors)[:3])
         held = f" ({names})" if names else ""
         return (
-            "it mixes devices: parameters, buffers and inputs are moved to the fake one, and what "
-            f"else it holds or makes{held} is not"
+            "it mixes devices: parameters, buffers and inputs move to the fake one, but other "
+            f"tensors that it holds or makes{held} do not"
         )
     return f"it raises on tensors without values: {said}"
 
 
 def raised(error: Raised) -> str:
-    """Return an error, short, with the user's line that raised it."""
+    """Return an error in short, with the user's line that raised it."""
     at = f" ({error.text})" if error.text else ""
     return f"{error.kind}: {first_line(error.message)}{at}"
 
 
 def first_line(message: str) -> str:
-    """Return the first line of an error, short."""
+    """Return the first line of an error in short."""
     return message.strip().partition("\n")[0][:200]
 
 
 def written(checked: Checked, found: Judged) -> int:
-    """Return how many of the tensors that it holds, or was given, a call writes."""
+    """Return how many of its own tensors and inputs a call writes."""
     subject = checked.subject
     before = {**subject.inputs(), **subject.state()}
     count = 0
@@ -131,25 +131,25 @@ def _changed(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def void(value: torch.Tensor | None) -> bool:
-    """Return whether a tensor has no element that could tell one computation from another."""
+    """Return whether a tensor has no element worth comparing: empty, or all NaN or infinite."""
     if value is None or not value.numel():
         return True
     return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().any())
 
 
 def nothing(found: Judged, void: int) -> str:
-    """Return why nothing was compared. void: how many values say nothing."""
+    """Return why nothing was compared. void: how many values are not worth comparing."""
     if found.verdict.unjudged:
         return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
     if void:
         return (
-            "all that it returned, and its gradients, is empty, NaN or infinite: give other inputs"
+            "all that it returned, and every gradient, is empty, NaN or infinite: give other inputs"
         )
-    return "it returned no tensor: return what is to be compared, in tuples, dicts or dataclasses"
+    return "it returned no tensor: return the tensors to compare, in tuples, dicts or dataclasses"
 
 
 def agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
-    """Return what agreed, and how it was compared."""
+    """Return how much agreed, and how it was compared."""
     words = [_plural(values, "value")]
     words += [_plural(gradients, "gradient")] if gradients else []
     words += [_plural(written, "tensor") + " written"] if written else []

@@ -1,4 +1,4 @@
-"""Notes of a check: a call that raises under autocast alone, outputs that other devices change."""
+"""Notes of a check: calls that raise only under autocast, dtypes that depend on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["notes_of"]
 
 
 def notes_of(checked: Checked, found: Judged) -> tuple[Note, ...]:
-    """Return the notes of a call that did not diverge, those of its verdict first."""
+    """Return the notes of a call that did not diverge, its verdict's notes first."""
     own, plan = found.verdict.notes, found.case.plan
     if not plan.contexts or not checked.values or not checked.exact:
         return own
@@ -37,14 +37,14 @@ def _raising(checked: Checked, found: Judged) -> Iterator[Note]:
         if checked.reference().run(_case(plain)).raised is not None:
             return
     runs = [other for other, seen in _elsewhere(checked, plan) if seen.raised is None]
-    there = f"; with the policies of {', '.join(runs)} it runs as it is" if runs else ""
+    there = f"; with the policies of {', '.join(runs)} it runs unchanged" if runs else ""
     yield Note(
         "autocast-raises",
         checked.name,
         "",
         raised.text or checked.subject.name,
         f"{raised.kind}: {first_line(raised.message)}",
-        f"Call this part under autocast(enabled=False), since without autocast all runs{there}.",
+        f"Call this part under autocast(enabled=False): without autocast it runs{there}.",
         ",".join(runs),
     )
 
@@ -52,7 +52,7 @@ def _raising(checked: Checked, found: Judged) -> Iterator[Note]:
 def _differing(checked: Checked, found: Judged) -> Iterator[Note]:
     """Yield a note for each output whose dtype depends on the device.
 
-    A device under whose policies the call raises here says nothing: it may have the kernel.
+    A device is ignored if the call raises here under its policies: the device may have the kernel.
     """
     here = _dtypes(found.expected)
     told: dict[str, dict[str, list[str]]] = {}
@@ -69,13 +69,13 @@ def _differing(checked: Checked, found: Judged) -> Iterator[Note]:
             "",
             checked.names(label),
             "; ".join([f"{here[label]} on {checked.device}", *words]),
-            "Cast it to the dtype that what follows depends on.",
+            "Cast it to the dtype that later code expects.",
             ",".join(sorted(other for others in sides.values() for other in others)),
         )
 
 
 def _elsewhere(checked: Checked, plan: Plan) -> Iterator[tuple[str, Observation]]:
-    """Yield what the call does here under the policies of each other device."""
+    """Yield each other device, and what the call does here under its policies."""
     for other in tabled_devices():
         table = load_table(other)
         dtypes = {c.dtype or load_table(checked.device).default_dtype for c in plan.contexts}

@@ -1,7 +1,7 @@
-"""Find what a callable does by itself against autocast's policy: casts, contexts, Functions.
+"""Find what a callable does against autocast's policy: casts, contexts, Functions.
 
-One more call under the reference, with what Python calls of torch watched. It says nothing of
-right or wrong: whoever wrote it may have meant it.
+The callable runs once more under the reference, and its Python calls of torch are observed. A note
+does not say that something is wrong: the author may have meant it.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _CASTING = ("bfloat16", "half", "to", "type", "type_as")
 _KEEPING = (Policy.FP32, Policy.FP32_SET_OPT_DTYPE, Policy.FP32_APPEND_DTYPE)
 _OURS = str(Path(amp_fuzz.__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-# What torch.amp.custom_fwd and custom_bwd put in the place of a method.
+# The replacements of methods by torch.amp.custom_fwd and custom_bwd.
 _DECORATORS = {"forward": "decorate_fwd", "backward": "decorate_bwd"}
 
 _Kind: TypeAlias = Literal["cast", "lowered", "region", "function"]
 _ADVICE: dict[str, str] = {
     "cast": "Drop the cast, or cast to torch.get_autocast_dtype(): float16 and bfloat16 differ in "
     "range and digits, and many ops refuse or promote a mix.",
-    "lowered": "Keep it in float32: autocast casts it down where an op can take less.",
-    "region": "Open the inner context without dtype=, unless a second 16-bit dtype is meant.",
+    "lowered": "Keep it in float32: autocast casts it down for the ops that take less.",
+    "region": "Open the inner context without dtype=, unless you mean a second 16-bit dtype.",
     "function": "Decorate forward with torch.amp.custom_fwd and backward with "
-    "torch.amp.custom_bwd: else autocast is off in the backward pass.",
+    "torch.amp.custom_bwd: otherwise autocast is off in the backward pass.",
 }
 
 
 def own_casts(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[OwnCast]:
-    """Return what a call of a subject under the reference does by itself, in order."""
+    """Return the own casts of a subject's call under the reference, in order."""
     runtime = reference.runtime
     with quiet(), followed(subject, lambda *called: None) as stack:
         watch = _Watch(runtime.device, stack)
@@ -69,7 +69,7 @@ def own_casts(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list
 
 
 def merged(found: Sequence[OwnCast]) -> tuple[OwnCast, ...]:
-    """Return notes once each, with the devices of all that are the same."""
+    """Merge equal notes, and join their devices."""
     devices: dict[OwnCast, dict[str, None]] = {}
     for note in found:
         devices.setdefault(replace(note, devices=()), {}).update(dict.fromkeys(note.devices))
@@ -81,7 +81,7 @@ def _without_backward(plan: Plan) -> Plan:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes what is called of torch. stack: the paths of the submodules that are being called."""
+    """Observes calls of torch. stack: the paths of the submodules being called."""
 
     def __init__(self, device: str, stack: Sequence[str]) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _autocast(device: str) -> torch.dtype | None:
-    """Return the dtype of a device's autocast where the reference's is on, or None."""
+    """Return the dtype of the reference's autocast for a device, or None if it is off."""
     if device not in DEVICES:
         return None
     _, dtype, enabled, *_ = snapshot(device).contexts[0]
@@ -185,7 +185,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _decorated(cls: Any, method: str) -> bool:
-    """Return whether torch.amp's decorator is on a method, beneath others too."""
+    """Return whether torch.amp's decorator is on a method, possibly beneath others."""
     function = getattr(cls, method)
     while function is not None:
         code = getattr(function, "__code__", None)
@@ -198,7 +198,7 @@ def _decorated(cls: Any, method: str) -> bool:
 def _line() -> str:
     """Return the line of the user's code that calls torch now, ``model.py:12``; "" for torch's own.
 
-    A context's own methods, and contextlib's, stand between.
+    Methods of contexts, and of contextlib, are skipped.
     """
     frame: Any = sys._getframe()
     files = (_OURS, torch.amp.autocast_mode.__file__, contextlib.__file__, "<")

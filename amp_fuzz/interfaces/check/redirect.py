@@ -1,8 +1,7 @@
-"""Make ``torch.autocast`` mean another implementation for a block.
+"""Replace ``torch.autocast`` by another implementation for a block.
 
-Code that is checked may open contexts of its own. Under the reference, and on a device that is not
-here, these must be contexts of that implementation; whoever imported the class keeps it, so its
-methods are exchanged.
+Checked code may open its own contexts. Under the reference, and on a missing device, these must be
+contexts of that implementation. Other modules hold the class itself, so its methods are replaced.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ __all__ = ["contexts_of"]
 
 @contextmanager
 def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[None]:
-    """Let every context of `torch.autocast` be one of an implementation, in every thread.
+    """Make every context of `torch.autocast` one of an implementation, in every thread.
 
-    asked: take what the code asked for, even where torch would disable it since the device is
-    missing; otherwise what torch made of it. Contexts of devices without a table stay torch's.
+    asked: use the settings that the code asked for, even if torch would disable the context for a
+    missing device; otherwise use torch's settings. Contexts of devices without a table stay
+    torch's.
     """
     init: Any = autocast.__init__
     enter: Any = autocast.__enter__

@@ -1,4 +1,4 @@
-"""What a check found: values that tests assert on, and the text that people read."""
+"""The result of a check: values for tests to assert on, and text for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTH = 88
 
 
 class CheckFailed(AssertionError):
-    """A check that did not pass. Its text is the result's; `result` is the result itself."""
+    """A check did not pass. The message is the text of `result`."""
 
     def __init__(self, result: CheckResult) -> None:
         super().__init__(f"\n{result}")
@@ -34,14 +34,13 @@ class Diverged:
 
     kind: as in `amp-fuzz run`. where: the output, parameter or input (``output['loss']``,
     ``encoder.layers.3.attn.qkv.weight.grad``), or the line that raised. expected, observed: both
-    sides, short. also: the names of what differs beside it. known: the ids of the known findings
-    that explain it, joined by ``+``, or ""; told: for each of them its id, what it is, and the link
-    to its discussion, if there is one.
-    module: path of the guilty submodule, "" where it is the whole; module_type: its class. op: the
-    guilty op of the catalogue or function of torch, "" if none diverges alone; dtypes: of its
-    tensors. policy: what autocast does with it. stage: of a compiler, the first rung that diverges.
-    case: a self-contained case with the real values, where one could be cut; path: its file, and
-    commands: what to type. notes: what a reader should know beside.
+    sides in short. also: the names of other values that differ. known: the ids of the known
+    findings that explain it, joined by ``+``, or "". told: for each of them its id, its summary,
+    and the link to its discussion, if there is one. module: path of the guilty submodule, "" for
+    the whole. module_type: its class. op: the guilty op of the catalogue or function of torch, ""
+    if none diverges alone. dtypes: of its tensors. policy: what autocast does with it. stage: for a
+    compiler, the first rung that diverges. case: a self-contained case with the real values, if one
+    could be extracted. path: its file. commands: what to type. notes: further remarks.
     """
 
     backend: str
@@ -96,14 +95,13 @@ def _row(name: str, text: str, *, whole: bool) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What one backend came to under one autocast.
+    """The result of one backend under one autocast.
 
-    status: ``agreed``; ``known``: all that differs is explained; ``diverged``; ``raised``: the
-    callable raises, on both sides alike; ``leaked``: it leaves torch's
-    state changed, on both sides; ``nothing``: there was nothing to compare; ``skipped``:
-    the backend cannot call it. values, gradients: how many were compared. detail: one line more.
-    notes: facts beside the status, which do not change it.
-    advice: where there is no divergence to show and nothing agreed, one sentence of what to do.
+    status: ``agreed``; ``known``: every difference is explained; ``diverged``; ``raised``: the
+    callable raises alike on both sides; ``leaked``: it leaves torch's state changed on both sides;
+    ``nothing``: there was nothing to compare; ``skipped``: the backend cannot call it. values,
+    gradients: how many were compared. detail: one more line. notes: facts that do not affect the
+    status. advice: one sentence of what to do, if nothing agreed and nothing diverged.
     """
 
     backend: str
@@ -124,15 +122,15 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCast:
-    """Something that the callable does by itself against autocast's policy. No part of the verdict.
+    """Something that the callable does against autocast's policy. It does not affect the verdict.
 
     kind: ``cast``: to a 16-bit dtype that is not autocast's; ``lowered``: of a result that autocast
-    keeps in float32; ``region``: a context of another 16-bit dtype within one; ``function``: a
+    keeps in float32; ``region``: a context nested in one of the other 16-bit dtype; ``function``: a
     `torch.autograd.Function` whose forward meets autocast without `torch.amp.custom_fwd`, or
     without `custom_bwd`.
-    line: ``model.py:12``, where the user's code does it. module: path of the submodule, "" for the
-    whole. op: the function that casts, the context, or the Function's name. given, made: dtypes
-    before and after; of a Function, "". text: one sentence of this. advice: what to do.
+    line: ``model.py:12``, in the user's code. module: path of the submodule, "" for the whole. op:
+    the function that casts, the context, or the Function's name. given, made: dtypes before and
+    after; "" for a Function. text: one sentence about it. advice: what to do.
     devices: the device types under whose autocast it happens.
     """
 
@@ -166,11 +164,11 @@ _HEADS = {"agrees": "agrees", "diverges": "DIVERGES", "unjudged": "CANNOT BE JUD
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What `amp_fuzz.check` found.
+    """The result of `amp_fuzz.check`.
 
-    True if `ok`. Its text says what ran, what agreed, and of each divergence where it comes from.
-    own_casts: what the callable does by itself against autocast's policy; off the verdict.
-    remarks: what a reader should know of how it was called.
+    True if `ok`. Its text shows what ran, what agreed, and the place of each divergence. own_casts:
+    what the callable does against autocast's policy; it does not affect the verdict. remarks: on
+    how the callable was called.
     """
 
     name: str
@@ -183,10 +181,9 @@ class CheckResult:
     def verdict(self) -> Outcome:
         """``agrees``, ``diverges`` or ``unjudged``.
 
-        ``diverges``: some backend does what the reference does not, and no known finding explains
-        it. ``unjudged``: nothing does, but some run of the callable raised, left state changed or
-        compared nothing, or no backend could call it. ``agrees``: all that was called agreed, or
-        is known.
+        ``diverges``: some backend differs from the reference, and no known finding explains it.
+        ``unjudged``: none does, but some run raised, left state changed or compared nothing, or no
+        backend could call it. ``agrees``: every run agreed or is known.
         """
         called = [run.status for run in self.runs if run.status != "skipped"]
         if "diverged" in called:
@@ -231,7 +228,7 @@ class CheckResult:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Facts beside agreement and divergence; `ok` does not depend on them."""
+        """Facts that are neither agreement nor divergence; `ok` does not depend on them."""
         return tuple(note for run in self.runs for note in run.notes)
 
     @property
@@ -273,15 +270,15 @@ class CheckResult:
                 ):
                     lines += _row(name, text, whole=False)
         if self.own_casts:
-            lines += ["", "The callable's own casts, which are no part of the verdict:"]
+            lines += ["", "The callable's own casts, which do not affect the verdict:"]
             lines += map(str, self.own_casts)
         return "\n".join(lines)
 
 
 _REPORT = "Run the commands after `next`: they shrink the case and write a script for a bug report."
 _COMPARE = (
-    "Call what is named below by hand with and without that backend, and report the difference."
+    "Call the code named below by hand, with and without that backend, and report the difference."
 )
 _CHOOSE = (
-    "Choose a backend that can call it, such as eager-cpu: each line above says why one cannot."
+    "Choose a backend that can call it, such as eager-cpu: the lines above say why others cannot."
 )

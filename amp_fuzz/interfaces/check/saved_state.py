@@ -1,4 +1,4 @@
-"""Keep all state that a call may change, and put it back."""
+"""Save all state that a call may change, and restore it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """All state that a call may change, as it was.
+    """The saved state that a call may change.
 
-    tensors, modules, generators: what is put back: values, gradients, attributes, states. objects:
-    of the user's, whose attributes are. caches: of functions, which are emptied, since a call on
-    fake tensors would leave some for the next.
+    tensors, modules, generators: their values, gradients, attributes and states are restored.
+    objects: the user's, whose attributes are restored. caches: of functions; they are emptied,
+    since a call on fake tensors would leave fake results.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Kept:
         np.random.seed(seed)  # noqa: NPY002
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Restore everything."""
         for owner, attributes in self._attributes:
             owner.__dict__.clear()
             owner.__dict__.update(attributes)
@@ -72,7 +72,7 @@ class Kept:
 
 
 class _Tensor:
-    """A tensor as it was: where its values lie, and which they are."""
+    """The saved state of a tensor: its memory and its values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.of = tensor
@@ -95,7 +95,7 @@ class _Tensor:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view with one of the elements that share memory, as those of `expand` do."""
+    """Return a view with one of each group of elements that share memory (`expand`)."""
     if tensor.layout is not torch.strided:
         return tensor
     for dim, stride in enumerate(tensor.stride()):
@@ -105,14 +105,14 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(tensor: torch.Tensor, data: torch.Tensor) -> bool:
-    """Return whether a tensor has been given other memory (``p.data = p.data.half()``)."""
+    """Return whether a tensor has other memory now (``p.data = p.data.half()``)."""
     if (tensor.dtype, tensor.shape, tensor.layout) != (data.dtype, data.shape, data.layout):
         return True
     return tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr()
 
 
 def _keep(generator: Any) -> Callable[[], Any]:
-    """Return what puts a generator back: torch's, NumPy's or Python's."""
+    """Return a function that restores a generator of torch, NumPy or Python."""
     if isinstance(generator, torch.Generator):
         kept = generator.get_state()
         return lambda: generator.set_state(kept)

@@ -1,7 +1,7 @@
-"""One backend under one autocast: what a check's callable comes to there, told step by step.
+"""Check a callable on one backend under one autocast, step by step.
 
-Each step is a generator that yields what it knows so far; the last word counts. In a fork, what was
-said before it died is kept.
+Each step is a generator that yields the result so far; the last one counts. If a fork dies, the
+earlier results are kept.
 """
 
 from __future__ import annotations
@@ -74,25 +74,25 @@ class Asked:
         return checked.fit(Case(Program((), (), ()), self.plan, self.subject.seed))
 
     def ran(self, status: Status, detail: str = "", **more: Any) -> Ran:
-        """Return what it came to."""
+        """Return a result of this backend."""
         return Ran(
             backend=self.backend.name, autocast=self.shown, status=status, detail=detail, **more
         )
 
 
 def survived(call: Call, asked: Asked) -> Ran:
-    """Return what a backend came to, be it that a process died of it."""
+    """Return the result of a backend, even if a process died."""
     ran, died = _last(call(_run, asked))
     if ran is not None:
         return ran if died is None else _cut_short(ran, died)
-    assert died is not None  # it says something, or dies before
+    assert died is not None  # it yields a result, or dies before
     if died.waits:
         return asked.ran("nothing", str(died), advice=messages.WAITS)
     return _examined(call, asked, died)
 
 
 def _last(said: Iterable[Any]) -> tuple[Any, Died | None]:
-    """Return the last that was said, or None, and what ended it early."""
+    """Return the last result, or None, and what ended it early."""
     words: list[Any] = [None]
     try:
         words.extend(said)
@@ -102,7 +102,7 @@ def _last(said: Iterable[Any]) -> tuple[Any, Died | None]:
 
 
 def _cut_short(ran: Ran, died: Died) -> Ran:
-    """Return what was known when a process died of what came beside the verdict."""
+    """Return the result known before a process died after the verdict."""
     if ran.divergence is None:
         return replace(ran, detail=f"{ran.detail}; {messages.BESIDE}: {died}")
     notes = (*ran.divergence.notes, f"{messages.SOUGHT}: {died}")
@@ -110,7 +110,7 @@ def _cut_short(ran: Ran, died: Died) -> Ran:
 
 
 def _examined(call: Call, asked: Asked, first: Died) -> Ran:
-    """Return what a death comes of: the backend, the callable itself, or neither."""
+    """Find the cause of a death: the backend, the callable itself, or neither."""
     _, died = _last(call(_on_backend, asked))
     if died is None:
         ran, again = _last(call(_run, asked))
@@ -148,7 +148,7 @@ def _on_backend(asked: Asked) -> Iterator[None]:
 
 
 def _on_reference(asked: Asked) -> Iterator[str]:
-    """Call it under the reference alone, and say how that ends."""
+    """Call it under the reference alone, and yield how that ends."""
     checked = Checked(asked.subject, asked.backend)
     with quiet():
         raised = checked.reference().run(asked.case(checked)).raised
@@ -182,17 +182,17 @@ def _run(asked: Asked) -> Iterator[Ran]:
 
 
 def _unsteady(found: Judged) -> str:
-    """Return what a callable raised at one of two calls under the reference, or ""."""
+    """Return what a callable raised in only one of two calls under the reference, or ""."""
     first, then = found.before.raised, found.expected.raised
     if first is not None and then is None:
-        return f"it raised once and not again: {messages.raised(first)}"
+        return f"it raised in one call and not in the next: {messages.raised(first)}"
     if first is None and then is not None:
-        return f"it raised, and not at the call before: {messages.raised(then)}"
+        return f"it raised, but not in the call before: {messages.raised(then)}"
     return ""
 
 
 def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
-    """Say of a call in which nothing diverges what it shows."""
+    """Yield the result of a call without a divergence."""
     raised, verdict = found.expected.raised, found.verdict
     if raised is not None and found.observed.raised is not None:
         yield from _raising(asked, checked, found)
@@ -202,7 +202,7 @@ def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         return
     if verdict.uncompiled:
         why = f": {found.observed.breaks[0]}" if found.observed.breaks else ""
-        yield asked.ran("skipped", f"the compiler made no graph of it, and ran it as eager{why}")
+        yield asked.ran("skipped", f"the compiler made no graph of it and ran it as eager{why}")
         return
     counts = _counts(found)
     values, gradients = counts["values"], counts["gradients"]
@@ -218,7 +218,7 @@ def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
 
 
 def _counts(found: Judged) -> dict[str, int]:
-    """Return how many were compared. A gradient that neither side has was not."""
+    """Return how many values were compared; gradients that neither side has do not count."""
     labels = [label for label, value in found.expected.values.items() if value is not None]
     return {
         "values": sum(label[0] == "v" for label in labels),
@@ -227,7 +227,7 @@ def _counts(found: Judged) -> dict[str, int]:
 
 
 def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
-    """Say of a call that raises on both sides whether autocast has a part in that."""
+    """Yield the result of a call that raises on both sides, and whether autocast is the reason."""
     raised = found.expected.raised
     assert raised is not None
     said = messages.raised(raised)
@@ -244,7 +244,7 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
 
 
 def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
-    """Say what diverges, then what beside it, then where it comes from."""
+    """Yield the divergence, then with the others, then with its place."""
     divergence, verdict, counts = _diverged(asked, checked, found), found.verdict, _counts(found)
     if verdict.known:
         ids = verdict.known.split("+")
@@ -254,7 +254,7 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         return
     partial = facts_of(asked.backend).partial
     if partial and (said := _raised_alone(asked, found)):
-        yield asked.ran("skipped", f"{partial} raises without autocast, too: {said}")
+        yield asked.ran("skipped", f"{partial} raises without autocast too: {said}")
         return
     if said := _valueless(asked, found):
         yield asked.ran("skipped", said)
@@ -298,9 +298,9 @@ def _raised_alone(asked: Asked, found: Judged) -> str:
 
 
 def _valueless(asked: Asked, found: Judged) -> str:
-    """Return why a callable cannot be called without values, where each side says it otherwise.
+    """Return why a callable cannot run without values, if the two sides' errors differ.
 
-    Both raise on one line, without autocast too: what looks at values may raise anything.
+    Both raise at one line, also without autocast: code that looks at values may raise anything.
     """
     raised, expected = found.observed.raised, found.expected.raised
     if asked.backend.values or not _at_one_place(raised, expected):
@@ -321,18 +321,18 @@ def _without_autocast(asked: Asked, found: Judged) -> Judged:
 
 
 def unsupported(backend: Backend, contexts: tuple[Autocast, ...]) -> str:
-    """Return why autocast as asked for is not to be had for a backend's device, or ""."""
+    """Return why a backend's device does not support these contexts, or ""."""
     supported = load_table(backend.device).supported_dtypes
     for context in contexts:
         if context.enabled and context.dtype is not None and context.dtype not in supported:
-            return f"autocast for {backend.device} does not take {context.dtype}"
+            return f"autocast for {backend.device} does not support {context.dtype}"
     return ""
 
 
 def _placed(
     divergence: Diverged, place: Place, checked: Checked, store: str | Path | None
 ) -> Diverged:
-    """Return a divergence with where it comes from, its case kept."""
+    """Return a divergence with its place, and keep its case."""
     notes = [*divergence.notes, *place.notes]
     case, path, policy = None, None, ""
     commands: tuple[str, ...] = ()
@@ -350,7 +350,7 @@ def _placed(
             more = shlex.join([record.id, *judging_options(), *store_option])
             commands = (f"amp-fuzz minimize {more}", f"amp-fuzz repro {more} > repro.py")
     elif op and op not in CATALOGUE:
-        notes.append(f"{op} is not in the catalogue (amp_fuzz.register_op adds ops of yours)")
+        notes.append(f"{op} is not in the catalogue (amp_fuzz.register_op adds your own ops)")
     return replace(
         divergence,
         module=place.module,
@@ -370,5 +370,5 @@ def _explicit(checked: Checked, case: Any) -> str:
     try:
         with quiet():
             return explicit_form(case, checked.inner.reference())
-    except Exception as error:  # it explains; it must not cost the finding
+    except Exception as error:  # it is optional; it must not cost the finding
         return f"# no explicit form: {type(error).__name__}: {error}"

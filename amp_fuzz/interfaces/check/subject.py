@@ -1,8 +1,8 @@
-"""What is checked: a callable, its inputs, and all state that a call of it may change.
+"""The subject of a check: a callable, its inputs, and all state that a call may change.
 
-A call gets fresh copies of its inputs and starts from the same state each time: parameters,
-buffers, gradients, attributes of modules, train or eval mode, random generators. Afterwards all of
-it is as it was before.
+Each call gets fresh copies of its inputs and starts from the same state: parameters, buffers,
+gradients, attributes of modules, train or eval mode, random generators. Afterwards all state is
+restored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CheckError", "Subject"]
 
 
 class CheckError(ValueError):
-    """What cannot be checked as it was given. The message says what to do."""
+    """The callable or an argument cannot be checked. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Subject:
     """A callable with its inputs.
 
     modules: those that it holds, by the prefix of their parameters' names. tensors: those that it
-    holds outside of parameters and buffers. The names are what a report calls them. objects,
-    computed, generators, caches: what it holds beside; see `Held`.
+    holds besides parameters and buffers. The names are for reports. objects, computed, generators,
+    caches: see `Held`.
     """
 
     function: Callable[..., Any]
@@ -54,7 +54,7 @@ class Subject:
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> Subject:
-        """Return what to check. Raises `CheckError` for what is compiled already, or lazy."""
+        """Return the subject. Raises `CheckError` if it is compiled already, or lazy."""
         _check(function)
         held = Held()
         hold(function, held)
@@ -64,11 +64,11 @@ class Subject:
                 hold(leaf, held, f"input{path}")
         if held.compiled:
             raise CheckError(
-                f"{held.compiled[0]} is compiled already: build the callable without torch.compile "
-                "and TorchScript within; backends=['compile[...]'] compiles all of it"
+                f"{held.compiled[0]} is already compiled: build the callable without torch.compile "
+                "or TorchScript inside; backends=['compile[...]'] compiles all of it"
             )
         modules = held.modules
-        # Some modules keep a list of their parameters beside.
+        # Some modules keep a separate list of their parameters.
         members = {id(t) for module in modules.values() for _, t in _members(module)}
         tensors = {name: t for name, t in held.tensors.items() if id(t) not in members}
         for name, module in modules.items():
@@ -93,7 +93,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Its name, as a report calls it."""
+        """Its name in reports."""
         if isinstance(self.function, torch.nn.Module):
             return type(self.function).__name__
         inner = self.function
@@ -102,7 +102,7 @@ class Subject:
         return str(getattr(inner, "__qualname__", type(inner).__name__))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return every parameter, buffer and tensor that it holds, each once, by name."""
+        """Return every parameter, buffer and tensor that it holds, once each, by name."""
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for prefix, module in self.modules.items():
@@ -123,7 +123,7 @@ class Subject:
     def fresh(
         self, copy: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return its inputs with each tensor copied, one that comes twice once."""
+        """Return its inputs with each tensor copied; a repeated tensor is copied once."""
         copies: dict[int, torch.Tensor] = {}
 
         def again(leaf: Any) -> Any:
@@ -138,7 +138,7 @@ class Subject:
 
     @contextmanager
     def moved(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Put copies of its modules' parameters and buffers in their place for a block."""
+        """Replace its modules' parameters and buffers by copies for a block."""
         copies: dict[int, torch.Tensor] = {}
 
         def again(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ class Subject:
                 table.update(saved)
 
     def kept(self) -> Kept:
-        """Return a copy of all state, to be put back."""
+        """Return a copy of all state, to restore later."""
         return Kept(
             self.state().values(), self._submodules(), self.objects, self.generators, self.caches
         )
@@ -193,11 +193,11 @@ def _members(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _check(function: object) -> None:
     maker = made_by_compiler(function)
     if maker == "TorchScript":
-        raise CheckError("the callable is TorchScript already: give the Python that it came from")
+        raise CheckError("the callable is already TorchScript: pass the Python that it came from")
     if maker:
         raise CheckError(
-            "the callable is compiled already: give it as it was before torch.compile, which "
+            "the callable is already compiled: pass it as it was before torch.compile, which "
             "backends=['compile[...]'] calls"
         )
     if not callable(function):
-        raise CheckError(f"{function!r} is not callable: give a function or a torch.nn.Module")
+        raise CheckError(f"{function!r} is not callable: pass a function or a torch.nn.Module")

@@ -34,9 +34,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a submodule: its path, and copies of what it was called with.
+    """One call of a submodule: its path, and copies of its arguments.
 
-    contexts: the autocast state around it, as contexts that bring it about.
+    contexts: contexts that recreate the autocast state around it.
     """
 
     path: str
@@ -51,10 +51,9 @@ class ModuleCall:
 class FunctionCall:
     """One call of a function of torch.
 
-    given, result: the tensors that went in and came out, which tell values from one another by
-    identity. args, kwargs: copies of what it was called with. kernels: the overloads that autocast
-    saw in it. path: of the submodule that called it. raised: whether it raised; then it has no
-    result.
+    given, result: its tensors before and after; their identity distinguishes values. args, kwargs:
+    copies of its arguments. kernels: the overloads that autocast saw in it. path: of the calling
+    submodule. raised: whether it raised; then it has no result.
     """
 
     function: Callable[..., Any]
@@ -75,7 +74,7 @@ class FunctionCall:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The copies of the tensors that went in."""
+        """The copies of its input tensors."""
         return _tensors((self.args, dict(self.kwargs)))
 
 
@@ -85,7 +84,7 @@ def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> l
     device = reference.runtime.device
 
     def enter(path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if len(stack) == 1 and not in_backward():  # a recomputation is no call of its own
+        if len(stack) == 1 and not in_backward():  # a recomputation is not a separate call
             given, named = _copied((args, kwargs))
             around, grad = _around(device), torch.is_grad_enabled()
             found.append(ModuleCall(path, module, given, named, around, grad))
@@ -99,9 +98,9 @@ def module_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> l
 def followed(
     subject: Subject, enter: Callable[[str, torch.nn.Module, Any, Any], None]
 ) -> Iterator[list[str]]:
-    """Keep the paths of the submodules that are being called, outermost first, in a list.
+    """Keep the paths of the submodules being called in a list, outermost first.
 
-    enter: told each call of one, with its path and arguments, once it stands in the list.
+    enter: called with the path and arguments of each call, after its path is in the list.
     """
     stack: list[str] = []
     paths = {
@@ -112,7 +111,7 @@ def followed(
     }
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if module in paths:  # a copy that the subject makes has these hooks, and no path
+        if module in paths:  # a copy made by the subject has these hooks, but no path
             stack.append(paths[module])
             enter(paths[module], module, args, kwargs)
 
@@ -135,7 +134,7 @@ def in_backward() -> bool:
 
 
 def function_calls(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[FunctionCall]:
-    """Call a subject under the reference; return what it calls of torch, tensors in and out."""
+    """Call a subject under the reference; return its calls of torch, with tensors."""
     found: list[FunctionCall] = []
     device = reference.runtime.device
 
@@ -197,7 +196,7 @@ _PLAIN = {
 
 
 def _plain(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return a call by the name that the catalogue has for it, where it has another."""
+    """Return a call under the catalogue's name, if that is different."""
     try:
         plain, inplace = _PLAIN[func]
     except (KeyError, TypeError):  # not hashable
@@ -213,8 +212,8 @@ def _plain(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple
 def names_called(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> set[str]:
     """Call a subject under the reference; return the names of the functions and ops it calls.
 
-    Functions of torch as Python calls them (``layer_norm``), the ops that they are made of as they
-    reach the dispatcher below autograd (``native_layer_norm``), those of the backward pass too.
+    These are functions of torch as Python calls them (``layer_norm``), and ops as they reach the
+    dispatcher below autograd (``native_layer_norm``), including those of the backward pass.
     """
     found: set[str] = set()
 
@@ -256,7 +255,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _copied(tree: Any) -> Any:
-    """Return a tree with a copy of each tensor, without history; one that comes twice once."""
+    """Return a tree with each tensor copied, without history; a repeated tensor once."""
     copies: dict[int, torch.Tensor] = {}
 
     def copy(leaf: Any) -> Any:
@@ -276,12 +275,12 @@ def _copied(tree: Any) -> Any:
 
 
 def _off() -> Any:
-    """Return a context in which autocast casts nothing: copies are no part of what is recorded."""
+    """Return a context in which autocast casts nothing: copies are not recorded."""
     return dispatch.exclude()
 
 
 def _around(device: str) -> tuple[Autocast, ...]:
-    """Return contexts that bring about the autocast state of this moment; none if all is off."""
+    """Return contexts that recreate the current autocast state; none if autocast is off."""
     if not enabled_devices():
         return ()
     return tuple(

@@ -1,7 +1,7 @@
-"""Trees of inputs and outputs: what a callable is given or returns, and the tensors in it.
+"""Trees of inputs and outputs, and the tensors in them.
 
-What `torch.utils._pytree` knows is a tree, and so are dataclasses and kinds of list, tuple and
-mapping that it does not know, such as a subclass of dict.
+Trees are those of `torch.utils._pytree`, dataclasses, and kinds of list, tuple and mapping that it
+does not know, such as a subclass of dict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["leaves_of", "mapped"]
 
 
 def leaves_of(tree: Any) -> list[tuple[str, Any]]:
-    """Return what a tree holds, with the path to each: ``['loss']``, ``[0]``, ``.logits``."""
+    """Return the leaves of a tree, with the path to each: ``['loss']``, ``[0]``, ``.logits``."""
     found: list[tuple[str, Any]] = []
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         where = pytree.keystr(path)
@@ -31,7 +31,7 @@ def leaves_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree like another, with each leaf changed, in the order of `leaves_of`."""
+    """Return a tree with each leaf mapped, in the order of `leaves_of`."""
 
     def leaf(value: Any) -> Any:
         items = _items(value)
@@ -55,7 +55,7 @@ def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _items(leaf: Any) -> list[tuple[str, Any]] | None:
-    """Return what is in a leaf of a pytree that is a tree to us, by name; None if it is none."""
+    """Return the items of a pytree leaf that is a tree for us, by name, or None."""
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         return [(f".{f.name}", getattr(leaf, f.name)) for f in dataclasses.fields(leaf)]
     if isinstance(leaf, MutableMapping):

@@ -38,7 +38,7 @@ class _Group(click.Group):
         if self.get_command(ctx, args[0]) is None:
             names = self.list_commands(ctx)
             hint = did_you_mean(args[0], names) or f": use {', '.join(names)}"
-            ctx.fail(f"no command {args[0]!r}{hint}")
+            ctx.fail(f"unknown command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -47,16 +47,16 @@ class _Group(click.Group):
     context_settings=_HELP,
     invoke_without_command=True,
     epilog="Exit codes: 0 nothing new, 1 a new divergence, 2 usage or configuration, 3 internal "
-    "error, 4 a required backend is missing, 5 nothing ran, 6 (of report, which else ends with 0) "
-    "the run did not end, 130 interrupted.",
+    "error, 4 a required backend is missing, 5 nothing ran, 6 the run did not end (only report), "
+    "130 interrupted.",
 )
 @click.version_option(version(), message="amp-fuzz %(version)s")
 @click.pass_context
 def _commands(ctx: click.Context) -> int:
-    """Find out whether autocast does what its documentation says.
+    """Test whether autocast does what its documentation says.
 
-    Random programs run under an independent reference implementation of autocast and under
-    PyTorch's own; differences are made small and reported.
+    amp-fuzz runs random programs under an independent reference implementation of autocast and
+    under the real one. It shrinks the differences and reports them.
 
     Start with: amp-fuzz run
     """
@@ -119,9 +119,9 @@ def _usage(error: click.ClickException) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption):
         names = [name for p in context.command.params for name in p.opts] if context else []
-        message = f"no option {error.option_name!r}{did_you_mean(error.option_name, names)}"
+        message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, names)}"
     elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
-        message = f"give {error.param.metavar}"
+        message = f"missing argument {error.param.metavar}"
     elif isinstance(error, click.BadParameter) and error.param is not None and error.param.opts:
         message = f"{error.param.opts[0]}: {error.message}"
     return f"{command}: {message} (see {command} --help)"

@@ -35,9 +35,9 @@ __all__ = ["audit"]
 def audit(**given: Any) -> int:
     """Call every op with every mix of floating dtypes on every backend, and compare.
 
-    Nothing is random: the same calls on every machine. Writes the matrix, and what the devices do
-    otherwise than each other, as Markdown and CSV. Exit code 1 if a cell differs from the reference
-    and no known finding explains it, 5 if nothing was judged.
+    The calls are not random: they are the same on every machine. Writes the matrix, and the
+    differences between devices, as Markdown and CSV. Exits with 1 if a cell differs from the
+    reference and no known finding explains it, and with 5 if nothing was judged.
     """
     chosen = resolve_options(given).options
     store = Store(chosen.store)
@@ -58,7 +58,7 @@ def audit(**given: Any) -> int:
             board.row(backend.name).total = core.count([backend], ops)
     if not sum(row.total for row in board.rows.values()):
         raise Stopped(
-            "nothing ran: none of the ops has a kernel on these backends, or none of these "
+            "nothing ran: none of the ops has a kernel on these backends, or no backend "
             f"autocasts to {' or '.join(core.AUTOCAST_DTYPES)}",
             Exit.NOTHING,
         )
@@ -74,7 +74,7 @@ def audit(**given: Any) -> int:
                         _note(board, part)
                         tick()
             except Interrupted:
-                say("stopping: here is what was done so far")
+                say("stopping: these are the results so far")
                 notes = [*notes, *_unfinished(board)]
         for cell in cells:
             if cell.finding is not None and cell.status == "differs":

@@ -1,4 +1,4 @@
-"""``amp-fuzz baseline``: what a project knows of: take in, check, take out."""
+"""``amp-fuzz baseline``: the findings that a project accepts: add, check, remove."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = ["baseline"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-@click.group(short_help="Findings that a project knows of: update, check, prune.")
+@click.group(short_help="Manage the findings that a project accepts.")
 def baseline() -> None:
-    """Keep the findings that a project knows of in a file that it commits.
+    """Keep the findings that a project accepts in a file that it commits.
 
-    A finding of amp-fuzz-baseline.toml does not fail a run, and hides no other. The file holds the
-    case of each, so that it can be checked anywhere.
+    A finding in amp-fuzz-baseline.toml does not fail a run, and hides no other finding. The file
+    holds the case of each finding, so it can be checked anywhere.
     """
 
 
@@ -54,9 +54,9 @@ def _day(_: click.Context, __: click.Parameter, value: str | None) -> datetime.d
     try:
         day = datetime.date.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no date: write it as 2027-03-31") from None
+        raise click.BadParameter(f"{value!r} is not a date: write it like 2027-03-31") from None
     if day < _today():
-        raise click.BadParameter(f"{value} is past")
+        raise click.BadParameter(f"{value} is in the past")
     return day
 
 
@@ -70,21 +70,23 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> str | No
     try:
         SpecifierSet(value or "")
     except InvalidSpecifier:
-        raise click.BadParameter(f"{value!r} is no range of versions: write '>=2.13'") from None
+        raise click.BadParameter(f"{value!r} is not a version range: write '>=2.13'") from None
     return value
 
 
 @baseline.command(short_help="Add the findings of the last run, or some by id.")
 @click.argument("ids", nargs=-1, metavar="[ID...]")
-@click.option("--reason", metavar="TEXT", help="Why they are accepted; asked for unless given.")
+@click.option(
+    "--reason", metavar="TEXT", help="Why they are accepted; by default the command asks."
+)
 @click.option("--link", default="", metavar="URL", help="Where they are discussed.")
-@click.option("--expires", callback=_day, metavar="DATE", help="Accept them until that day.")
+@click.option("--expires", callback=_day, metavar="DATE", help="Accept them until this day.")
 @click.option(
     "--torch",
     "versions",
     callback=_range,
     metavar="RANGE",
-    help="Accept them with these versions of torch; from the installed one on unless given.",
+    help="Accept them with these torch versions; by default the installed one and later.",
 )
 @options("baseline", "store")
 def update(
@@ -95,9 +97,9 @@ def update(
     versions: str | None,
     **given: Any,
 ) -> int:
-    """Add the new findings of the last run, or those of these ids, to the baseline.
+    """Add the new findings of the last run, or the findings with these ids, to the baseline.
 
-    What stands in the file stays as it is.
+    Existing entries do not change.
     """
     chosen = resolve_options(given).options
     store, file = Store(chosen.store), _file(chosen, missing=True)
@@ -105,7 +107,7 @@ def update(
     fresh = []
     for record in found:
         if (entry := match(file.entries, record)) is not None:
-            say(f"{record.id} is known already, as {entry.id}")
+            say(f"{record.id} is already in the baseline, as {entry.id}")
         else:
             fresh.append(record)
     if not fresh:
@@ -136,7 +138,7 @@ def _by_id(store: Store, ids: Iterable[str]) -> list[DivergenceRecord]:
 
 
 def _of_last_run(store: Store) -> list[DivergenceRecord]:
-    """Return the new findings of the last run, one for each cause, the smallest of it."""
+    """Return the new findings of the last run: for each cause the smallest."""
     runs = store.runs()
     if not runs:
         raise Stopped(f"{store.root}: no run yet: {command_line('run', store=store.root)}")
@@ -172,13 +174,13 @@ def _asked(record: DivergenceRecord) -> str:
 # -- check and prune ------------------------------------------------------------------------------
 
 
-@baseline.command(short_help="Judge every case again: still there, fixed, expired?")
+@baseline.command(short_help="Judge every case again: still there, fixed or expired.")
 @options("baseline", "known", "timeout", "memory", "plugins", "device", "policies")
 def check(**given: Any) -> int:
-    """Judge the case of every finding again, and say what came of it.
+    """Judge the case of every finding again, and show the result.
 
-    Exit codes: 0 all that can be run here is still there and accepted; 1 something is fixed,
-    expired or different now; 2 the file cannot be used; 5 none of them can be run here.
+    Exit codes: 0 every finding that can run here is still there and accepted; 1 a finding is
+    fixed, expired or different now; 2 the file cannot be used; 5 no finding can run here.
     """
     chosen = resolve_options(given).options
     file = _file(chosen)
@@ -193,7 +195,7 @@ def check(**given: Any) -> int:
         done += came.state in ("fixed", "changed", "listed") or late
         say(_line(entry, came, late))
     if done:
-        say(f"take out what is fixed: {_command('prune', file, chosen)}")
+        say(f"to remove what is fixed: {_command('prune', file, chosen)}")
         return Exit.DIVERGED
     return Exit.OK if ran else Exit.NOTHING
 
@@ -213,13 +215,14 @@ def _line(entry: Entry, came: Came, late: bool) -> str:
     return f"  {entry.id} on {entry.backend}: {what}\n    {entry.title}: {entry.reason}{more}"
 
 
-@baseline.command(short_help="Take out what no longer happens.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and write nothing.")
+@baseline.command(short_help="Remove the findings that no longer happen.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and write nothing.")
 @options("baseline", "known", "timeout", "memory", "plugins", "device", "policies")
 def prune(dry_run: bool, **given: Any) -> int:
-    """Judge every case again, and take out the findings that no longer happen.
+    """Judge every case again, and remove the findings that no longer happen.
 
-    What cannot be run here stays, and so does what comes and goes. All else in the file stays too.
+    A finding that cannot run here stays, and so does a nondeterministic one. The rest of the file
+    stays too.
     """
     chosen = resolve_options(given).options
     file = _file(chosen)
@@ -227,11 +230,11 @@ def prune(dry_run: bool, **given: Any) -> int:
     for entry, came in _came(file, chosen):
         if came.state in ("fixed", "listed"):
             gone.append(entry.id)
-            say(f"{'would take' if dry_run else 'took'} out {entry.id}: {_why(came)}")
+            say(f"{'would remove' if dry_run else 'removed'} {entry.id}: {_why(came)}")
         elif came.state == "cannot":
             say(f"kept {entry.id}: cannot run here: {came.detail}")
     if not gone:
-        say(f"{_shown(file.path)}: nothing to take out")
+        say(f"{_shown(file.path)}: nothing to remove")
     elif not dry_run:
         write_whole(file.path, removed(file, gone).encode())
         say(f"wrote {_shown(file.path)}: {plural(len(file.entries) - len(gone), 'finding')} left")
@@ -256,7 +259,7 @@ def _came(file: Baseline, chosen: Options) -> Sequence[tuple[Entry, Came]]:
 
 
 def _file(chosen: Options, *, missing: bool = False) -> Baseline:
-    """Return the baseline; missing: whether the one that was named may be made."""
+    """Return the baseline. missing: whether the named file need not exist yet."""
     from amp_fuzz.runs.setup import baseline_of
 
     if missing and not chosen.baseline.exists() and _named(chosen):

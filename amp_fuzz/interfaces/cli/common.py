@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, options made from `amp_fuzz.config`, consoles, tables."""
+"""Shared by the commands: exit codes, options from `amp_fuzz.config`, consoles, tables."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Stopped(Exception):
 
 
 class Internal(Exception):
-    """Something of ours went wrong in another process; the message is its traceback."""
+    """An internal error in another process. The message is its traceback."""
 
 
 def version(package: str = "amp-fuzz") -> str:
@@ -82,7 +82,7 @@ def version(package: str = "amp-fuzz") -> str:
 
 
 class _Value(_ParamType):
-    """A click type that parses as the option says."""
+    """A click type that parses with `Option.parse`."""
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -103,7 +103,7 @@ _REPEATABLE = ("list", "paths")
 def options(*names: str) -> Callable[[_Command], _Command]:
     """Give a command these options of `amp_fuzz.config`, in this order.
 
-    They come as keyword arguments, None where they are not given; see `resolve_options`.
+    They arrive as keyword arguments, None if not given; see `resolve_options`.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -134,7 +134,7 @@ def _default(option: Option) -> str:
 
 
 def shown_value(value: object) -> str:
-    """Return an option's value as it is written on a command line."""
+    """Return an option's value as written on a command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:.15g}" if isinstance(value, float) else str(value)
@@ -166,7 +166,7 @@ def resolve_options(given: Mapping[str, Any]) -> Resolved:
 
 @lru_cache(maxsize=1)
 def console() -> Console:
-    """Return the console of stdout. Where that is no terminal, lines are long, not cut."""
+    """Return the console of stdout. Outside a terminal, lines are long and not cut."""
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else 200
@@ -180,7 +180,7 @@ def say(text: str = "") -> None:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show in a terminal what the block is waited for."""
+    """Show in a terminal what the user is waiting for."""
     if not sys.stdout.isatty():  # without importing rich
         yield
         return
@@ -217,7 +217,7 @@ def duration(seconds: float) -> str:
 
 
 def speed(value: float) -> str:
-    """Return a rate with two or three digits that mean something, as reports do."""
+    """Return a rate with two or three significant digits, as reports do."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
@@ -227,9 +227,9 @@ def plural(count: int, noun: str) -> str:
 
 
 def command_line(*words: str, store: Path | None = None) -> str:
-    """Return an ``amp-fuzz`` command to copy and paste; a store is named if it is not the usual.
+    """Return an ``amp-fuzz`` command to copy and paste, with the store if it is not the default.
 
-    So are a device of the user's and plugins, to commands that judge cases again.
+    Commands that judge cases again also name the user's device and plugins.
     """
     more = [] if store in (None, OPTIONS["store"].default) else [f"--store={store}"]
     judges = "explain", "minimize", "replay", "repro"

@@ -1,4 +1,4 @@
-"""``amp-fuzz doctor``: what this installation can do, and what is wrong with it."""
+"""``amp-fuzz doctor``: check what this installation can do, and what is broken."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """One thing looked at. `code` is the exit code that it calls for if it is not ok."""
+    """The result of one check. `code` is the exit code if it is not ok."""
 
     state: Literal["ok", "note", "BROKEN"]
     what: str
@@ -56,7 +56,7 @@ class _Check:
 def doctor(**given: Any) -> int:
     """Check the installation: versions, backends, the store, configuration, autocast's kernels.
 
-    Exit code 0 unless something that a run needs is broken.
+    Exits with 0 unless something that a run needs is broken.
     """
     checks = list(_versions())
     chosen = Options()

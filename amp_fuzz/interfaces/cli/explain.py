@@ -1,4 +1,4 @@
-"""``amp-fuzz explain``: where a case first diverges, by how much, and what makes the difference."""
+"""``amp-fuzz explain``: where a case first diverges, by how much, and why."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ __all__ = ["explain", "told"]
 _WIDTH = 96
 
 
-@click.command(short_help="Say where a case first diverges, and what makes the difference.")
+@click.command(short_help="Show where a case first diverges, and why.")
 @click.argument("case", metavar="ID|FILE")
-@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option(
+    "--backend", metavar="NAME", help="Use this backend, not the one that found the case."
+)
 @options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def explain(case: str, backend: str | None, **given: Any) -> int:
-    """Say where a case first diverges, by how much, and which casts make the difference.
+    """Show where a case first diverges, by how much, and which casts make the difference.
 
-    Each statement is shown with the casts that autocast should make, and below it its value under
-    the reference and on the backend. Then the reference runs with one cast left out, or one call
-    under another policy: what makes it agree with the backend is what the backend did. Exit code 1
-    if the case diverges and no known finding explains it.
+    Shows each statement with the casts that autocast should make, and its value under the reference
+    and on the backend. Then runs the reference with one cast left out, or one call under another
+    policy. If such a run agrees with the backend, it shows what the backend did. Exits with 1 if
+    the case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
     job = job_of(case, Store(chosen.store), backend)
@@ -69,7 +71,7 @@ def _next(job: Job, found: Explained) -> str:
 
 
 def told(found: Explained, known: Sequence[Known] = ()) -> str:
-    """Return the explanation as text of at most 96 columns, but for what cannot be broken."""
+    """Return the explanation as text of at most 96 columns; long words are not broken."""
     return "\n".join([*_head(found, known), *_body(found), *_flips(found, known)])
 
 
@@ -96,7 +98,7 @@ def _body(found: Explained) -> Iterator[str]:
         return
     yield ""
     if not found.whole:
-        yield "# only what the program returns: with all values returned it does not diverge so"
+        yield "# returned values only: a program that returns all values does not diverge this way"
     left = list(found.values)
     lines = iter(found.explicit.splitlines())
     for statement in statements(found.case.program.body):

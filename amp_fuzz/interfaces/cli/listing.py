@@ -1,4 +1,4 @@
-"""``amp-fuzz list`` and ``amp-fuzz report``: what is there, and what a run came to."""
+"""``amp-fuzz list`` and ``amp-fuzz report``: what the store holds, and the result of a run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WHAT = ("findings", "runs", "ops", "backends", "known")
 @click.argument("what", default="", metavar=f"[{'|'.join(_WHAT)}]")
 @options("ops", "known", "store", "plugins", "device", "policies")
 def listing(what: str, **given: Any) -> int:
-    """List what the store holds: runs and findings; or ops, backends, known findings."""
+    """List the store's runs and findings; or ops, backends or known findings."""
     if what not in ("", *_WHAT):
         hint = did_you_mean(what, _WHAT) or f": use {', '.join(_WHAT)}"
-        raise click.UsageError(f"nothing to list is called {what!r}{hint}")
+        raise click.UsageError(f"cannot list {what!r}{hint}")
     chosen = resolve_options(given).options
     if what == "ops":
         _ops(chosen)
@@ -94,7 +94,7 @@ def _findings(store: Store) -> None:
             damaged.append(str(error))
             continue
         rows.append(_finding(identity, found))
-    # New ones first: they are what there is to look at.
+    # New ones first: these need attention.
     rows.sort(key=lambda row: (row[-1] != "new", *row[1:]))
     table(("finding", "backend", "kind", "op", "statements", "group", "known as"), rows)
     for line in damaged:
@@ -142,7 +142,7 @@ def _known(chosen: Options) -> None:
 def report(run: str, **given: Any) -> int:
     """Print the summary of a run, by default the last one, and write its report.
 
-    Exit code 0 whatever the run found; 6 if it was killed before its end.
+    Exits with 0 whatever the run found, and with 6 if it was killed before its end.
     """
     chosen = resolve_options(given).options
     store = Store(chosen.store)

@@ -1,4 +1,4 @@
-"""``amp-fuzz minimize``: make a case smaller while it shows the same divergence."""
+"""``amp-fuzz minimize``: shrink a case while it shows the same divergence."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ _PARTS = "kind,op,stage"
 
 
 def _parts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
-    """Return what must stay as it is: words separated by commas."""
+    """Parse what must not change: words separated by commas."""
     allowed = ("kind", "op", "stage", "where")
     words = tuple(dict.fromkeys(value.split(",")))
     for word in words:
         if word not in allowed:
-            raise click.BadParameter(f"{word!r} is none of {', '.join(allowed)}")
+            raise click.BadParameter(f"{word!r} is not one of {', '.join(allowed)}")
     return words
 
 
-@click.command(short_help="Make a case smaller while it shows the same divergence.")
+@click.command(short_help="Shrink a case while it shows the same divergence.")
 @click.argument("case", metavar="ID|FILE")
-@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option(
+    "--backend", metavar="NAME", help="Use this backend, not the one that found the case."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     default=120.0,
-    help="Stop after so long; a later call goes on from there.  [default: 120]",
+    help="Stop after this long; a later call continues from there.  [default: 120]",
 )
 @click.option(
     "--match",
@@ -65,15 +67,15 @@ def _parts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]
     callback=_parts,
     default=_PARTS,
     metavar="PARTS",
-    help="What must stay: kind, op, stage, where.  [default: kind,op,stage]",
+    help="What must not change: kind, op, stage, where.  [default: kind,op,stage]",
 )
 @click.option(
     "--check",
     metavar="CMD",
     default="",
-    help="Ask this command, given the path of a case file: exit code 0 is bad, 1 good, 125 skip.",
+    help="Run this command on each case file to judge it: exit code 0 is bad, 1 good, 125 skip.",
 )
-@click.option("--again", is_flag=True, help="Forget what an earlier call has tried.")
+@click.option("--again", is_flag=True, help="Forget what earlier calls tried.")
 @options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def minimize(
     case: str,
@@ -84,11 +86,11 @@ def minimize(
     again: bool,
     **given: Any,
 ) -> int:
-    """Make a case smaller while it shows the same divergence.
+    """Shrink a case while it shows the same divergence.
 
-    Each candidate runs in a process that is watched: one that crashes or hangs costs no more than
-    itself. What was tried is kept in the store, so that a call that was cut short can be given
-    again and goes on. The result is kept as a finding.
+    Candidates run in a supervised process, so one that crashes or hangs costs only itself. The
+    store keeps what was tried: if a call was cut short, the same command continues it. The result
+    is kept as a finding.
     """
     chosen = resolve_options(given).options
     store = Store(chosen.store)
@@ -115,7 +117,7 @@ def minimize(
     except KeyboardInterrupt:
         if best is not None:
             store.save(best)
-            say(f"kept the best so far as {best.id}; go on: {_again(case, job, store)}")
+            say(f"kept the best so far as {best.id}; to continue: {_again(case, job, store)}")
         raise
     assert done is not None
     store.save(done.record)
@@ -173,7 +175,7 @@ def _journal(store: Store, job: Job, *, again: bool) -> Any:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Show the best so far: on one line of a terminal, a line for each elsewhere."""
+    """Show the best so far: in place in a terminal, otherwise one line for each."""
     out = console()
     if not out.is_terminal:
         yield lambda best: say(_line(best))
@@ -213,11 +215,11 @@ def _story(what: str, job: Job, done: Done, store: Store) -> str:
         lines += [f"  expected  {record.expected}", f"  observed  {record.observed}"]
     lines.append(f"  fingerprint {record.fingerprint}: {_cause(record)}")
     if record.nearest is not None:
-        lines += ["this one agrees:", *_differing(small, record.nearest)]
+        lines += ["the nearest case that agrees:", *_differing(small, record.nearest)]
     if not done.confirmed:
-        lines.append("NOT confirmed: a fresh process does not show it; it may come and go")
+        lines.append("NOT confirmed: a fresh process does not show it; it may be nondeterministic")
     if done.reason == "time":
-        lines.append(f"time was up; go on: {_again(what, job, store)}")
+        lines.append(f"time is up; to continue: {_again(what, job, store)}")
     if not job.check:
         lines.append(f"as a script for an issue: {command_line('repro', record.id, **_at(store))}")
     return "\n".join(lines)
@@ -241,7 +243,7 @@ def _again(what: str, job: Job, store: Store) -> str:
 
 
 def _differing(small: Case, nearest: Case) -> list[str]:
-    """Return the lines of a case that agrees which the smallest case has not, and the reverse."""
+    """Return the lines in which the nearest case that agrees differs from the smallest case."""
     import difflib
 
     old, new = (str(c).splitlines()[1:] for c in (small, nearest))

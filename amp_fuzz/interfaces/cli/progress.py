@@ -1,4 +1,4 @@
-"""Live progress of a run: a table in a terminal, a line now and then elsewhere."""
+"""Live progress of a run: a table in a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLED = 3.0  # seconds of cases before a rate is worth showing
 
 @dataclass(slots=True)
 class Row:
-    """How far one backend is; `last`: when its last case came."""
+    """The progress of one backend. last: when its last case came."""
 
     name: str
     total: int = 0
@@ -32,16 +32,16 @@ class Row:
 
     @property
     def left(self) -> int:
-        """The cases that are still to do."""
+        """The number of cases left."""
         return max(0, self.total - self.done)
 
 
 @dataclass(slots=True)
 class Board:
-    """How far a run is, by backend. Times are of `clock`, in seconds.
+    """The progress of a run, by backend. Times are of `clock`, in seconds.
 
-    limit: seconds after which the run is stopped; 0 is never. unit: what is counted. Rates count
-    from the first one that came: what lies before it is the workers' start.
+    limit: seconds after which the run stops; 0 means never. unit: what is counted. Rates start at
+    the first case, because workers start before it.
     """
 
     limit: float = 0.0
@@ -60,7 +60,7 @@ class Board:
         return self.rows.setdefault(backend, Row(backend))
 
     def add(self, backend: str, cases: int, *, known: int = 0, new: int = 0) -> None:
-        """Count what was done of a backend, and the divergences in it."""
+        """Count cases of a backend, and the divergences in them."""
         row = self.row(backend)
         row.done += cases
         row.known += known
@@ -70,11 +70,11 @@ class Board:
             self.first, self.before = self.clock(), {backend: row.done}
 
     def rate(self, rows: Iterable[Row]) -> float | None:
-        """Return the cases a second of these backends together, None as long as it says nothing."""
+        """Return the cases a second of these backends together, or None if it is too early."""
         rows = tuple(rows)
         if self.first is None:
             return None
-        # One that is done keeps the rate that it had.
+        # A backend that is done keeps its rate.
         now = self.clock() if any(row.left for row in rows) else max(row.last for row in rows)
         spent = now - self.first
         if spent < SETTLED:
@@ -82,9 +82,9 @@ class Board:
         return sum(row.done - self.before.get(row.name, 0) for row in rows) / spent
 
     def left(self, rows: Iterable[Row]) -> float | None:
-        """Return the seconds to the end at the rate so far, None where that cannot be said.
+        """Return the seconds to the end at the rate so far, or None if unknown.
 
-        The slowest backend decides. Past the limit, only a floor of cases is left.
+        The slowest backend decides. Past the limit, only the minimum of cases is left.
         """
         rates = [(row, self.rate([row])) for row in rows if row.left]
         spent = self.clock() - self.started

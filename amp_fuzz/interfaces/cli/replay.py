@@ -43,7 +43,7 @@ _DEFAULT_BACKEND = "eager-cpu"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to judge; `what` is how the user named it, `finding` what had been found."""
+    """A case to judge. what: the user's name for it. finding: what was found before."""
 
     what: str
     case: Case
@@ -54,10 +54,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """How a case came out.
+    """The result of a case.
 
-    `error`: why it cannot be judged; `traceback`: why we failed to. `incident`: what a process died
-    of that ran it before.
+    error: why it cannot be judged. traceback: an error of our own. incident: how an earlier process
+    that ran the case died.
     """
 
     outcome: str = ""
@@ -76,13 +76,15 @@ class _Answer:
 
 @click.command(short_help="Judge cases again, by id or file.")
 @click.argument("cases", nargs=-1, required=True, metavar="ID|PATH...")
-@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option(
+    "--backend", metavar="NAME", help="Use this backend, not the one that found the case."
+)
 @options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 
-    A case runs in a process of its own, and once more if that dies: a crash is reported, too. Exit
-    code 1 if a case diverges and no known finding explains it.
+    Each case runs in a separate process, and once more if that dies, so a crash is reported too.
+    Exits with 1 if a case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
     jobs = [job_of(what, Store(chosen.store), backend) for what in cases]
@@ -99,7 +101,7 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
 
 
 def job_of(what: str, store: Store, backend: str | None) -> Job:
-    """Return what an id or a file names, on the backend that found it or another."""
+    """Return the case that an id or a file names, for its own backend or another."""
     case, finding = find_case(store, what)
     check_ops(what, case)
     found_by = finding.backend if finding else _DEFAULT_BACKEND
@@ -133,7 +135,7 @@ def answers(
     """Yield the answer to each job, in order, from a process that is replaced if it dies."""
     from amp_fuzz.findings.supervision.supervisor import Dead, talk
 
-    left, before = list(jobs), ""  # what a process died of that ran the first one before
+    left, before = list(jobs), ""  # how an earlier process that ran the first job died
     while left:
         try:
             for answer in talk(timeout, _judge_all, left, known, memory=memory):
@@ -149,7 +151,7 @@ def answers(
 
 
 def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us is the one to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     import traceback
 
     import torch
@@ -205,10 +207,10 @@ def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
 
 
 def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
-    """Return what a person wants to know of a case: what it is, what should happen, what did."""
+    """Return the report of a case: its program, what should happen, and what did."""
     lines = [str(job.case), ""]
     if answer.explicit:
-        lines += ["what autocast should make of it:", *_indented(answer.explicit), ""]
+        lines += ["the casts that autocast should make:", *_indented(answer.explicit), ""]
     lines += _verdict(job, answer, known)
     if answer.incident:
         lines.append(f"  incident: {answer.incident}; it gave an answer when it ran again")

@@ -1,4 +1,4 @@
-"""``amp-fuzz repro``: a finding for others, as a script, a test, or an issue."""
+"""``amp-fuzz repro``: write a finding as a script, a test, or an issue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ Form = Literal["script", "pytest", "issue"]
 
 @click.command(short_help="Print a finding as a script, a test, or an issue.")
 @click.argument("case", metavar="ID|PATH")
-@click.option("--backend", metavar="NAME", help="In place of the one that found it.")
+@click.option(
+    "--backend", metavar="NAME", help="Use this backend, not the one that found the case."
+)
 @click.option(
     "--format",
     "form",
@@ -46,15 +48,15 @@ Form = Literal["script", "pytest", "issue"]
     default="script",
     help="A script, a test for a suite, or the Markdown of an issue.  [default: script]",
 )
-@click.option("-o", "--output", metavar="FILE", help="Write it there, not to stdout.")
+@click.option("-o", "--output", metavar="FILE", help="Write to this file, not to stdout.")
 @options("store", "known", "timeout", "memory", "plugins", "device", "policies")
 def repro(case: str, backend: str | None, form: Form, output: str | None, **given: Any) -> int:
     """Print a finding in a form that needs no amp-fuzz.
 
-    script: imports only torch, and exits with 1 if it reproduces, with 0 if it does not, with 125
-    if it cannot tell, as git bisect run wants it.
-    pytest: a test that fails while the bug is there. issue: Markdown for GitHub, its title in the
-    first line; the case is judged again first, for what an issue has to say.
+    script: imports only torch. It exits with 1 if the divergence reproduces, with 0 if it does not,
+    and with 125 if it cannot tell, as git bisect run expects.
+    pytest: a test that fails while the bug exists. issue: Markdown for GitHub with the title in the
+    first line. The case is judged again first.
     """
     chosen = resolve_options(given).options
     job = job_of(case, Store(chosen.store), backend)
@@ -77,7 +79,7 @@ def _next(form: Form, output: str) -> str:
 
 
 def _code(job: Job, chosen: Options, form: Form) -> str:
-    """Return a script or a test; what diverges is found out first where no finding says it."""
+    """Return a script or a test. Judge the case first if no finding says what diverges."""
     from amp_fuzz.oracle import Divergence
 
     backend = _backend(job)
@@ -101,7 +103,7 @@ def _backend(job: Job) -> Backend:
 
     from amp_fuzz.backends import BackendError, choose
 
-    torch.set_num_threads(1)  # as where it was judged: the constants are computed here
+    torch.set_num_threads(1)  # as in the judging process: the constants are computed here
     try:
         (backend,) = choose([job.backend])
     except BackendError as error:
@@ -137,7 +139,7 @@ def _issue(job: Job, chosen: Options) -> str:
 
 
 def _as_found(job: Job, found: Examined) -> Examined:
-    """Return what was found out; what comes and goes is taken from the finding."""
+    """Return what was found. Nondeterminism that does not show now comes from the finding."""
     from dataclasses import replace
 
     if found.record is not None:
@@ -146,6 +148,6 @@ def _as_found(job: Job, found: Examined) -> Examined:
         return replace(found, record=job.finding)
     again = command_line("replay", job.what, store=job.store)
     raise Stopped(
-        f"{job.what}: agrees with the reference on {job.backend} here and now: nothing to report; "
+        f"{job.what}: agrees with the reference on {job.backend} now: nothing to report; "
         f"see: {again}"
     )

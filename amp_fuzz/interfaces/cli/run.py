@@ -1,4 +1,4 @@
-"""``amp-fuzz run``: fuzz, show progress, sum up, say how it went by the exit code."""
+"""``amp-fuzz run``: fuzz, show progress, print a summary, return the exit code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# What a run depends on, but its profile: that stands for values of the others.
+# The options that decide what a run does. A profile only stands for values of these.
 _AGAIN = (
     "seed",
     "backends",
@@ -69,11 +69,11 @@ _AGAIN = (
     "notes",
     "fail-on",
 )
-# What it depends on in time alone; --resume may say otherwise.
+# The options that only affect time. --resume may change them.
 _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
 
 
-@click.command(short_help="Fuzz: random programs, a summary, a report.")
+@click.command(short_help="Fuzz with random programs, and report.")
 @options(
     "backends",
     "ops",
@@ -103,7 +103,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "store",
     "report",
 )
-@click.option("--resume", metavar="RUN", help="Go on with a run that did not end, by its id.")
+@click.option("--resume", metavar="RUN", help="Continue a run that did not end, by its id.")
 def run(resume: str | None, **given: Any) -> int:
     """Draw random programs, run them under the reference and under each backend, and compare.
 
@@ -149,9 +149,9 @@ def run(resume: str | None, **given: Any) -> int:
 
 
 def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, Any]]:
-    """Return the head of a run, and the options that it was given, with those given now.
+    """Return the record of a run, and its options together with those given now.
 
-    Raises `StoreError` for a run that is missing, `Stopped` for one that cannot go on.
+    Raises `StoreError` for a missing run, `Stopped` for one that cannot be resumed.
     """
     store = Store(resolve_options({"store": given["store"]}).options.store)
     hits = [name for name in store.runs() if name.startswith(run_id)]
@@ -162,20 +162,22 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
     record = store.run(hits[0])
     words = shlex.split(record.command)
     if words[:2] != ["amp-fuzz", "run"]:
-        raise Stopped(f"{record.id} is no run of this command: run it again: {record.command}")
+        raise Stopped(
+            f"{record.id} was not started by amp-fuzz run: run it again: {record.command}"
+        )
     if store.is_running(record.id):
         raise Stopped(f"{record.id} is still running")
     now = {name: value for name, value in given.items() if value not in (None, ())}
     fixed = [f"--{name}" for name in _AGAIN if OPTIONS[name].field in now]
     if fixed:
-        raise Stopped(f"--resume goes on with the options of the run: leave out {', '.join(fixed)}")
+        raise Stopped(f"--resume keeps the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
     then.pop("resume")
     return record, then | now
 
 
 def _going_on(session: Session, before: RunRecord, store: Store) -> Session:
-    """Return a session that does what is missing of a run. Raises `Stopped` if torch changed."""
+    """Return a session for the rest of a run. Raises `Stopped` if torch changed."""
     now = session.record
     changed = [
         f"{name} was {before.versions.get(name)} and is {version}"
@@ -183,7 +185,7 @@ def _going_on(session: Session, before: RunRecord, store: Store) -> Session:
         if before.versions.get(name) != version
     ]
     if changed:
-        raise Stopped(f"{before.id} cannot go on: {'; '.join(changed)}")
+        raise Stopped(f"{before.id} cannot be resumed: {'; '.join(changed)}")
     done: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
     for record in store.records(before.id):
         if isinstance(record, CaseRecord):
@@ -201,7 +203,7 @@ _FINDINGS, _CORPUS = "findings", "corpus"  # families of cases that are judged f
 def _keeping(
     session: Session, store: Store, chosen: Options
 ) -> tuple[Session, dict[str, list[Kept]]]:
-    """Return the session with the store's findings and the corpus to be judged first, and these."""
+    """Return the session that judges the store's findings and the corpus first, and these."""
     from amp_fuzz.runs.corpus import folder_cases, kept_findings
 
     findings, trouble = kept_findings(store, session.chosen)
@@ -233,7 +235,8 @@ def _say_fixed(store: Store, session: Session, kept: dict[str, list[Kept]]) -> N
 def _again(resolved: Resolved, seed: int | None) -> str:
     """Return the command that draws the same cases again.
 
-    It says what was said, defaults too: a profile or a file may say otherwise.
+    It repeats every option that was given, even a default value, since a profile or a file may set
+    another.
     """
     chosen = dataclasses.replace(resolved.options, seed=seed)
     words = []
@@ -254,7 +257,7 @@ def _again(resolved: Resolved, seed: int | None) -> str:
 
 
 def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
-    """Say what is run, before it runs."""
+    """Print what will run."""
     from amp_fuzz.runs.engine import limits
 
     record, settings = session.record, session.settings
@@ -291,7 +294,7 @@ def _short(path: Path) -> str:
 
 @dataclass(slots=True)
 class _Tally:
-    """What a run came to."""
+    """The counts and the state of a run."""
 
     board: Board
     store: Store
@@ -343,7 +346,7 @@ class _Tally:
             self.failure, self.internal = event.detail, not event.usage
 
     def announce(self, record: DivergenceRecord, detail: str) -> None:
-        """Print a new divergence as it comes, each once, and not more than a person reads."""
+        """Print a new divergence when it is found: each once, and at most `_ANNOUNCED`."""
         key = (record.backend, record.id, record.kind)
         if key in self.announced:
             return
@@ -351,7 +354,7 @@ class _Tally:
         if len(self.announced) <= _ANNOUNCED:
             _announce(record, detail, self.store)
         elif len(self.announced) == _ANNOUNCED + 1:
-            say("new: more, which the summary counts and the report shows")
+            say("new: more; see the summary and the report")
 
 
 _ANNOUNCED = 20
@@ -368,7 +371,7 @@ def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
 
 
 def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupts) -> None:
-    """Run, and show progress, until the end or the first interrupt; workers are ended then."""
+    """Run and show progress until the end or the first interrupt, then end the workers."""
     from amp_fuzz.runs import workers
     from amp_fuzz.runs.engine import Progress
 
@@ -380,13 +383,13 @@ def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupt
                     if isinstance(event, Progress):
                         tick()
         except Interrupted:
-            say("stopping: the workers are ended, what they recorded is kept")
+            say("stopping: ending the workers; their records are kept")
         except StoreError as error:
             tally.failure = str(error)
 
 
 def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) -> None:
-    """Record that the run came to its end, and how."""
+    """Record that the run ended, and how."""
     seconds = time.monotonic() - tally.started
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "done"
     if interrupts.received:
@@ -395,7 +398,7 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
         reason = "crashed"
     elif tally.cut or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
-    # Counted again: when a run is stopped, workers have recorded more than they had told of.
+    # Count again: when a run is stopped, workers have recorded more than they reported.
     tally.cases = _recorded(store.run_path(session.record.id))
     end = EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned)
     try:
@@ -411,9 +414,9 @@ def _write_end(store: Store, session: Session, end: EndRecord) -> None:
 
 
 def _recorded(folder: Path) -> int:
-    """Return how many cases have a record, or a divergence of theirs has, as a report counts them.
+    """Return how many cases have a record, or have a divergence with one, as a report counts them.
 
-    A worker that is ended, or dies, has told of a divergence and not recorded the case.
+    If a worker dies or is ended, it may have recorded a divergence but not its case.
     """
     count = 0
     told: set[tuple[str, str]] = set()

@@ -1,4 +1,4 @@
-"""Interrupts: the first one stops what runs, those after it cannot lose what is shown of it."""
+"""Interrupts: the first one stops the run, and later ones cannot interrupt its summary."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Interrupted", "Interrupts"]
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM; no `Exception`, so that only who waits for it catches it."""
+    """Ctrl-C or SIGTERM. Not an `Exception`, so no general handler catches it."""
 
 
 class Interrupts:
-    """Takes SIGINT and SIGTERM over while it is entered; use it in the main thread.
+    """Handle SIGINT and SIGTERM inside the context; use it in the main thread.
 
-    Inside `stoppable`, the first signal raises `Interrupted`; one that came before raises it there
-    at once. From then on they are ignored: what follows a run (ending its workers, the summary, the
-    report) comes to its end.
+    Inside `stoppable`, the first signal raises `Interrupted`; a signal that came earlier raises it
+    on entry. Later signals are ignored, so the rest of a run (ending its workers, the summary, the
+    report) completes.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Interrupts:
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Let the first signal raise `Interrupted` here: at the end, if it was swallowed."""
+        """Let the first signal raise `Interrupted` here, or at the end if it was swallowed."""
         before = self.received
         self._raising = before is None
         try:

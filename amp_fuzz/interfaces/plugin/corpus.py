@@ -28,12 +28,12 @@ class CaseJob:
 
     @property
     def name(self) -> str:
-        """Of the item: the file, or the id, and the backend."""
+        """The item's name: the file or the id, and the backend."""
         return f"{self.kept.name}[{self.kept.backend}]"
 
     @property
     def nodeid(self) -> str:
-        """As pytest shows it."""
+        """The id that pytest shows."""
         return f"{ROOT}::{self.group}::{self.name}"
 
     def item(self, parent: pytest.Collector, run: Run) -> pytest.Item:
@@ -47,19 +47,19 @@ def corpus(folders: Iterable[Path], chosen: Sequence[Backend]) -> Iterator[CaseJ
 
 
 def replayed(store: Store, names: Iterable[str]) -> Iterator[CaseJob]:
-    """Yield a job for each id or path that is to be judged again. Raises `CorpusError`."""
+    """Yield a job for each id or path to judge again. Raises `CorpusError`."""
     return (CaseJob("replay", kept) for kept in named(store, names))
 
 
 class CaseItem(pytest.Item):
-    """One case on one backend. It passes if it agrees, or if what it shows is known."""
+    """One case on one backend. It passes if it agrees, or if its divergences are known."""
 
     def __init__(self, *, run: Run, job: CaseJob, **about: Any) -> None:
         super().__init__(**about)
         self.run, self.job = run, job
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        # Not the id: of its end pytest would write "::" for the dots.
+        # Not the id: pytest would replace dots at its end by "::".
         return self.path, None, f"{ROOT} {self.job.group} {self.name}"
 
     def runtest(self) -> None:
@@ -80,7 +80,7 @@ class CaseItem(pytest.Item):
             pytest.fail("\n".join(noted), pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
-        """Return one line for a store that cannot be written, and for all else what pytest does."""
+        """Return one line for a store that cannot be written; otherwise pytest's own text."""
         if isinstance(excinfo.value, StoreError):
             return f"amp-fuzz: {excinfo.value}"
         if isinstance(excinfo.value, WorkerFailed):

@@ -1,4 +1,4 @@
-"""What the fixture `amp_check` gives a test: `amp_fuzz.check` with the project's defaults."""
+"""The fixture `amp_check`: `amp_fuzz.check` with the project's defaults."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _KEYWORDS = tuple(
 
 
 class AmpCheck:
-    """Calls `amp_fuzz.check`, and fails the test unless all is well.
+    """Calls `amp_fuzz.check`, and fails the test unless the result is ok.
 
-    defaults: keyword arguments of `check`; those of a call come before them.
+    defaults: keyword arguments of `check`; a call overrides them.
     """
 
     def __init__(self, defaults: dict[str, Any]) -> None:
         self.defaults = defaults
 
     def __call__(self, function: Any, /, *inputs: Any, **options: Any) -> CheckResult:
-        """Check a callable. Raises `CheckFailed` with the whole text; returns what was found."""
+        """Check a callable and return the result. Raises `CheckFailed` with the whole text."""
         __tracebackhide__ = True
         result = check(function, *inputs, **{**self.defaults, **options})
         result.raise_if_failed()
@@ -43,7 +43,7 @@ class AmpCheck:
 def amp_check(request: pytest.FixtureRequest) -> AmpCheck:
     """Return the fixture of a test: defaults from its marker, then from options.
 
-    Raises `pytest.UsageError` for a marker or option that does not fit.
+    Raises `pytest.UsageError` for an invalid marker or option.
     """
     config = request.config
     try:
@@ -69,7 +69,7 @@ def amp_check(request: pytest.FixtureRequest) -> AmpCheck:
 
 
 def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return the keyword arguments of the markers of a test, the nearest one's first."""
+    """Return the keyword arguments of a test's markers; the nearest marker wins."""
     found: dict[str, Any] = {}
     for marker in request.node.iter_markers("amp_fuzz"):
         unknown = [name for name in marker.kwargs if name not in _KEYWORDS]

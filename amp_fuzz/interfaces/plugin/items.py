@@ -1,7 +1,7 @@
-"""What ``pytest --amp-fuzz`` collects: one item for each backend and family of ops.
+"""The items of ``pytest --amp-fuzz``: one for each backend and family of ops.
 
-An item explores its part of the run in a worker process that is watched, and fails if it saw a
-divergence that no known entry explains. Its cases depend on the seed and its name alone:
+An item explores its part of the run in a supervised worker process, and fails if it meets a
+divergence that no known entry explains. Its cases depend only on the seed and its name: they are
 the same under xdist, alone, or after others. So each backend's ``coverage`` item aims at every
 kernel that the dispatcher lists, whatever other items reached: they may run elsewhere.
 """
@@ -68,9 +68,9 @@ ROOT = "amp-fuzz"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one item does.
+    """The work of one item.
 
-    tasks: in turn. missing: why the backend cannot be used here; nothing runs then.
+    tasks: to do in turn. missing: why the backend cannot be used here; then nothing runs.
     """
 
     backend: str
@@ -80,12 +80,12 @@ class Job:
 
     @property
     def nodeid(self) -> str:
-        """As pytest shows it."""
+        """The id that pytest shows."""
         return f"{ROOT}::{self.backend}::{self.name}"
 
     @property
     def group(self) -> str:
-        """The node that its item stands under."""
+        """The parent node of its item."""
         return self.backend
 
     def item(self, parent: pytest.Collector, run: Run) -> pytest.Item:
@@ -94,15 +94,15 @@ class Job:
 
 
 class AnyJob(Protocol):
-    """What one item does: a `Job`, or a case to judge again (see `plugin.corpus`)."""
+    """The work of one item: a `Job`, or a case to judge again (see `plugin.corpus`)."""
 
     @property
     def nodeid(self) -> str:
-        """As pytest shows it."""
+        """The id that pytest shows."""
 
     @property
     def group(self) -> str:
-        """The node that its item stands under."""
+        """The parent node of its item."""
 
     def item(self, parent: pytest.Collector, run: Run) -> pytest.Item:
         """Return its item."""
@@ -111,7 +111,7 @@ class AnyJob(Protocol):
 def jobs(
     settings: Settings, chosen: Iterable[Backend], missing: dict[str, Availability]
 ) -> list[Job]:
-    """Return the jobs of a run, backend by backend; `missing` are those that cannot be used."""
+    """Return the jobs of a run, backend by backend. missing: backends that cannot be used."""
     chosen = list(chosen)
     found = []
     tasks = plan_tasks(settings, chosen)
@@ -130,7 +130,7 @@ def jobs(
 
 
 class Root(pytest.Collector):
-    """All that amp-fuzz collects, beside the project's own files."""
+    """The root of amp-fuzz's items, beside the project's own files."""
 
     def __init__(self, *, run: Run, jobs: Iterable[AnyJob], **about: Any) -> None:
         super().__init__(**about)
@@ -155,11 +155,13 @@ class BackendNode(pytest.Collector):
             yield job.item(self, self.run)
 
 
-_TRAINS = 3  # times as long for a case with gradients and values as for one with dtypes alone
+_TRAINS = (
+    3  # a case with gradients and values takes this many times as long as one with only dtypes
+)
 
 
 class FuzzItem(pytest.Item):
-    """One job. It passes if it ran cases and none of them diverged in a new way."""
+    """One job. It passes if it ran cases and every divergence is known."""
 
     def __init__(self, *, run: Run, job: Job, **about: Any) -> None:
         super().__init__(**about)
@@ -195,22 +197,22 @@ class FuzzItem(pytest.Item):
         self._judge(outcome)
         if outcome.cut and not outcome.cases:
             seconds = self.run.settings.seconds
-            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} were over before")
+            pytest.skip(f"no case ran: the {seconds:g} s of {ROOT} had passed before")
 
     @property
     def cases(self) -> int:
-        """How many are planned."""
+        """The number of planned cases."""
         return sum(task.count for task in self.job.tasks)
 
     @property
     def weight(self) -> int:
-        """What share of the time it gets: a backend that trains has the most to show."""
+        """Its share of the time: a backend that trains gets the most."""
         if self.job.missing is not None:
             return 0
         return self.cases * (_TRAINS if backends()[self.job.backend].trains else 1)
 
     def _tasks(self) -> list[Task]:
-        """Return its tasks, each with its time: the items that are left share what is left."""
+        """Return its tasks, each with its time: the remaining items share the remaining time."""
         settings, now = self.run.settings, time.time()
         if not settings.seconds:
             return list(self.job.tasks)
@@ -235,18 +237,18 @@ class FuzzItem(pytest.Item):
             pytest.fail(f"no case ran: none was drawn for {self.nodeid}", pytrace=False)
 
     def _overdue(self) -> list[str]:
-        """Return a line for each entry of the baseline whose last day has passed."""
+        """Return a line for each expired entry of the baseline."""
         if self.job.name != "baseline":
             return []
         return [
-            f"EXPIRED: {entry.id} was accepted until {entry.expires}: mend it, or give it another "
+            f"EXPIRED: {entry.id} was accepted until {entry.expires}: fix it, or give it another "
             f"date, with a reason (amp-fuzz-baseline.toml)"
             for entry in self.run.settings.overdue
             if entry.backend == self.job.backend
         ]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
-        """Return one line for a store that cannot be written, and for all else what pytest does."""
+        """Return one line for a store that cannot be written; otherwise pytest's own text."""
         if isinstance(excinfo.value, StoreError):
             return f"amp-fuzz: {excinfo.value}"
         if isinstance(excinfo.value, WorkerFailed):
@@ -256,10 +258,10 @@ class FuzzItem(pytest.Item):
 
 @dataclass(slots=True)
 class Outcome:
-    """What an item came to.
+    """The result of an item.
 
-    diverged: cases that diverged anew, by the fingerprint of a cause. cut: the time was up before
-    all ran. recorded: the worker recorded the end. notes: those of each case; noted: by group, with
+    diverged: new diverging cases by the fingerprint of a cause. cut: the time was up before all
+    ran. recorded: the worker recorded the end. notes: of each case. noted: by group, the note with
     the smallest case, if this item met it.
     """
 
@@ -279,7 +281,7 @@ class Outcome:
         return self.reason == "done"
 
     def add(self, event: Event) -> None:
-        """Count what happened. Raises `StoreError`, or `WorkerFailed` for a mistake of ours."""
+        """Count an event. Raises `StoreError`, or `WorkerFailed` for an internal error."""
         if isinstance(event, Progress):
             self.cases += 1
             self.diverged.update(event.groups)
@@ -304,16 +306,16 @@ class Outcome:
 
 
 class WorkerFailed(RuntimeError):
-    """Something of ours went wrong in a worker process. The message is its traceback."""
+    """An internal error in a worker process. The message is its traceback."""
 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether Ctrl-C was pressed, even if no exception came of it.
+    """Yield a function that says whether Ctrl-C was pressed, even if no exception arrived.
 
-    Python raises `KeyboardInterrupt` wherever it happens to be. If that is a callback of the
-    garbage collector (Hypothesis has one) or a finaliser, it goes no further, and a run of hours
-    would go on.
+    Python raises `KeyboardInterrupt` wherever it happens to be. In a callback of the garbage
+    collector (Hypothesis has one) or a finaliser, the exception is swallowed, and a run of hours
+    would continue.
     """
     handler = signal.getsignal(signal.SIGINT)
     pressed: list[int] = []
@@ -323,7 +325,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         signal.default_int_handler(number, frame)
 
     main = threading.current_thread() is threading.main_thread()
-    if not main or handler is not signal.default_int_handler:  # someone else's to decide
+    if not main or handler is not signal.default_int_handler:  # somebody else handles it
         yield lambda: False
         return
     signal.signal(signal.SIGINT, handle)
@@ -337,7 +339,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def show(outcome: Outcome, run: Run) -> str:
-    """Return the report of an item that failed: a line for pytest's summary, then each finding."""
+    """Return the report of a failed item: a line for pytest's summary, then each finding."""
     titles = [title(record) for record in outcome.new]
     lines = [f"{_count(len(titles), 'new finding')}: {', '.join(titles)}"]
     if not titles:
@@ -347,7 +349,7 @@ def show(outcome: Outcome, run: Run) -> str:
     for record in outcome.new:
         lines += ["", *show_finding(record, run.store_option)]
         if (count := outcome.diverged[record.fingerprint]) > 1:
-            lines.append(f"{_count(count, 'case')} here of this cause")
+            lines.append(f"{_count(count, 'case')} here with this cause")
     own = {record.fingerprint for record in outcome.new}
     for fingerprint, count in outcome.diverged.items():
         if fingerprint in own:
@@ -361,7 +363,7 @@ def show(outcome: Outcome, run: Run) -> str:
 
 
 def show_notes(outcome: Outcome, kinds: Collection[str]) -> list[str]:
-    """Return the lines of an item that notes of these kinds fail; none if there are none."""
+    """Return the lines of an item that fails by notes of these kinds; none without such notes."""
     counts = Counter(note.group for note in outcome.notes if note.kind in kinds)
     if not counts:
         return []
@@ -402,7 +404,7 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
 
 
 def store_option(folder: str) -> str:
-    """Return what a command needs besides an id: the store, if named by an option, and a device."""
+    """Return a command's further options: the store, if it is not the default, and a device."""
     words = [*judging_options(), *([f"--store={folder}"] if folder else [])]
     return "".join(f" {shlex.quote(word)}" for word in words)
 

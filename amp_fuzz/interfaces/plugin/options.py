@@ -1,8 +1,8 @@
 """The options of ``pytest --amp-fuzz``.
 
-They are the options of `amp_fuzz.config` that mean something under pytest, written out: importing
-that module would cost every pytest run 10 ms. tests/plugin/test_options.py holds the two together.
-Two are missing: xdist's -n stands for `workers`, and -x for `fail-fast`.
+These are the options of `amp_fuzz.config` that apply under pytest, written out because importing
+that module would cost every pytest run 10 ms. tests/plugin/test_options.py compares the two. Two
+are missing: xdist's -n replaces `workers`, and -x replaces `fail-fast`.
 """
 
 from __future__ import annotations
@@ -11,58 +11,61 @@ __all__ = ["OPTIONS", "dest"]
 
 # name -> metavar, help
 OPTIONS = {
-    "backends": ("NAME,...", "Backends to test; * and all stand for those that are ready here."),
+    "backends": ("NAME,...", "Backends to test; * and all mean every backend that is ready here."),
     "ops": ("PATTERN,...", "Ops to draw from: names, families, globs over names."),
-    "cases": ("N", "Cases to draw for each backend, at most, aimed ones included."),
+    "cases": ("N", "Draw at most N cases for each backend, including aimed ones."),
     "aimed": (
         "PERCENT",
-        "Share of the cases to aim, at most, at autocast kernels not yet reached; 0: none.",
+        "Aim at most this share of the cases at autocast kernels not yet reached; 0: none.",
     ),
-    "seed": ("N", "What the cases depend on; drawn, and printed, unless given."),
+    "seed": ("N", "Seed of the cases; by default random, and printed."),
     "profile": (
         "NAME",
-        "A set of options: dev, ci, nightly, or one of the configuration file.",
+        "A set of options: dev, ci, nightly, or one from the configuration file.",
     ),
-    "seconds": ("S", "Stop after S seconds of drawing, judging and minimising; 0: never."),
-    "floor": ("N", "Cases of each backend and family to judge even when the time is up."),
-    "relations": ("none|one|all", "Metamorphic relations that each case is put to."),
+    "seconds": ("S", "Stop after S seconds of drawing, judging and minimising; 0 means never."),
+    "floor": ("N", "Judge at least N cases of each backend and family, even after the time is up."),
+    "relations": ("none|one|all", "Metamorphic relations to check on each case."),
     "store": ("FOLDER", "Where records and findings are kept."),
-    "report": ("FOLDER", "Where the report goes, over the last one."),
-    "known": ("FILE", "A list of explained divergences, beside the one that comes along."),
-    "plugins": ("MODULE,...", "Modules to import first: those that register ops of yours."),
+    "report": ("FOLDER", "Where the report goes; it replaces the last one."),
+    "known": ("FILE", "A list of explained divergences, in addition to the one in the package."),
+    "plugins": ("MODULE,...", "Modules to import first, such as those that register your own ops."),
     "device": (
         "NAME",
-        "A device that you have installed, for the backends eager-NAME and eager-NAME[shadow].",
+        "An installed device, for the backends eager-NAME and eager-NAME[shadow].",
     ),
     "policies": (
         "TABLE",
-        "What autocast promises on it: cuda, cpu, xpu, ..., or a TOML file; cuda unless given.",
+        "The device's policy table: cuda (the default), cpu, xpu, ..., or a TOML file.",
     ),
-    "baseline": ("FILE", "The findings that the project knows of; looked for upward unless given."),
+    "baseline": (
+        "FILE",
+        "The findings that the project accepts; by default found here or in a parent folder.",
+    ),
     "corpus": ("FOLDER", "Case files that every run judges first: a regression suite."),
-    "max-statements": ("N", "The most statements of a program."),
-    "timeout": ("S", "CPU seconds that a case may take; by the clock it may take 5 times as long."),
-    "memory": ("GIB", "Memory that the process of a case may hold, in GiB."),
+    "max-statements": ("N", "Draw programs of at most N statements."),
+    "timeout": ("S", "CPU seconds that a case may take; the wall-clock limit is 5 times that."),
+    "memory": ("GIB", "Memory limit for the process of a case, in GiB."),
     "isolate": (
         "auto|always|never",
-        "Run cases in worker processes: always, never, or (auto) but under pytest's --pdb.",
+        "Run cases in worker processes: always, never, or auto (not under pytest's --pdb).",
     ),
     "minimize": (
         "S",
-        "Seconds of work for making each new finding smaller; 0: keep it as it was drawn.",
+        "Seconds of work to shrink each new finding; 0 keeps it as drawn.",
     ),
     "notes": (
         "KIND,...",
-        "Notes to look for, beside divergences: precision, autocast-raises, portability.",
+        "Kinds of notes to look for: precision, autocast-raises, portability.",
     ),
     "fail-on": (
         "KIND,...",
-        "What else fails a run: precision, autocast-raises, portability, incident.",
+        "Further kinds that fail a run: precision, autocast-raises, portability, incident.",
     ),
-    "require": ("NAME,...", "Backends that must be ready, or exit with code 4."),
+    "require": ("NAME,...", "Backends that must be ready; otherwise exit with code 4."),
 }
 
 
 def dest(name: str) -> str:
-    """Return the name under which pytest keeps an option."""
+    """Return the name under which pytest stores an option."""
     return f"amp_fuzz_{name.replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""What the items of one pytest process share: the run, its worker process, and what was found."""
+"""Shared by the items of one pytest process: the run, its worker process, the findings."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["Run"]
 
 @dataclass(slots=True)
 class Run:
-    """What the items of one process share.
+    """The state that the items of one process share.
 
     label: ``main``, or xdist's name of the worker. shown: by fingerprint, the finding that was
-    shown. processes: how many share the items. cases: how many this process judged, of
-    those planned; cut: whether the time was up before. findings: what it kept.
+    shown. processes: how many share the items. cases: how many of the planned cases this process
+    judged. cut: whether the time was up before the end. findings: those that it kept.
     """
 
     settings: Settings
@@ -63,13 +63,13 @@ class Run:
             yield event
 
     def begin(self) -> None:
-        """Start the clock, the first time: the project's own tests take none of our time."""
+        """Start the clock on the first call: the project's own tests take none of our time."""
         if self.settings.deadline == math.inf:
             self.settings = timed(self.settings)
 
     @property
     def apart(self) -> str:
-        """Why a worker process started anew, without the changes made to torch here, or ""."""
+        """Why the worker is a new process, without changes made to torch here, or ""."""
         return self._supervisor.apart if self._supervisor is not None else ""
 
     def write(self, record: EndRecord) -> None:
@@ -77,10 +77,10 @@ class Run:
         self._begin().writer.write(record)
 
     def _begin(self) -> Supervisor:
-        """Return the supervisor; the first time, make the run's folder. Raises `StoreError`."""
+        """Return the supervisor; the first call makes the run's folder. Raises `StoreError`."""
         if self._supervisor is None:
             self.begin()
-            # Every process writes the same head: whoever comes first makes the run.
+            # Every process writes the same head: the first one makes the run.
             self._open.enter_context(self.store.running(self.record, self.label))
             supervisor = Supervisor(self.settings, self.store, self.record.id, label=self.label)
             self._supervisor = supervisor

@@ -1,8 +1,7 @@
-"""A pytest session that fuzzes: what it starts from, what its workers share, and what it says.
+"""A pytest session that fuzzes: its start, its xdist workers, its summary.
 
 Without xdist one process does everything. With it, the controller draws the seed and names the run,
-each worker runs items and writes records of its own, and the controller alone prints and writes the
-report.
+each worker runs items and writes its records, and only the controller prints and writes the report.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from amp_fuzz.upstream.known import KnownError
 
 __all__ = ["FuzzSession", "activate", "given_options", "start_folder"]
 
-_KEY = "amp_fuzz"  # of xdist's workerinput and workeroutput
+_KEY = "amp_fuzz"  # in xdist's workerinput and workeroutput
 _PREFIX = "--amp-fuzz-"
-_UNREACHED = "changes to torch do not reach the cases' processes"
+_UNREACHED = "changes to torch do not reach the processes of cases"
 _REFUSED = (
     BackendError,
     BaselineError,
@@ -62,11 +61,11 @@ _REFUSED = (
 
 
 def activate(config: pytest.Config) -> None:
-    """Get a session ready. Raises `pytest.UsageError`, one line, for options that do not fit."""
+    """Prepare a session. Raises `pytest.UsageError` with one line for invalid options."""
     try:
         session = _session(config)
     except _REFUSED as error:
-        # The options that messages name are the command's; here they have a prefix.
+        # Messages name the command's options; here these have a prefix.
         text = re.sub(r"(?<![\w-])--(?!amp-fuzz)(?=[a-z])", _PREFIX, str(error))
         raise pytest.UsageError(f"amp-fuzz: {text}") from error
     config.pluginmanager.register(session, "amp-fuzz-session")
@@ -117,7 +116,7 @@ def _session(config: pytest.Config) -> FuzzSession:
     findings: list[Kept] = []
     trouble: list[str] = []
     if not again:
-        # Every worker must collect the same, whatever others have found by then.
+        # Every worker must collect the same items, whatever others have found.
         ids = None if sent is None else sent["findings"]
         findings, trouble = kept_findings(Store(folder), prepared.chosen, ids)
         cases = tuple((k.backend, FINDINGS, k.case) for k in findings)
@@ -127,7 +126,7 @@ def _session(config: pytest.Config) -> FuzzSession:
         kept += jobs(settings, prepared.chosen, missing)
     found = _selected(config, kept)
     if sent is None and not config.option.collectonly:
-        run.store.create()  # better now than after the first item
+        run.store.create()  # fail now, not after the first item
     return FuzzSession(
         run, found, options, in_worker=sent is not None, kept=findings, unused=trouble
     )
@@ -152,14 +151,14 @@ def given_options(config: pytest.Config) -> dict[str, object]:
 
 
 def _again(config: pytest.Config, options: Options) -> str:
-    """Return the command that runs the same again."""
+    """Return the command that repeats the session."""
     args = [str(arg) for arg in config.invocation_params.args]
     seed = f"{_PREFIX}seed={options.seed}"
     return shlex.join(["pytest", *args, *([] if getattr(config.option, dest("seed")) else [seed])])
 
 
 def start_folder(config: pytest.Config) -> Path:
-    """Return the folder to look for configuration from: the current one, if it is the project's."""
+    """Return the folder where the search for configuration starts: this one, if in the project."""
     here, root = config.invocation_params.dir, config.rootpath
     return here if here.is_relative_to(root) else root
 
@@ -167,8 +166,8 @@ def start_folder(config: pytest.Config) -> Path:
 def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
     """Return the jobs that the command line names by their ids, or all if it names none.
 
-    pytest prints these ids, so they must be good for a command line; but it would look for a folder
-    ``amp-fuzz``, so they are taken out of its arguments. Raises `ConfigError` for one that is none.
+    pytest prints these ids, so they must work on a command line. But pytest would look for a folder
+    ``amp-fuzz``, so they are removed from its arguments. Raises `ConfigError` for an unknown id.
     """
     ids, others = [], []
     for arg in config.args:
@@ -182,7 +181,7 @@ def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
     for wanted in ids:
         if not any(f"{nodeid}::".startswith(f"{wanted}::") for nodeid in known):
             hint = did_you_mean(wanted, known) or ": pytest --amp-fuzz --collect-only -q lists them"
-            raise ConfigError(f"no item is called {wanted!r}{hint}")
+            raise ConfigError(f"unknown item {wanted!r}{hint}")
     if not ids:
         return found
     config.args[:] = others
@@ -196,8 +195,8 @@ def _selected(config: pytest.Config, found: list[AnyJob]) -> list[AnyJob]:
 class FuzzSession:
     """The hooks of a session.
 
-    workers: what each worker of xdist had to say at its end. kept: the store's findings, which are
-    judged first; unused: why others are not. trouble: why the report or a record could not be
+    workers: the reports of xdist's workers at their end. kept: the store's findings, which are
+    judged first. unused: why others are not. trouble: why the report or a record could not be
     written.
     """
 
@@ -228,18 +227,18 @@ class FuzzSession:
 
     def _isolation_lines(self) -> list[str]:
         if not self.run.settings.isolate:
-            return ["amp-fuzz: cases run in this process, and one that crashes ends it"]
+            return ["amp-fuzz: cases run in this process, which a crash ends"]
         why = unshared(self.run.settings)
         if not why:
             return []
-        plugins = f"a module that {_PREFIX}plugins names makes them in both"
+        plugins = f"put them into a module and name it with {_PREFIX}plugins"
         return [f"amp-fuzz: {_UNREACHED}: {why}; {plugins}"]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Add our root to what the session collects, beside the project's files."""
+        """Add our root to the collected nodes, beside the project's files."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed and self.jobs:
             about = {"name": ROOT, "nodeid": ROOT, "run": self.run, "jobs": self.jobs}
@@ -248,7 +247,7 @@ class FuzzSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell an xdist worker which run it is part of."""
+        """Tell an xdist worker which run it belongs to."""
         node.workerinput[_KEY] = json.dumps(
             {
                 "run": self.run.record.id,
@@ -262,14 +261,14 @@ class FuzzSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
-        """Take what an xdist worker has to say."""
+        """Take the report of an xdist worker."""
         output = getattr(node, "workeroutput", {}).get(_KEY)
         if output is not None:
             self.workers[node.gateway.id] = json.loads(output)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send what this worker did to the controller; in the controller, write the report."""
+        """Send this worker's report to the controller, or write the run's report there."""
         self.run.close()
         if self.in_worker:
             did, found = self.run, [record.id for record in self.run.findings]
@@ -287,7 +286,7 @@ class FuzzSession:
                 self.reports = self.seen.write(self.options.report)
 
     def _end(self, session: pytest.Session) -> None:
-        """Record that the run came to its end, and how."""
+        """Record that the run ended, and how."""
         workers = self.workers.values()
         reason: Literal["done", "stopped", "interrupted"] = "done"
         if session.exitstatus == pytest.ExitCode.INTERRUPTED:
@@ -308,10 +307,9 @@ class FuzzSession:
 
     @contextmanager
     def _kept_going(self) -> Iterator[None]:
-        """Note what goes wrong in a summary or report, so that pytest's own still come.
+        """Catch errors of a summary or report, so pytest's own summary still appears.
 
-        The records are in the store by then. What they show must not be lost to a full disk, nor to
-        a mistake of ours.
+        The records are in the store by then. A full disk or an internal error must not hide them.
         """
         try:
             with warnings.catch_warnings():
@@ -334,7 +332,7 @@ class FuzzSession:
             terminalreporter.write_line(line)
 
     def summary(self) -> list[str]:
-        """Return what there is to say at the end, as lines."""
+        """Return the lines of the summary."""
         lines: list[str] = []
         if self._ran():
             with self._kept_going():
@@ -349,7 +347,7 @@ class FuzzSession:
         return [*lines, *self._worker_lines(), *self._last_lines()]
 
     def _worker_lines(self) -> list[str]:
-        """Say what each worker did; and where a worker's records are not in this store, that."""
+        """Yield a line for each worker, and say so if its records are not in this store."""
         if not self.workers:
             return []
         parts = [f"{name} {said['cases']} cases" for name, said in sorted(self.workers.items())]
@@ -358,7 +356,7 @@ class FuzzSession:
             lock = self.run.store.run_path(self.run.record.id) / f"running-{name}.lock"
             if said["cases"] and not lock.exists():
                 found = ", ".join(said["findings"]) or "none"
-                lines.append(f"the records of {name} are in a store elsewhere (findings: {found})")
+                lines.append(f"the records of {name} are in another store (findings: {found})")
         return lines
 
     def _last_lines(self) -> list[str]:

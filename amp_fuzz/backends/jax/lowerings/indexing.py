@@ -1,4 +1,4 @@
-"""Lowerings of what moves elements: joining, indexing, gathering, rolling, triangles."""
+"""Lowerings of ops that move elements: joining, indexing, gathering, rolling, triangles."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _trace(x: Array) -> Array:
 
 
 # -- indexing -----------------------------------------------------------------------------------
-# Elements that are read more than once get gradients that are summed: in float32, rounded once.
+# The gradients of elements that are read several times are summed in float32, rounded once.
 
 
 def _widely(function: Any) -> Any:
@@ -124,7 +124,7 @@ def _gathered(x: Array, dim: int, index: Array) -> Array:
 
 
 def _along(x: Array, dim: int, index: Array) -> tuple[Array, ...]:
-    """Return the indices of the elements that ``gather`` and ``scatter`` mean."""
+    """Return the indices of the elements for ``gather`` and ``scatter``."""
     if not index.ndim and x.ndim == 1:
         return (index,)
     grid = list(jnp.indices(index.shape, sparse=True))

@@ -1,4 +1,4 @@
-"""Lowerings of what layers are made of: normalisation, pooling, padding, losses, dropout."""
+"""Lowerings of the parts of layers: normalisation, pooling, padding, losses, dropout."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from amp_fuzz.backends.jax.lowerings.table import (
 
 
 def _normalised(x: Array, over: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
-    """Return what has mean 0 and variance 1 over some axes, the mean and the factor; float32.
+    """Return the normalised values over some axes, the mean and the factor, in float32.
 
-    Only the first has a derivative: from the factor, as torch has it, so that a variance beyond
-    the range gives zeros.
+    Only the first has a derivative, computed from the factor as in torch, so a variance beyond the
+    range gives zeros.
     """
 
     def moments(x: Array) -> tuple[Array, Array]:
@@ -107,10 +107,10 @@ def _group_norm(
 
 
 def _sums(x: Array) -> Array:
-    """Return what is summed: float32 in float64, so that no square leaves the range.
+    """Return the operand of a sum: float32 becomes float64, so no square leaves the range.
 
-    torch's kernel does so for strided memory. It keeps the squares of contiguous memory in
-    float32, and is further from the exact value.
+    torch's kernel does this for strided memory. For contiguous memory it keeps squares in float32,
+    and is further from the exact value.
     """
     return cast(x, "float64") if x.dtype.name == "float32" else opmath(x)
 
@@ -122,10 +122,10 @@ def _per_channel(x: Array | None, rank: int) -> Array | None:
 def _weighted(x: Array, mean: Array, factor: Array, weight: Array, over: tuple[int, ...]) -> Array:
     """Return ``(x - mean) * factor * weight`` per channel, in the dtype of weight.
 
-    A gradient is centred first, and then multiplied with the product of both, as torch has it
-    (batch_norm_backward_cpu_template, aten/src/ATen/native/Normalization.cpp): a factor of 0 beside
-    a large weight gives 0, and what is beyond the range is infinite, not NaN. over: the axes of
-    which mean and factor are; empty if these are given, and have no part in the gradient.
+    A gradient is first centred, and then multiplied by the product of both, as in torch
+    (batch_norm_backward_cpu_template, aten/src/ATen/native/Normalization.cpp): a factor of 0 with a
+    large weight gives 0, and values beyond the range are infinite, not NaN. over: the axes of mean
+    and factor; empty if these are given and the gradient does not depend on them.
     """
     dtype = weight.dtype.name
 
@@ -158,13 +158,13 @@ def _batch_norm(
     momentum: float | None = None,
     eps: float | None = None,
 ) -> Any:
-    if isinstance(mean, bool):  # no statistics are kept: (training, momentum, eps)
+    if isinstance(mean, bool):  # without running statistics: (training, momentum, eps)
         mean, variance, training, momentum, eps = None, None, mean, variance, training
     assert eps is not None
     momentum = momentum or 0.0
     over = tuple(d for d in range(x.ndim) if d != 1)
     count = math.prod(x.shape[d] for d in over)
-    # What is saved of 16 bits is float32 beside float32 weights or statistics only.
+    # Saved statistics of 16-bit inputs are float32 only with float32 weights or statistics.
     given = [o for o in (weight, bias, mean, variance) if o is not None]
     stats = x.dtype.name if all(o.dtype == x.dtype for o in given) else opmath(x).dtype.name
     gain = _per_channel(weight, x.ndim)
@@ -200,7 +200,7 @@ def _batch_norm(
 
 @lower("native_dropout")
 def _dropout(x: Array, p: float, train: Any) -> tuple[Array, Array]:
-    """Only for p=0: what is random is taken from the reference."""
+    """Only for p=0: random results are taken from the reference."""
     return x, jnp.ones(x.shape, "bool")
 
 
@@ -541,7 +541,7 @@ def _multilabel_margin(x: Array, target: Array, reduction: int) -> tuple[Array, 
 
 
 def _length(off: Array, p: float) -> Array:
-    """Return the norms of rows; of equal largest elements each has the whole gradient."""
+    """Return the norms of rows; each of several largest elements has the whole gradient."""
     if p != math.inf:
         return norm(off, p, (off.ndim - 1,), False)
 
@@ -560,7 +560,7 @@ def _length(off: Array, p: float) -> Array:
 @lower("_cdist_forward")
 def _cdist(a: Array, b: Array, p: float, mode: int | None) -> Array:
     off = a[..., :, None, :] - b[..., None, :, :]
-    # The largest distance overlooks NaN here, as the kernel does; that of pdist does not.
+    # The largest distance ignores NaN here, like the kernel; that of pdist does not.
     off = jnp.where(jnp.isnan(off), 0, off) if p == math.inf else off
     return _length(off, float(p))
 

@@ -21,7 +21,7 @@ def _no_error(x: Array) -> Array:
 
 
 def _singular(lu: Array) -> Array:
-    """Return the number of the first pivot that is 0, from 1; 0 where there is none."""
+    """Return the number of the first zero pivot, counted from 1; 0 if there is none."""
     none = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
     if not none.shape[-1]:
         return _no_error(lu)
@@ -35,9 +35,9 @@ def _inverse(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
 
 
 def _hermitian(x: Array, upper: bool) -> Array:
-    """Return the Hermitian matrix of which one triangle is read: the other may hold anything.
+    """Return the Hermitian matrix given by one triangle; the other may contain anything.
 
-    torch's gradient is of the whole matrix, and Hermitian.
+    torch's gradient is for the whole matrix, and Hermitian.
     """
 
     def adjoint(x: Array) -> Array:
@@ -106,7 +106,7 @@ def _slogdet(x: Array) -> tuple[Array, Array, Array, Array]:
 def _svd(
     x: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
 ) -> tuple[Array, Array, Array]:
-    """Return the singular values; only for those who look at no vector, whose sign is free."""
+    """Return the singular values, without vectors, whose sign is free."""
     if not compute_uv:
         none = jnp.zeros((0,), x.dtype)
         return none, jnp.linalg.svd(x, compute_uv=False), none
@@ -253,7 +253,7 @@ def _multi_head_attention(
 ) -> tuple[Array, Array]:
     """Return attention and its weights: the fast path of layers in inference.
 
-    What a mask of any dtype has that is not 0 is left out, and a row without anything is NaN
+    A mask of any dtype removes elements where it is not 0, and an empty row is NaN
     (aten/src/ATen/native/transformers/attention.cpp).
     """
     batch, _, wide_ = query.shape
@@ -329,7 +329,7 @@ def _solved(b: Array, x: Array, upper: bool) -> Array:
 
 
 def _factor_gradient(common: Array, x: Array, upper: bool) -> Array:
-    """Return torch's gradient of a factor: of all elements, the other triangle's too."""
+    """Return torch's gradient of a factor, for all elements, including the other triangle."""
     return -jnp.matmul(x, common) if upper else -jnp.matmul(common, x)
 
 

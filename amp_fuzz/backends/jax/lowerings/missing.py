@@ -1,4 +1,4 @@
-"""Which ops of the catalogue have no lowering, and why. Everything else has one."""
+"""The ops of the catalogue without a lowering, and why. All others have one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 __all__ = ["NOT_LOWERED"]
 
 _REASONS: Mapping[str, tuple[str, ...]] = {
-    "which of several equal elements is taken is not promised": (
+    "it does not promise which of several equal elements it takes": (
         "kthvalue",
         "median",
         "median.dim",
@@ -23,7 +23,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "linalg.svd",
         "svd",
     ),
-    "JAX has no such function, or one with another meaning": (
+    "JAX has no such function, or a different one": (
         "_upsample_bicubic2d_aa",
         "_upsample_bilinear2d_aa",
         "ctc_loss",
@@ -52,16 +52,16 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "pinverse",
         "scatter_reduce",
     ),
-    "one kernel of the CPU is the whole layer": (
+    "one CPU kernel is the whole layer": (
         "linear_cross_entropy.chunked",
         "lstm",
         "mkldnn_rnn_layer",
     ),
-    "its kernel calls ops that autocast casts for once more, which a recording does not see": (
+    "its kernel calls ops that autocast casts again, which a recording does not see": (
         "_native_multi_head_attention",
         "linalg.matrix_exp",
     ),
-    "the CPU has no kernel of it, so that the reference cannot run it": (
+    "the CPU has no kernel for it, so the reference cannot run it": (
         "_scaled_dot_product_flash_attention",
         "_thnn_fused_gru_cell",
         "_thnn_fused_lstm_cell",
@@ -73,4 +73,4 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
 NOT_LOWERED: Mapping[str, str] = MappingProxyType(
     {name: why for why, names in _REASONS.items() for name in names}
 )
-"""By name in the catalogue, the reason."""
+"""The reason by catalogue name."""

@@ -37,7 +37,7 @@ for _name, _function in {
 
 
 def _sign(x: Array) -> Array:
-    """Return the sign; NaN has none: 0, as torch says."""
+    """Return the sign, which is 0 for NaN, as in torch."""
     if is_complex(x.dtype.name):
         size = jnp.abs(x)
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
@@ -234,7 +234,7 @@ lower("special_xlog1py")(
 
 
 def _halves(function: Any) -> Any:
-    """Return the larger or smaller of two, the gradient shared at a tie."""
+    """Return the larger or smaller of two; at a tie both share the gradient."""
     return pointwise(function, native=True)
 
 
@@ -359,9 +359,9 @@ def _fixed_power(x: Array, exponent: float) -> Array:
 
 @jax.custom_vjp
 def _ones(x: Array) -> Array:
-    """Return ones, whose gradient is a tensor of zeros, whatever it is multiplied with.
+    """Return ones with a gradient of zeros, whatever it is multiplied with.
 
-    Not none at all: what is computed from it may be NaN times it.
+    The gradient must exist: a value computed from it may be NaN times it.
     """
     return jnp.ones_like(x)
 
@@ -370,7 +370,7 @@ _ones.defvjp(lambda x: (jnp.ones_like(x), x), lambda x, grad: (jnp.zeros_like(x)
 
 
 def _as_torch_powers(x: Array, exponent: float) -> Array:
-    """Compute small powers by products and roots: -0.5 of -inf is that of a root, NaN, not 0."""
+    """Compute small powers by products and roots: the power -0.5 of -inf is NaN, not 0."""
     if exponent in _POWERS:
         return _POWERS[exponent](x)
     if is_complex(x.dtype.name):
@@ -523,8 +523,8 @@ def _activation(*names: str) -> Any:
     return enter
 
 
-# Derivatives are torch's (aten/src/ATen/native/cpu/Activation.cpp), which come before the gradient
-# that they are multiplied with: in another order large inputs times it are infinite, and then NaN.
+# Derivatives are torch's (aten/src/ATen/native/cpu/Activation.cpp), computed before they are
+# multiplied by the gradient: in another order, large inputs times it become infinite, then NaN.
 
 
 @_activation("silu")
@@ -559,7 +559,7 @@ def _gelu(x: Array, *, approximate: str = "none") -> Array:
 
 
 def _below(x: Array) -> Array:
-    """Return the normal distribution's integral; 1 + erf, which torch has, cancels."""
+    """Return the normal distribution function; torch's 1 + erf cancels."""
     return 0.5 * lax.erfc(-x * math.sqrt(0.5))
 
 
@@ -656,7 +656,7 @@ def _prelu(x: Array, weight: Array) -> Array:
 
 
 def _leaking(x: Array, w: Array) -> Array:
-    # The product must not see what is not chosen: 0 times an infinity would be its gradient.
+    # The product must not see unselected elements: its gradient would be 0 times an infinity.
     low, slope = (jnp.where(x > 0, 0, o) for o in (x, w))
     return jnp.where(x > 0, x, slope * low)
 

@@ -24,7 +24,7 @@ __all__ = ["product"]
 
 
 def product(a: Array, b: Array) -> Array:
-    """Return the matrix product in the dtype of both, as one ``dot_general``."""
+    """Return the matrix product in the common dtype, as one ``dot_general``."""
     if not (is_float(a.dtype.name) or jnp.issubdtype(a.dtype, jnp.complexfloating)):
         return jnp.matmul(cast(a, "int64"), cast(b, "int64")).astype(a.dtype)
     return jnp.matmul(a, b)
@@ -53,10 +53,10 @@ def _biased(summed: Any) -> Any:
 
 
 def _unrounded(made: Any) -> Any:
-    """Return a product of two 16-bit arrays as it is accumulated, in float32.
+    """Return a product of two 16-bit arrays as accumulated, in float32.
 
-    made: a function of them and of the dtype of its result. The gradients are products of 16-bit
-    arrays too, as torch's are.
+    made: a function of the arrays and the result's dtype. The gradients are also products of 16-bit
+    arrays, as in torch.
     """
 
     @jax.custom_vjp
@@ -95,7 +95,7 @@ lower("addmm", "addmv", "baddbmm")(_biased(_accumulated))
 
 @lower("addr")
 def _addr(x: Array, a: Array, b: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
-    # Unlike its relatives it promotes, and a tensor without dimensions has its say.
+    # Unlike similar ops it promotes, and a 0-d tensor counts.
     dtype = promote(*(jnp.reshape(o, -1) for o in (x, a, b)))
     x, a, b = (cast(o, dtype) for o in (x, a, b))
     outer = _biased(lambda a, b: opmath(a)[:, None] * opmath(b)[None])
@@ -134,10 +134,10 @@ def _trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Array:
-    """Return the sum of products of three, as torch adds: that of the first two is summed first.
+    """Return the sum of products of three, summing the first product first, as torch does.
 
-    So are its gradients (_trilinear_backward, aten/src/ATen/native/Linear.cpp); in another order
-    other products leave the range.
+    The gradients use the same order (_trilinear_backward, aten/src/ATen/native/Linear.cpp); in
+    another order other products leave the range.
     """
     one, two, three, over = (tuple(dims) for dims in (expand1, expand2, expand3, sumdim))
 

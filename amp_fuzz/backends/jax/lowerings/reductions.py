@@ -27,7 +27,7 @@ __all__ = ["axes", "total"]
 
 
 def axes(x: Array, dims: Any) -> tuple[int, ...]:
-    """Return dims as a tuple of normalised axes; all of them for None and for an empty list."""
+    """Return dims as a tuple of normalised axes; None and an empty list mean all."""
     if dims is None or (isinstance(dims, Sequence) and not dims):
         return tuple(range(x.ndim))
     listed = dims if isinstance(dims, Sequence) else [dims]
@@ -105,7 +105,7 @@ def _amin(x: Array, dims: Any = (), keepdim: bool = False) -> Array:
 
 
 def _evenly(function: Any) -> Any:
-    """Return the extreme of all; equal ones share its gradient, and others are not multiplied."""
+    """Return the extreme of all; equal elements share its gradient, others are not multiplied."""
 
     @jax.custom_jvp
     def made(x: Array) -> Array:
@@ -201,7 +201,7 @@ def _softmax(x: Array, dim: int, half_to_float: bool = False) -> Array:
 
 @lower("_safe_softmax")
 def safe_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
-    """Return the softmax, and zeros where all of a row is masked by -inf; so are its gradients."""
+    """Return the softmax; rows that are all -inf, and their gradients, are zeros."""
     masked = jnp.all(x == -jnp.inf, axis=dim, keepdims=True)
     return jnp.where(masked, jnp.zeros_like(x), _softmax(jnp.where(masked, 0, x), dim))
 
@@ -288,7 +288,7 @@ def _std_mean(
 
 
 def norm(x: Array, order: float, over: tuple[int, ...], keepdim: bool) -> Array:
-    """Return a vector norm of a floating or complex array; its gradient at 0 is 0, as torch's."""
+    """Return a vector norm of a floating or complex array; its gradient at 0 is 0, as in torch."""
     size = absolute(x)
     if order == 0:
         return jnp.sum(lax.stop_gradient((size != 0).astype(size.dtype)), over, keepdims=keepdim)

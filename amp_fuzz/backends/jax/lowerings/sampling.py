@@ -26,7 +26,7 @@ from amp_fuzz.backends.jax.lowerings.table import (
 
 
 def _scale(size: int, out: int, given: float | None, align: bool, dtype: Any) -> Any:
-    """Return how many input elements one output element is apart."""
+    """Return the distance of two output elements, in input elements."""
     if align:
         return dtype((size - 1) / (out - 1)) if out > 1 else dtype(0)
     return dtype(1 / given) if given is not None and given > 0 else dtype(size) / dtype(out)
@@ -125,7 +125,7 @@ def _padded(at: Array, size: int, padding: int, align: bool) -> Array:
 
 
 def _clipped(at: Array, size: int) -> Array:
-    """Clip; at the border there is no gradient."""
+    """Clip, without a gradient at the border."""
     at = jnp.where(at <= 0, 0, at)
     return jnp.where(at >= size - 1, size - 1, at)
 
@@ -171,7 +171,7 @@ def _cubic_corners(w: Array) -> list[tuple[Array, Array]]:
 
 
 def _gathered(x: Array, corners: Any, sizes: Sequence[int]) -> Array:
-    """Return the sum over all corners of the elements there times their factors."""
+    """Return the sum of the corner elements times their factors."""
     n = len(sizes)
     made: Any = 0
     for number in range(math.prod(len(row) for row in corners)):
@@ -186,7 +186,7 @@ def _gathered(x: Array, corners: Any, sizes: Sequence[int]) -> Array:
             at = lax.stop_gradient(at)
             within = (at >= 0) & (at <= size - 1)
             inside = inside & within
-            # Far outside it is NaN: torch's kernel of three dimensions leaves such terms out.
+            # Far outside it is NaN: torch's 3-d kernel leaves such terms out.
             part = jnp.where(within, part, 0) if n == 3 and is_array(part) else part
             index.append(jnp.clip(jnp.nan_to_num(at), 0, size - 1).astype("int32"))
             factor = factor * part
@@ -306,7 +306,7 @@ def _logits(
     pos_weight: Array | None = None,
     reduction: int = 1,
 ) -> Array:
-    dtype = target.dtype.name  # the kernel works in what it made of the target
+    dtype = target.dtype.name  # the kernel works in the dtype of its target
     own, t = (cast(o, wide(promote(x, target))) for o in (x, target))
     low = jnp.minimum(own, 0) - jnp.log1p(jnp.exp(-absolute(own)))
     factor = 1 if pos_weight is None else (opmath(pos_weight) - 1) * t + 1

@@ -1,9 +1,9 @@
-"""The table of lowerings: ATen op -> a function on JAX arrays that means the same.
+"""The table of lowerings: ATen op -> an equivalent function on JAX arrays.
 
-A lowering takes what the dispatcher passes, arrays in place of tensors and the names of dtypes, and
-returns an array or a tuple. It computes the dtype of its result itself, by torch's rule of
-promotion, and rounds to it once: 16-bit inputs are computed with in float32, as torch's kernels do,
-but where one XLA op is the whole of it. Its derivative is torch's convention: at a kink, at a tie.
+A lowering takes the dispatcher's arguments, with arrays for tensors and names for dtypes, and
+returns an array or a tuple. It computes its result's dtype by torch's promotion rules and rounds to
+it once. It computes 16-bit inputs in float32, as torch's kernels do, unless one XLA op is the whole
+lowering. Its derivative follows torch's conventions, at a kink and at a tie.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Array: TypeAlias = Any
 Lowering: TypeAlias = Callable[..., Any]
 
 LOWERINGS: dict[str, Lowering] = {}
-"""By name of the overload (``pow.Tensor_Scalar``), or of the op for all of its overloads."""
+"""By name of the overload (``pow.Tensor_Scalar``), or of the op for all its overloads."""
 
 _WIDE: Mapping[str, str] = {"float16": "float32", "bfloat16": "float32", "complex32": "complex64"}
 
@@ -79,7 +79,7 @@ def wide(dtype: str) -> str:
 
 
 def promote(*operands: Any) -> str:
-    """Return the dtype that arrays and numbers promote to, by torch's rule."""
+    """Return the dtype that arrays and numbers promote to, by torch's rules."""
     given = [o for o in operands if o is not None]
     if any(isinstance(o, complex) for o in given):
         rest = promote(*(o for o in given if not isinstance(o, complex)))
@@ -92,7 +92,7 @@ def _operand(x: Any) -> Any:
 
 
 def cast(x: Any, dtype: str | None) -> Array:
-    """Return an array or number as an array of a dtype; None leaves it as it is."""
+    """Return an array or number as an array of a dtype; None leaves it unchanged."""
     if not is_array(x):
         return jnp.asarray(x, dtype)
     if dtype is None or x.dtype == dtype:
@@ -102,7 +102,7 @@ def cast(x: Any, dtype: str | None) -> Array:
     if dtype == "bool":
         return x != 0
     if is_float(x.dtype.name) and dtype == "uint8":
-        return x.astype("int64").astype("uint8")  # as C++ does for what lies in the range
+        return x.astype("int64").astype("uint8")  # as C++ does for values in range
     return x.astype(dtype)
 
 
@@ -129,7 +129,7 @@ def kept(shape: Sequence[int], dims: Any, keepdim: bool) -> tuple[int, ...]:
 
 
 def derived(function: Lowering, *partials: Lowering) -> Lowering:
-    """Return a function of arrays with the partial derivatives that torch gives it.
+    """Return a function of arrays with torch's partial derivatives.
 
     partials: one for each argument, functions of the result and the arguments; shapes are equal.
     """
