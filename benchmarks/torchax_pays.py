@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.backends.imitations import torchax
 from amp_fuzz.cases.case import loads
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.patching import patched
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.evidence import Imitated, Listed
+from amp_fuzz.upstream.torchax import functions as torchax
 from benchmarks.common import Row, arguments, show, versions
 
 

@@ -34,19 +34,6 @@ export-embedding-bag, export-loss-out, export-take: a call raises as it does whe
 export-inference-mode: in an exported program an inference mode region is its body.
 export-no-grad: in an exported program a ``no_grad`` region inside an autocast region is its
     body, and gradients are on after it; a checkpoint's is, too.
-torchax-composites: a composite op has no policy, the ops that it is made of have theirs; those
-    that torchax computes whole (`OPAQUE`) have none, nor has what they are made of.
-torchax-cut-graph: what torchax computes above autograd has no history: what functions of
-    `amp_fuzz.backends.imitations.torchax.CUTS` return, and casts by ``to`` (the backend's part).
-torchax-dtype-argument: sum knows no ``dtype=`` (`amp_fuzz.backends.imitations.torchax`).
-torchax-float64: float64 tensors are cast like any others.
-torchax-norms: layer, group and batch norms are computed step by step in the dtype of their input,
-    and statistics have gradients.
-torchax-promotion: a tensor of no dimension takes part in type promotion as any other, and
-    kernels that refuse inputs of two dtypes promote them.
-torchax-scalars: a Python number is rounded to the 16-bit dtype of the tensor it meets.
-torchax-sums: addmm, linear and others round their product before they add to it.
-torchax-torch-autocast: a context casts nothing.
 torchscript-addmm: an addmm without factors is a product, which is rounded, and a sum
     (`amp_fuzz.backends.imitations.formulas`).
 torchscript-autodiff: from the third call on, the gradients of a scripted program come from
@@ -68,16 +55,8 @@ trace-max-out: max and min of all elements with ``out=`` are those of two tensor
     element; what they should write to is taken for the result from there on.
 trace-weight-cache: a cast that stands in the weight cache when a trace begins is a constant of
     the trace.
-xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
-    channels of the others, with 0 (`amp_fuzz.backends.imitations.xla`).
 xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
     rounded (`amp_fuzz.backends.imitations.xla`).
-xla-fast-tanh: tanh of float32, also in gelu and mish, is a quotient of polynomials, off by up
-    to 4.3 units of 2^-24 where it is near 1 (`amp_fuzz.backends.imitations.xla`).
-xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which cancels near 1 and 2
-    (`amp_fuzz.backends.imitations.xla`).
-xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
-    is: a program that XLA compiles selects (`amp_fuzz.backends.imitations.lowered`).
 """
 
 from __future__ import annotations
@@ -124,15 +103,6 @@ NAMES = (
     "export-no-grad",
     "export-promotion",
     "export-take",
-    "torchax-composites",
-    "torchax-cut-graph",
-    "torchax-dtype-argument",
-    "torchax-float64",
-    "torchax-norms",
-    "torchax-promotion",
-    "torchax-scalars",
-    "torchax-sums",
-    "torchax-torch-autocast",
     "torchscript-addmm",
     "torchscript-autodiff",
     "torchscript-common-subexpressions",
@@ -144,9 +114,5 @@ NAMES = (
     "trace-grad-modes",
     "trace-max-out",
     "trace-weight-cache",
-    "xla-depthwise",
     "xla-excess-precision",
-    "xla-fast-tanh",
-    "xla-gamma",
-    "xla-masked-products",
 )

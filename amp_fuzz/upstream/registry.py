@@ -15,7 +15,7 @@ from amp_fuzz.backends.imitation import Composed, Imitation, compose
 from amp_fuzz.upstream import elsewhere
 from amp_fuzz.upstream.bug import Bug
 from amp_fuzz.upstream.known import Known, listed
-from amp_fuzz.upstream.torchax import autocast as torchax
+from amp_fuzz.upstream.torchax import rules as torchax
 
 __all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "quirks", "shipped"]
 
@@ -61,7 +61,8 @@ def shipped() -> tuple[Known, ...]:
 @cache
 def composed(names: frozenset[str]) -> Composed:
     """Return these bugs as one imitation."""
-    parts = {name: made for name, made in IMITATIONS.items() if name in names}
+    alone = names - torchax.RULES
+    parts = {name: made for name, made in IMITATIONS.items() if name in alone}
     if rules := torchax.RULES & names:
         parts["torchax"] = torchax.imitation(rules)
     return compose(parts, names=names, by=f"{__name__}:composed")

@@ -13,7 +13,6 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.backends.imitations.torchax import CUTS
 from amp_fuzz.backends.process import Apart
 from amp_fuzz.backends.torchax.backend import Mode, TorchaxBackend, lacking
 from amp_fuzz.cases.case import Case
@@ -29,8 +28,9 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import quirks, shipped
+from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.torchax.functions import CUTS
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 
@@ -107,7 +107,7 @@ def test_a_graph_is_cut_by_what_torchax_computes_above_autograd() -> None:
 TABLE = """
 import torch
 from amp_fuzz.backends.torchax import compat
-from amp_fuzz.backends.imitations.torchax import CUTS
+from amp_fuzz.upstream.torchax.functions import CUTS
 
 torchax = compat.load()
 from torchax.ops import ops_registry
@@ -189,15 +189,14 @@ def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
 # -- findings -------------------------------------------------------------------------------------
 
 FINDINGS = {
-    "torchax-checkpoint": case(
-        SQUARES, under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1"))
-    ),
-    "torchax-cut-graph": case(SQUARES, call("flatten", "w1", form="method")),
-    "torchax-backward-sizes": case(
-        [x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1"), contexts=()
-    ),
-    "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
-    "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
+    name: BUGS[name].examples[0].case
+    for name in (
+        "torchax-checkpoint",
+        "torchax-cut-graph",
+        "torchax-backward-sizes",
+        "torchax-backward-raises",
+        "torchax-layer-norm-backward",
+    )
 }
 
 OTHERWISE = {
@@ -254,14 +253,6 @@ UNRAISED = [
     ),
 ]
 """Ops whose derivatives raise, where they are not asked for them, and another gradient's fault."""
-
-
-@needs_jax
-@pytest.mark.parametrize("name", FINDINGS)
-def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
-    assert judged(backend, FINDINGS[name]) == ("known", name)
-    with quiet():
-        assert judge_of(backend).judge(FINDINGS[name]).outcome == "diverged"
 
 
 @needs_jax

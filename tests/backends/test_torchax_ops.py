@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from amp_fuzz.backends.torchax.backend import TorchaxBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import Checkpoint, TensorSpec
-from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.torchax.examples import GRU_INPUTS, gru
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
@@ -45,28 +45,6 @@ class Made:
     honest: Case | None = None
 
 
-def gru(*, dtype: str = "float32", first: bool = False, to: str = "v0 v1", given: str = "x0"):  # type: ignore[no-untyped-def]
-    """Return the inputs and the call of a GRU module of one layer; [8, 2, 3] in, [8, 2, 3] out."""
-    names = ["weight_ih_l0", "weight_hh_l0"]
-    made = call(
-        "gru",
-        given,
-        form="module",
-        inputs=3,
-        hidden=3,
-        layers=1,
-        bias=False,
-        first=first,
-        bidirectional=False,
-        names=names,
-        weights=["w1", "w2"],
-        state=None,
-        to=to,
-    )
-    return [x("x0", 8, 2, 3, dtype=dtype), x("w1", 9, 3), x("w2", 9, 3)], made
-
-
-_GRU_INPUTS, _GRU = gru()
 ATTENDED = [x("x0", 1, 2, 3), x("x1", 1, 3, 3), x("x2", 1, 3, 3)]
 _SVD = call("linalg.svd", "x0", full_matrices=True, to="v0 v1 v2")
 
@@ -106,21 +84,16 @@ MADE = {
         "lu-solve-too-large",
     ),
     "gru of two dtypes": Made(
-        case(gru(dtype="bfloat16")[0], _GRU, contexts=(BF16,)),
+        BUGS["torchax-rnn-dtypes"].examples[0].case,
         "torchax-rnn-dtypes",
         "sigmoid-too-large",
-        case(_GRU_INPUTS, _GRU, contexts=()),
+        case(GRU_INPUTS, gru(), contexts=()),
     ),
     "gru after one with batch_first": Made(
-        case(
-            _GRU_INPUTS,
-            gru(first=True)[1],
-            gru(given="v0", to="v2 v3")[1],
-            contexts=(),
-        ),
+        BUGS["torchax-sizes"].examples[0].case,
         "torchax-sizes",
         "sigmoid-too-large",
-        case(_GRU_INPUTS, gru(first=True)[1], contexts=()),
+        case(GRU_INPUTS, gru(first=True), contexts=()),
     ),
     "svd of what is infinite": Made(
         case(
@@ -174,7 +147,7 @@ MADE = {
         case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
     ),
     "whether zeros have an inverse": Made(
-        case([x("x0", 2, 2, domain="zeros")], call("linalg.inv_ex", "x0", to="_ v0"), contexts=()),
+        BUGS["torchax-singular-info"].examples[0].case,
         "torchax-singular-info",
         "inv-too-large",
         case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 v1"), contexts=()),
@@ -218,72 +191,50 @@ MADE = {
         case([x("x0", 2, 2, domain="psd")], call("linalg.tensorinv", "x0", ind=1), contexts=()),
     ),
     "a clamp of integers": Made(
-        case([of("x0", "int64", 1, 5)], call("clamp", "x0", 0.5, 2.5), contexts=()),
+        BUGS["torchax-clamp-dtype"].examples[0].case,
         "torchax-clamp-dtype",
         "clamp-too-large",
         case([of("x0", "float32", 1.0, 5.0)], call("clamp", "x0", 0.5, 2.5), contexts=()),
     ),
     "attention to nothing": Made(
-        case(
-            [
-                *ATTENDED,
-                x("x3", 2, 3, dtype="bool", values=bits_of([False] * 3 + [True] * 3, "bool")),
-            ],
-            call("scaled_dot_product_attention", "x0", "x1", "x2", attn_mask="x3"),
-            contexts=(),
-        ),
+        BUGS["torchax-masked-rows"].examples[0].case,
         "torchax-masked-rows",
         "mul-too-large",
         case(ATTENDED, call("scaled_dot_product_attention", "x0", "x1", "x2"), contexts=()),
     ),
     "linear inside of a loss": Made(
-        case(
-            [
-                x("x0", 2, 3),
-                x("x1", 4, 3),
-                x("x2", 2, dtype="int64", domain="index", bound=4),
-            ],
-            call("linear_cross_entropy", "x0", "x1", "x2"),
-            backward="none",
-        ),
+        BUGS["torchax-linear-inside"].examples[0].case,
         "torchax-linear-inside",
         "mm-too-large",
     ),
     "log1p of float64": Made(
-        case([of("x0", "float64", -0.4142070642693862)], call("log1p", "x0"), contexts=()),
+        BUGS["xla-log1p"].examples[0].case,
         "xla-log1p",
         "log1p-too-large",
     ),
-    "a window that is short": Made(_windowed(1), "torchax-stft", "fft-too-large", _windowed(2)),
+    "a window that is short": Made(
+        BUGS["torchax-stft"].examples[0].case, "torchax-stft", "fft-too-large", _windowed(2)
+    ),
     "the index of a smallest beyond NaN": Made(
-        case([of("x0", "float32", math.nan, 0.0)], call("cummin", "x0", 0, to="_ v0"), contexts=()),
+        BUGS["torchax-cumulative-indices"].examples[0].case,
         "torchax-cumulative-indices",
         "cummin-too-large",
         case([of("x0", "float32", 1.0, 2.0)], call("cummin", "x0", 0, to="v0 v1"), contexts=()),
     ),
     "the shape of irfftn": Made(
-        case([x("x0", 1, 1)], call("fft.irfftn", "x0", s=[1, 1]), contexts=()),
+        BUGS["torchax-lowerings-shape"].examples[0].case,
         "torchax-lowerings-shape",
         "irfft-too-large",
         case([x("x0", 2, 2)], call("fft.irfftn", "x0"), contexts=()),
     ),
     "a factor of one element": Made(
-        case(
-            [x("x0", 1, 1, values=bits_of([-1.0], "float32"))],
-            call("linalg.ldl_factor", "x0", to="v0 _"),
-            contexts=(),
-        ),
+        BUGS["torchax-lowerings-nonfinite"].examples[0].case,
         "torchax-lowerings-nonfinite",
         "exp2-too-large",
         case([of("x0", "float16", 2.0)], call("exp2", "x0"), contexts=()),
     ),
     "a weight without a gradient": Made(
-        case(
-            [x("w0", 2, 2, dtype="float16")],
-            call("new_ones", "w0", [2, 2], form="method"),
-            steps=1,
-            scaler=True,
-        ),
+        BUGS["torchax-zero-gradients"].examples[0].case,
         "torchax-zero-gradients",
         "gradients-of-one",
     ),

@@ -1035,7 +1035,6 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
 def test_each_shipped_entry_has_an_example_here() -> None:
     # An entry without a quirk is about a result that changes from run to run, an error's text, or
     # what goes away with a part of torch.
-    # Those of torchax and of XLA are in tests/backends/test_torchax.py and test_jax.py.
     # One that torch has mended is in tests/reference/test_autocast.py.
     # A `Bug` has its example: tests/upstream/test_bugs.py.
     entries = [

@@ -412,16 +412,6 @@ def _hardsigmoid_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor |
     return torch.where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), torch.zeros_like(grad))
 
 
-def _masked(a: Any, b: Any) -> torch.Tensor | None:
-    """Choose 0 where a mask is off, though the other factor be infinite or NaN."""
-    for mask, value in ((a, b), (b, a)):
-        masks = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
-        if masks and isinstance(value, torch.Tensor) and value.is_floating_point():
-            dtype = torch.result_type(a, b)
-            return torch.where(mask, value.to(dtype), torch.zeros((), dtype=dtype))
-    return None
-
-
 def _max_pool(
     x: torch.Tensor,
     kernel: list[int],
@@ -679,11 +669,6 @@ _LOWERINGS: Mapping[Any, _Lowering] = {
     _aten.multilabel_margin_loss_backward.default: _Lowering(
         "compile-zero-dim-loss", _multilabel_margin_backward
     ),
-    **{op: _Lowering("xla-depthwise", function) for op, function in xla.DEPTHWISE.items()},
-    **{op: _Lowering("xla-gamma", function) for op, function in xla.FUNCTIONS.items()},
-    **{op: _Lowering("xla-fast-tanh", function) for op, function in xla.TANH.items()},
-    _aten.mul.Tensor: _Lowering("xla-masked-products", _masked),
-    _aten.mul_.Tensor: _Lowering("xla-masked-products", _in_place(_masked)),
     _aten._weight_norm_interface.default: _Lowering("compile-weight-norm", _weight_norm),
     _aten._weight_norm_interface_backward.default: _Lowering(
         "compile-weight-norm", _weight_norm_backward

@@ -16,8 +16,7 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -28,11 +27,9 @@ import torch
 import torch.utils.checkpoint
 
 from amp_fuzz import reference
-from amp_fuzz.backends import harness
+from amp_fuzz.backends import harness, imitation
 from amp_fuzz.backends.base import Availability, Backend, Facts
-from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations.torchax import Cutting
+from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.process import REFUSES, Apart
 from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
@@ -210,8 +207,9 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
         runtime = replace(runtime, autocast=_documented)
-        checkpoint = _checkpointed if self.mode.autograd else _recomputed
-        runtime = replace(runtime, checkpoint=checkpoint, driver=_imitating)
+        if self.mode.autograd:
+            return _Differentiating(runtime, numerics=_NUMERICS)
+        runtime = replace(runtime, checkpoint=_recomputed)
         return ReferenceRuntime(runtime, numerics=_NUMERICS)
 
 
@@ -270,34 +268,20 @@ def _recomputed(function: Callable[..., Any], *args: Any, use_reentrant: bool | 
     return reference.checkpoint("cpu")(function, *args, use_reentrant=False)
 
 
-def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the program with what is wrong on torchax, if that is to be imitated."""
-    program = names["program"]
+class _Differentiating(ReferenceRuntime):
+    """The reference where torch's own autograd recomputes checkpoints."""
 
-    def imitating(*inputs: Any) -> Any:
-        with _imitated():
-            return program(*inputs)
+    __slots__ = ()
 
-    return {"program": imitating if active_quirks() else program}
+    def of(self, case: Case) -> Runtime:
+        """Return the runtime for a case: what a checkpoint calls is imitated again there."""
+        plain = reference.checkpoint("cpu")
 
+        def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+            again = imitation.current().wrap(function, case)
+            return plain(again, *args, use_reentrant=use_reentrant)
 
-@contextmanager
-def _imitated() -> Iterator[None]:
-    """Imitate for a block."""
-    cutting = Cutting() if "torchax-cut-graph" in active_quirks() else nullcontext()
-    with cutting, reference.intercepting():
-        yield
-
-
-def _checkpointed(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
-    """Call a function as a checkpoint that imitates when it is recomputed, too."""
-
-    def imitating(*inputs: Any) -> Any:
-        with _imitated():
-            return function(*inputs)
-
-    again = imitating if active_quirks() else function
-    return reference.checkpoint("cpu")(again, *args, use_reentrant=use_reentrant)
+        return replace(self.runtime, checkpoint=checkpoint)
 
 
 class Torchax:

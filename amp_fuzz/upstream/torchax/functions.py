@@ -1,4 +1,4 @@
-"""What torchax makes of single ops, written again from what it does, for `quirks`.
+"""What torchax makes of single ops, written again from what it does.
 
 Autograd and shadows follow these, so that their own roundings and their own gradients are theirs.
 They stand where autocast does, above autograd, with autocast or without.

@@ -1,7 +1,6 @@
 """What torchax decides about the ops that autocast would cast, and what it calls in their place.
 
-The page is docs/findings/torchax.md. `amp_fuzz.backends.imitations.torchax` has what is called in
-place of an op, `amp_fuzz.backends.torchax.backend` the part of these bugs that is the backend's.
+Several of these bugs are one imitation: which function stands in the place of an op hangs on all.
 """
 
 from __future__ import annotations
@@ -12,14 +11,16 @@ from typing import Any
 
 import torch
 
+from amp_fuzz import reference
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.backends.imitations import torchax
+from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.casts import device_of
 from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.upstream.torchax import functions as torchax
 
-__all__ = ["RULES", "imitation"]
+__all__ = ["RULES", "cutting", "imitation"]
 
 RULES = frozenset(
     {
@@ -49,7 +50,27 @@ def imitation(names: frozenset[str]) -> Imitation:
             )
         return replace(semantics, **rules)
 
-    return Imitation(semantics=changed)
+    return Imitation(semantics=changed, wrap=_intercepted)
+
+
+def _intercepted(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
+    """Have the reference see each op of a program, where no autocast stands around it, too."""
+
+    def intercepted(*inputs: Any) -> Any:
+        with reference.intercepting():
+            return program(*inputs)
+
+    return intercepted
+
+
+def cutting(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
+    """Cut the graph of a program where torchax does."""
+
+    def cut(*inputs: Any) -> Any:
+        with torchax.Cutting():
+            return program(*inputs)
+
+    return cut
 
 
 def _rule(names: frozenset[str], semantics: Semantics) -> Callable[[Call], Treatment | None]:
