@@ -31,8 +31,8 @@ from amp_fuzz.findings.repro.script import ReproError, repro
 from amp_fuzz.findings.supervision.supervisor import Journal, minimise
 from amp_fuzz.findings.supervision.worker import Done, Job
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.upstream import shipped
-from benchmarks.common import ROOT, arguments, read, write
+from amp_fuzz.upstream import BUGS, shipped
+from benchmarks.common import arguments, read, write
 
 OUT = Path(__file__).with_suffix(".json")
 
@@ -71,18 +71,11 @@ def first(records: Path) -> dict[str, dict[str, Any]]:
 
 
 def examples() -> Iterator[tuple[str, str, Case]]:
-    """Yield the examples of the tests: the entry, the backend, the case."""
-    sys.path.insert(0, str(ROOT))
-    from tests.backends import test_torchax, test_torchax_autograd, test_torchax_ops
-
-    for name, case in test_torchax.FINDINGS.items():
-        yield name, "torchax", case
-    for made in test_torchax_ops.MADE.values():
-        yield made.known, "torchax", made.one
-    yield "torchax-softmax-dtype", "torchax[jit]", test_torchax.jitted_in_inference_mode("softmax")
-    for name, case in test_torchax_autograd.FINDINGS.items():
-        yield name, "torchax[autograd]", case
-    yield "torchax-checkpoint-functions", "torchax[autograd]", test_torchax_autograd.RECOMPUTED
+    """Yield the examples of the known bugs: the entry, the backend, the case."""
+    for bug in BUGS.values():
+        for example in bug.examples:
+            if example.backend.startswith("torchax"):
+                yield bug.id, example.backend, example.case
 
 
 def minimised(name: str, line: dict[str, Any], seconds: float) -> dict[str, Any]:

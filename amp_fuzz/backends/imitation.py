@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.backends import imitated
 from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import DOCUMENTED, Call, Semantics, Treatment, dispatch, under
 
@@ -282,7 +281,7 @@ def imitating(composed: Composed) -> Iterator[None]:
     global _current
     before, _current = _current, composed
     try:
-        with imitated.naming(composed.names), under(_listener(composed.semantics)):
+        with under(_listener(composed.semantics)):
             yield
     finally:
         _current = before
@@ -293,7 +292,7 @@ def asking() -> Iterator[set[str]]:
     """Collect the bugs, of those in `KNOWN`, whose rules the reference asks for in a block.
 
     It does the same with one that it does not ask for as without it. With them come those that do
-    more than replace rules, and the names that are looked for in `imitated.active_quirks`.
+    more than replace rules.
     """
     global _listener
     asked = {name for name, imitation in KNOWN.items() if imitation.acts()}
@@ -315,7 +314,7 @@ def asking() -> Iterator[set[str]]:
 
     before, _listener = _listener, listening
     try:
-        with imitated.asking(asked), under(listening(_current.semantics)):
+        with under(listening(_current.semantics)):
             yield asked
     finally:
         _listener = before

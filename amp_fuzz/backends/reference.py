@@ -53,14 +53,12 @@ class Numerics:
 class ReferenceRuntime:
     """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
 
-    numerics: the arithmetic of the compared backend. wider: the quirks under which roundings of an
-    `Observation`'s elided values are left out. promise: the roundings that the backend must not
-    leave out; see `Shadow`.
+    numerics: the arithmetic of the compared backend. promise: the roundings that the backend must
+    not leave out; see `Shadow`.
     """
 
     runtime: Runtime
     numerics: Numerics = field(default=Numerics(), kw_only=True)
-    wider: tuple[str, ...] = field(default=("xla-excess-precision",), kw_only=True)
     promise: Promise = field(default="none", kw_only=True)
 
     def follows(self) -> bool:

@@ -10,16 +10,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amp_fuzz.backends.imitated import active_quirks
     from amp_fuzz.backends.imitation import asking
     from amp_fuzz.upstream.registry import BUGS, QUIRKS, composed, quirks, shipped
 
-__all__ = ["BUGS", "QUIRKS", "active_quirks", "asking", "composed", "quirks", "shipped"]
+__all__ = ["BUGS", "QUIRKS", "asking", "composed", "quirks", "shipped"]
 
 _HOMES = {
     "BUGS": "amp_fuzz.upstream.registry",
     "QUIRKS": "amp_fuzz.upstream.registry",
-    "active_quirks": "amp_fuzz.backends.imitated",
     "asking": "amp_fuzz.backends.imitation",
     "composed": "amp_fuzz.upstream.registry",
     "quirks": "amp_fuzz.upstream.registry",

@@ -8,10 +8,7 @@ from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.upstream.known import Known, Part, Stage
 
-__all__ = ["ELSEWHERE", "Bug", "Example"]
-
-ELSEWHERE = Imitation()
-"""The imitation of a bug whose code still stands in `amp_fuzz.backends`, which asks for its id."""
+__all__ = ["Bug", "Example"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from functools import partial
 
 from amp_fuzz.backends.imitation import asking
-from amp_fuzz.backends.imitations.xla import noting
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.reference import supposing
 from amp_fuzz.upstream.registry import quirks
+from amp_fuzz.upstream.xla.excess import noting
 
 __all__ = ["asking", "imitated", "noting", "supposing"]
 

@@ -12,7 +12,6 @@ import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,7 +19,7 @@ import msgspec
 
 from amp_fuzz.config import did_you_mean
 
-__all__ = ["Known", "KnownError", "Part", "Stage", "listed", "load_known"]
+__all__ = ["Known", "KnownError", "Part", "Stage", "load_known"]
 
 Part: TypeAlias = Literal[
     "",
@@ -140,13 +139,6 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     known: tuple[Known, ...] = ()
-
-
-@cache
-def listed() -> tuple[Known, ...]:
-    """Return the entries of the package that are no `Bug` yet."""
-    path = resources.files("amp_fuzz.upstream") / "known.toml"
-    return _parse(path.read_text(), "amp_fuzz/upstream/known.toml")
 
 
 def load_known(path: Path) -> tuple[Known, ...]:

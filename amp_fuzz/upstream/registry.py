@@ -12,9 +12,8 @@ from types import ModuleType
 from amp_fuzz import upstream
 from amp_fuzz.backends import imitation
 from amp_fuzz.backends.imitation import Composed, Imitation, compose
-from amp_fuzz.upstream import elsewhere
 from amp_fuzz.upstream.bug import Bug
-from amp_fuzz.upstream.known import Known, listed
+from amp_fuzz.upstream.known import Known
 
 __all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "quirks", "shipped"]
 
@@ -40,8 +39,7 @@ BUGS: Mapping[str, Bug] = {bug.id: bug for bug in sorted(_ALL, key=lambda bug: b
 """Every bug, by id, in the order in which they are tried."""
 
 IMITATIONS: Mapping[str, Imitation] = {
-    **{bug.id: bug.imitation for bug in BUGS.values() if bug.imitation is not None},
-    **{k: v for file in _MODULES for k, v in getattr(file, "IMITATIONS", {}).items()},
+    bug.id: bug.imitation for bug in BUGS.values() if bug.imitation is not None
 }
 """The imitations of those that have one."""
 
@@ -50,14 +48,14 @@ imitation.KNOWN.update(IMITATIONS)
 _JOINT = tuple(file for file in _MODULES if hasattr(file, "RULES"))
 """Modules in which several bugs, `RULES`, are one imitation, which `imitation` makes."""
 
-QUIRKS = tuple(sorted({*IMITATIONS, *elsewhere.NAMES}))
+QUIRKS = tuple(sorted(IMITATIONS))
 """The ids of the bugs that the reference can imitate."""
 
 
 @cache
 def shipped() -> tuple[Known, ...]:
     """Return the known list that comes with the package."""
-    return (*(bug.entry for bug in BUGS.values()), *listed())
+    return tuple(bug.entry for bug in BUGS.values())
 
 
 @cache

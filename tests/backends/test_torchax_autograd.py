@@ -5,23 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
-from amp_fuzz import reference
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.backends.imitations.torchax import CUTS, Unlisted, differentiated
-from amp_fuzz.backends.prelude import cotangent
 from amp_fuzz.backends.process import Apart
-from amp_fuzz.backends.torchax.backend import Mode, TorchaxBackend, _unlisted, lacking
+from amp_fuzz.backends.torchax.backend import Mode, TorchaxBackend, lacking
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -34,8 +28,9 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.runs.engine import Settings, Task, draw
-from amp_fuzz.upstream import quirks, shipped
+from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.torchax.functions import CUTS
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 
@@ -98,18 +93,6 @@ def test_what_has_no_derivative_there_is_left_out_of_this_mode_alone() -> None:
     assert not backends()[NAME].supports("conv_tbc", "function")
 
 
-def test_what_is_imitated_has_torchs_derivatives() -> None:
-    """At an end of a clamp JAX gives half of the gradient, torch all of it."""
-    ends = x("w0", 2, values=bits_of([1.0, 0.5], "float32"))
-    one = case([ends], call("clamp", "w0", 0.0, 1.0), contexts=())
-    with quirks(["torchax-formulas"]):
-        grads = [backends()[n].reference().run(one).values["w0.grad"] for n in ("torchax", NAME)]
-    assert grads[0] is not None
-    assert grads[1] is not None
-    assert grads[0].tolist() == [-0.75, -0.5]
-    assert grads[1].tolist() == [-1.5, -0.5]
-
-
 def test_a_graph_is_cut_by_what_torchax_computes_above_autograd() -> None:
     reference = backends()[NAME].reference()
     cut = case(SQUARES, call("linear", "x0", "w1"), contexts=())
@@ -121,130 +104,10 @@ def test_a_graph_is_cut_by_what_torchax_computes_above_autograd() -> None:
             assert (reference.run(one).values["w1.grad"] is None) == missing
 
 
-def test_functions_that_are_cut_keep_nothing_and_recomputed_ones_do() -> None:
-    """So a checkpoint takes what they keep then for what another op kept."""
-    reference = backends()[NAME].reference()
-    grads = []
-    for names in (["torchax-cut-graph"], FUNCTIONS.split("+")):
-        with quirks(names):
-            grads.append(reference.run(RECOMPUTED).values["w1.grad"])
-    cut, wrong = grads
-    assert cut is not None
-    assert wrong is not None
-    made = reference.run(RECOMPUTED).values
-    v0, v2 = made["v0"], made["v2"]
-    assert v0 is not None
-    assert v2 is not None
-    # The derivative of the second exp is its result, v2; taken for it is what linear keeps.
-    taken = torch.tensor([[0.5, 1.0], [2.0, 3.0]])
-    torch.testing.assert_close(wrong - cut, cotangent(v2) * (taken.mT - v2) * v0)
-
-
-ATEN = torch.ops.aten
-
-
-@pytest.mark.parametrize(
-    ("function", "off"),
-    [
-        (lambda x: ATEN.mm(x, x), True),
-        (lambda x: ATEN.mm.default(x, x), False),
-        (lambda x: torch.mm(x, x), False),
-        (lambda x: ATEN.matmul(x, x), False),  # its parts are overloads
-        (lambda x: ATEN.pow(x, 2.0), False),  # it has no default
-    ],
-    ids=["name", "overload", "function", "composite", "no default"],
-)
-def test_what_is_named_without_an_overload_has_no_policy(
-    function: Callable[[torch.Tensor], torch.Tensor], off: bool
-) -> None:
-    x = torch.ones(2, 2)
-    entered: list[None] = []
-
-    @contextmanager
-    def without() -> Iterator[None]:
-        entered.append(None)
-        with reference.autocast("cpu", enabled=False):
-            yield
-
-    with reference.autocast("cpu", dtype=torch.bfloat16):
-        policy = function(x).dtype
-        with Unlisted(without):
-            made = function(x)
-    assert len(entered) == off
-    assert made.dtype == (torch.float32 if off else policy)
-
-
-def test_that_is_imitated_with_composite_ops_alone() -> None:
-    for name, imitated in (("torchax-composites", True), ("torchax-cut-graph", False)):
-        with quirks([name]):
-            assert isinstance(_unlisted(), Unlisted) == imitated
-
-
-@pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
-@pytest.mark.parametrize("needing", ["ab", "a", "b"])
-def test_an_imitated_product_keeps_what_torch_keeps(op: str, needing: str) -> None:
-    batch = (4,) if "b" in op.removesuffix("mm") else ()
-    factors = {
-        name: torch.ones(*batch, *shape, requires_grad=name in needing)
-        for name, shape in {"a": (2, 3), "b": (3, 5)}.items()
-    }
-    added = [torch.ones(*batch, 2, 5)] if "add" in op else []
-    function = getattr(torch, op)
-    with torch.no_grad():
-        made = function(*added, *factors.values())
-
-    def kept(run: Callable[[], object]) -> list[tuple[int, ...]]:
-        found: list[tuple[int, ...]] = []
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            found.append(tuple(tensor.shape))
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            run()
-        return found
-
-    args = [*added, *factors.values()]
-    plainly = kept(lambda: function(*args))
-    assert plainly
-    assert kept(lambda: differentiated(op, made, args, {})) == plainly
-
-
-@pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm"])
-@pytest.mark.parametrize("needing", ["xab", "a", "b", "xb"])
-def test_an_imitated_product_has_torchs_gradients(op: str, needing: str) -> None:
-    """Where nothing is cast; the added tensor is broadcast."""
-    batch = (4,) if "b" in op.removesuffix("mm") else ()
-    shapes = {"x": (5,), "a": (*batch, 2, 3), "b": (*batch, 3, 5)}
-    names = [name for name in shapes if "add" in op or name != "x"]
-    factors = {"beta": 2.0, "alpha": 3.0} if "add" in op else {}
-
-    def gradients(run: Callable[[list[torch.Tensor]], torch.Tensor]) -> list[torch.Tensor]:
-        numbers = torch.Generator().manual_seed(1)
-        given = {
-            name: torch.randn(shapes[name], dtype=torch.float64, generator=numbers)
-            for name in names
-        }
-        needed = [tensor.requires_grad_() for name, tensor in given.items() if name in needing]
-        made = run(list(given.values()))
-        weights = torch.arange(made.numel(), dtype=made.dtype).reshape(made.shape).cos()
-        return list(torch.autograd.grad((made * weights).sum(), needed))
-
-    def imitated(args: list[torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad():
-            made = getattr(torch, op)(*args, **factors)
-        found: torch.Tensor = differentiated(op, made, args, factors)
-        return found
-
-    plain = gradients(lambda args: getattr(torch, op)(*args, **factors))
-    for one, other in zip(gradients(imitated), plain, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 TABLE = """
 import torch
 from amp_fuzz.backends.torchax import compat
-from amp_fuzz.backends.imitations.torchax import CUTS
+from amp_fuzz.upstream.torchax.functions import CUTS
 
 torchax = compat.load()
 from torchax.ops import ops_registry
@@ -326,68 +189,33 @@ def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
 # -- findings -------------------------------------------------------------------------------------
 
 FINDINGS = {
-    "torchax-backward-dtypes": MM,
-    "torchax-checkpoint": case(
-        SQUARES, under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1"))
-    ),
-    "torchax-cut-graph": case(SQUARES, call("flatten", "w1", form="method")),
-    "torchax-backward-sizes": case(
-        [x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1"), contexts=()
-    ),
-    "torchax-backward-raises": case(SQUARES, call("div.mode", "w1", "x0", rounding_mode="floor")),
-    "torchax-layer-norm-backward": case([x("w0", 2, 4)], call("layer_norm", "w0", [4])),
-    "xla-fast-tanh": case(
-        [x("x0", 2, values="c0600000c09f5c29")],  # -3.5, -5
-        call("gelu", "x0", approximate="tanh"),
-        backward="none",
-        contexts=(),
-    ),
+    name: BUGS[name].examples[0].case
+    for name in (
+        "torchax-checkpoint",
+        "torchax-cut-graph",
+        "torchax-backward-sizes",
+        "torchax-backward-raises",
+        "torchax-layer-norm-backward",
+    )
 }
 
 OTHERWISE = {
-    "torchax-backward-dtypes": ("mm-too-large", "value"),
     "torchax-checkpoint": ("mm-too-large", "value"),
     "torchax-cut-graph": ("exp-a-bit-too-large", "value"),
     "torchax-layer-norm-backward": ("layer-norm-too-large", "value"),
     "torchax-backward-sizes": ("mm-too-large", "value"),
     "torchax-backward-raises": ("div-mode-too-large", "value"),
-    "xla-fast-tanh": ("gelu-too-large", "value"),
 }
 """A fault beside what an entry names, and what kind of divergence it is."""
 
 TANH = call("tanh", "w1", to="v1")
 FLATTENED = case(SQUARES, call("flatten", "w1", form="method"), TANH)
-REENTRANT = case(
-    SQUARES, call("mm", "x0", "w1"), call("exp", "v0", to="v1"), checkpoint="reentrant"
-)
 NORMED = FINDINGS["torchax-layer-norm-backward"]
-RECOMPUTED = case(
-    [x("x0", 2, 2, values=bits_of([0.5, 1.0, 2.0, 3.0], "float32")), x("w1", 2, 2)],
-    under(
-        Checkpoint(),
-        call("exp", "w1"),
-        call("linear", "v0", "x0", None, to="v1"),
-        call("exp", "v0", to="v2"),
-    ),
-    contexts=(),
-)
-FUNCTIONS = "torchax-cut-graph+torchax-checkpoint-functions"
 
 GRADIENTS = [
     ("torchax-cut-graph", FLATTENED, "tanh-backward-too-large", "grad-value"),
     ("torchax-cut-graph", FLATTENED, "gradients-forgotten", "grad-missing"),
-    ("torchax-backward-dtypes", MM, "gradients-halved-by-autograd", "grad-value"),
-    ("torchax-backward-dtypes", MM, "gradients-forgotten", "grad-missing"),
-    (
-        "torchax-backward-dtypes",
-        case(SQUARES, call("tanh", "w1"), call("mm", "x0", "v0", to="v1")),
-        *("tanh-backward-too-large", "grad-value"),
-    ),
-    ("torchax-checkpoint", REENTRANT, "gradients-halved-by-autograd", "grad-value"),
-    ("torchax-checkpoint", REENTRANT, "gradients-forgotten", "grad-missing"),
     ("torchax-checkpoint", FINDINGS["torchax-checkpoint"], "backward-raises-otherwise", "raise"),
-    (FUNCTIONS, RECOMPUTED, "gradients-halved-by-autograd", "grad-value"),
-    (FUNCTIONS, RECOMPUTED, "backward-raises-otherwise", "raise"),
     ("torchax-layer-norm-backward", NORMED, "backward-raises-otherwise", "raise"),
     ("torchax-layer-norm-backward", NORMED, "layer-norm-raises-forward", "raise"),
     (
@@ -428,31 +256,10 @@ UNRAISED = [
 
 
 @needs_jax
-@pytest.mark.parametrize("name", FINDINGS)
-def test_a_finding_is_known(backend: TorchaxBackend, name: str) -> None:
-    assert judged(backend, FINDINGS[name]) == ("known", name)
-    with quiet():
-        assert judge_of(backend).judge(FINDINGS[name]).outcome == "diverged"
-
-
-@needs_jax
 def test_a_derivative_that_is_wrong_is_new(backend: TorchaxBackend) -> None:
     """No entry lists wrong gradients: it would hide others behind the same op."""
     wrong = case([x("w0", 2, 5)], call("diagonal", "w0", -1, 1, 0), contexts=())
     assert judged(backend, wrong) == ("diverged", "grad-value")
-
-
-@needs_jax
-def test_overloads_are_cast_above_autograd(backend: TorchaxBackend) -> None:
-    """What is cast is cut, and what is of that dtype is not."""
-    narrow = case(
-        [x("w0", 3, dtype="bfloat16"), x("w1", 3)],
-        call("mse_loss", "w0", "w1", form="overload"),
-    )
-    seen = backend.run([narrow])[0]
-    assert seen.values["w0.grad"] is None
-    assert seen.values["w1.grad"] is not None
-    assert judged(backend, narrow) == ("known", "torchax-cut-graph")
 
 
 @needs_jax
@@ -482,61 +289,6 @@ def test_what_raises_elsewhere_hides_no_wrong_gradient(
 ) -> None:
     assert judged_with("", seeded, one) == ("agreed", "")
     assert judged_with(fault, seeded, one) == ("diverged", "grad-value")
-
-
-def in_another_shape(one: Case) -> Case:
-    """Return a case whose ``x0`` has another shape than the factor that linear is given with it."""
-    program = one.program
-    inputs = (x("x0", 3, 2), *program.inputs[1:])
-    return msgspec.structs.replace(one, program=msgspec.structs.replace(program, inputs=inputs))
-
-
-@needs_jax
-def test_a_checkpoint_recomputes_functions_as_other_ops(backend: TorchaxBackend) -> None:
-    """They keep tensors then, which are taken for others: all of one shape, nothing says so."""
-    plan = msgspec.structs.replace(RECOMPUTED.plan, contexts=(BF16,), backward="inside")
-    inside = msgspec.structs.replace(RECOMPUTED, plan=plan)
-    for one in (RECOMPUTED, inside):
-        assert backend.run([one])[0].raised is None
-        outcome, known = judged(backend, one)
-        assert outcome == "known"
-        assert {*FUNCTIONS.split("+")} <= {*known.split("+")}
-    other = in_another_shape(RECOMPUTED)
-    raised = backend.run([other])[0].raised
-    assert raised is not None
-    assert raised.kind == "CheckpointError"
-    assert judged(backend, other) == ("known", FUNCTIONS)
-
-
-@needs_jax
-def test_checkpoints_in_checkpoints_recompute_so_from_the_start(backend: TorchaxBackend) -> None:
-    """What the inner one runs first, when the outer one is recomputed, is not seen either."""
-    inner = under(
-        Checkpoint(),
-        call("linear", "v0", "x0", None, to="v1"),
-        call("exp", "v0", to="v2"),
-        call("tanh", "v2", to="v3"),
-    )
-    one = case(SQUARES, under(Checkpoint(), call("exp", "w1"), inner), contexts=())
-    outcome, known = judged(backend, one)
-    assert (outcome, known) == ("known", FUNCTIONS)
-
-
-@needs_jax
-def test_what_a_checkpoint_in_a_checkpoint_makes_is_cut_at_first_alone(
-    backend: TorchaxBackend,
-) -> None:
-    """The product after it keeps one factor more when the outer one is recomputed."""
-    inner = under(Checkpoint(), call("linear", "v0", "x0", None, to="v1"))
-    after = call("mul", "v1", "w1", to="v2"), call("tanh", "v2", to="v3")
-    one = case(SQUARES, under(Checkpoint(), call("exp", "w1"), inner, *after), contexts=())
-    assert judged(backend, one) == ("known", FUNCTIONS)
-
-
-@needs_jax
-def test_a_reentrant_checkpoint_is_recomputed_in_float32(backend: TorchaxBackend) -> None:
-    """No error says so: its gradients are nearer to the exact ones than the program's dtype is."""
-    assert judged(backend, REENTRANT) == ("known", "torchax-checkpoint")
 
 
 # -- faults ---------------------------------------------------------------------------------------

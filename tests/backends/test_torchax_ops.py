@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from amp_fuzz.backends.reference import reference_runtime
 from amp_fuzz.backends.torchax.backend import TorchaxBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
-from amp_fuzz.cases.program import Autocast, Checkpoint, DType, TensorSpec
-from amp_fuzz.upstream import quirks, shipped
+from amp_fuzz.cases.program import Checkpoint, TensorSpec
+from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.torchax.examples import GRU_INPUTS, gru
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
@@ -45,28 +45,6 @@ class Made:
     honest: Case | None = None
 
 
-def gru(*, dtype: str = "float32", first: bool = False, to: str = "v0 v1", given: str = "x0"):  # type: ignore[no-untyped-def]
-    """Return the inputs and the call of a GRU module of one layer; [8, 2, 3] in, [8, 2, 3] out."""
-    names = ["weight_ih_l0", "weight_hh_l0"]
-    made = call(
-        "gru",
-        given,
-        form="module",
-        inputs=3,
-        hidden=3,
-        layers=1,
-        bias=False,
-        first=first,
-        bidirectional=False,
-        names=names,
-        weights=["w1", "w2"],
-        state=None,
-        to=to,
-    )
-    return [x("x0", 8, 2, 3, dtype=dtype), x("w1", 9, 3), x("w2", 9, 3)], made
-
-
-_GRU_INPUTS, _GRU = gru()
 ATTENDED = [x("x0", 1, 2, 3), x("x1", 1, 3, 3), x("x2", 1, 3, 3)]
 _SVD = call("linalg.svd", "x0", full_matrices=True, to="v0 v1 v2")
 
@@ -79,153 +57,6 @@ def _windowed(length: int) -> Case:
 
 
 MADE = {
-    "lgamma": Made(
-        case([x("x0", 3, dtype="float64", domain="positive")], call("lgamma", "x0")),
-        "torchax-lowerings",
-        "lgamma-too-large",
-    ),
-    "digamma": Made(
-        case([x("x0", 3, dtype="bfloat16", domain="positive")], call("digamma", "x0")),
-        "torchax-lowerings",
-        "digamma-too-large",
-    ),
-    "complex": Made(
-        case(
-            [x("x0", 3, dtype="float64"), x("x1", 3, dtype="float64")], call("complex", "x0", "x1")
-        ),
-        "torchax-lowerings",
-        "complex-too-large",
-    ),
-    "cat": Made(
-        case([x("x0", 0, dtype="float64"), x("x1", 3)], call("cat", ["x0", "x1"]), contexts=()),
-        "torchax-lowerings",
-        "cat-too-large",
-    ),
-    "embedding": Made(
-        case(
-            [x("w0", 3, 2), x("x1", 4, dtype="int64", domain="zeros")],
-            call("embedding", "w0", "x1", scale_grad_by_freq=True),
-        ),
-        "torchax-lowerings",
-        "embedding-too-large",
-    ),
-    "cholesky_inverse": Made(
-        case(
-            [x("x0", 2, 2, domain="zeros")],
-            call("cholesky_inverse", "x0"),
-            call("add.scalar", "x0", 1.0, to="v1"),
-        ),
-        "torchax-lowerings",
-        "add-too-large",
-    ),
-    "cumsum": Made(
-        case(
-            [of("x0", "float16", 2048.0, 1.0, 1.0, 1.0, 1.0, 1.0, -2048.0)],
-            call("cumsum", "x0", 0),
-            contexts=(),
-        ),
-        "torchax-formulas",
-        "cumsum-too-large",
-    ),
-    "cumprod": Made(
-        case(
-            [of("x0", "float16", *[1 + 1 / 1024] * 150)],
-            call("cumprod", "x0", 0),
-            contexts=(),
-        ),
-        "torchax-formulas",
-        "cumprod-too-large",
-    ),
-    "fmod": Made(
-        case(
-            [of("x0", "float16", 2.0, 3.0), of("x1", "float16", 0.0661, 2.0)],
-            call("fmod", "x0", "x1"),
-        ),
-        "torchax-formulas",
-        "fmod-too-large",
-    ),
-    "gelu": Made(
-        case(
-            [of("x0", "float16", -2.5, -3.0, 1.0)],
-            call("gelu", "x0", approximate="tanh"),
-            contexts=(),
-        ),
-        "torchax-formulas",
-        "gelu-too-large",
-    ),
-    "binary_cross_entropy_with_logits": Made(
-        case(
-            [
-                of("x0", "bfloat16", 1.7, -2.3, 5.1),
-                x("x1", 3, domain="unit"),
-                of("x2", "float32", 3.3, 1.7, 0.6),
-            ],
-            call("binary_cross_entropy_with_logits", "x0", "x1", pos_weight="x2", reduction="none"),
-            contexts=(),
-        ),
-        "torchax-formulas",
-        "mul-too-large",
-    ),
-    "the gradient of a quotient": Made(
-        case(
-            [of("x0", "float32", 1e30, 2.0), of("w1", "float32", 1e25, 3.0)],
-            call("div", "x0", "w1"),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the gradient of a clamp": Made(
-        case([of("w0", "float32", 0.0, 2.0, 0.5)], call("clamp", "w0", 0, 1)),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "NaN beyond a clamp": Made(
-        case(
-            [of("w0", "float32", -1.0, 2.0)],
-            call("clamp_min", "w0", 0),
-            call("div", "v0", "v0", to="v1"),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the gradient of a maximum": Made(
-        case(
-            [of("w0", "float32", -1.0, 2.0), of("x1", "float32", 0.0, 0.0)],
-            call("maximum", "w0", "x1"),
-            call("div", "v0", "v0", to="v1"),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "bilinear": Made(
-        case(
-            [
-                x("x0", 2, 6, dtype="float16"),
-                x("x1", 2, 6, dtype="float16"),
-                x("w2", 2, 6, 6, dtype="float16"),
-            ],
-            call("bilinear", "x0", "x1", "w2", None),
-            contexts=(),
-            seed=4,
-        ),
-        "torchax-sums",
-        "trilinear-too-large",
-    ),
-    "alpha of integers": Made(
-        case(
-            [x("w0", 3), x("x1", 3, dtype="int64")],
-            call("sum", "x1", dtype=DType("float32")),
-            call("sub", "x1", "v0", alpha=-0.5, to="v1"),
-        ),
-        "torchax-sums+torchax-dtype-argument",
-        "sub-too-large",
-    ),
-    "norm of zeros": Made(
-        case([x("w0", 2, 3, domain="zeros")], call("linalg.vector_norm", "w0")),
-        "torchax-norms",
-        "norm-too-large",
-        case([x("w0", 2, 3)], call("linalg.vector_norm", "w0")),
-    ),
     "atan2": Made(
         case([x("x0", 3, dtype="int64"), x("x1", 3, dtype="bfloat16")], call("atan2", "x0", "x1")),
         "torchax-promotion",
@@ -253,21 +84,16 @@ MADE = {
         "lu-solve-too-large",
     ),
     "gru of two dtypes": Made(
-        case(gru(dtype="bfloat16")[0], _GRU, contexts=(BF16,)),
+        BUGS["torchax-rnn-dtypes"].examples[0].case,
         "torchax-rnn-dtypes",
         "sigmoid-too-large",
-        case(_GRU_INPUTS, _GRU, contexts=()),
+        case(GRU_INPUTS, gru(), contexts=()),
     ),
     "gru after one with batch_first": Made(
-        case(
-            _GRU_INPUTS,
-            gru(first=True)[1],
-            gru(given="v0", to="v2 v3")[1],
-            contexts=(),
-        ),
+        BUGS["torchax-sizes"].examples[0].case,
         "torchax-sizes",
         "sigmoid-too-large",
-        case(_GRU_INPUTS, gru(first=True)[1], contexts=()),
+        case(GRU_INPUTS, gru(first=True), contexts=()),
     ),
     "svd of what is infinite": Made(
         case(
@@ -289,98 +115,6 @@ MADE = {
         "svd-too-large",
         case([x("x0", 2, 5)], _SVD, contexts=(), backward="none"),
     ),
-    "sigmoid": Made(
-        case([of("x0", "float16", -15.0, -14.0, 2.0)], call("sigmoid", "x0"), contexts=()),
-        "torchax-formulas",
-        "sigmoid-too-large",
-    ),
-    "sigmoid in place": Made(
-        case([of("b0", "float16", -15.0, 2.0)], call("sigmoid", "b0", form="inplace"), contexts=()),
-        "torchax-formulas",
-        "sigmoid-too-large",
-    ),
-    "exp2": Made(
-        case(
-            [of("x0", "bfloat16", 13.875, 13.8125), of("x1", "float16", 2.0)],
-            call("exp2", "x0"),
-            call("exp2", "x1", to="v1"),
-            contexts=(),
-        ),
-        "torchax-formulas",
-        "exp2-too-large",
-    ),
-    "the gradient of log_softmax": Made(
-        case(
-            [
-                x("w0", 1, 4, 2, dtype="float16", domain="integers"),
-                x("x1", 1, 2, dtype="int64", domain="zeros"),
-            ],
-            call("cross_entropy", "w0", "x1", label_smoothing=0.1, reduction="sum"),
-            contexts=(),
-            seed=11,
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the gradient of atan2": Made(
-        case(
-            [of("w0", "float32", 0.0, 1.0), of("x1", "float32", 0.0, 2.0)],
-            call("atan2", "w0", "x1"),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the gradient of a Cholesky factor": Made(
-        case([x("w0", 2, 2, domain="psd")], call("linalg.cholesky", "w0"), contexts=()),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the gradient of an upper Cholesky factor": Made(
-        case(
-            [x("w0", 2, 2, domain="psd")],
-            call("linalg.cholesky_ex", "w0", upper=True, to="v0 v1"),
-            contexts=(),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the gradient of binary_cross_entropy": Made(
-        case(
-            [of("w0", "float32", 0.0, 0.5), of("x1", "float32", 0.0, 1.0)],
-            call("binary_cross_entropy", "w0", "x1"),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "the largest of NaN": Made(
-        case([of("w0", "float32", 1.0, math.nan)], call("max", "w0")),
-        "torchax-formulas",
-        "gradients-halved",
-        case([of("w0", "float32", 1.0, 2.0)], call("max", "w0")),
-    ),
-    "a clamp in a checkpoint": Made(
-        case(
-            [of("w0", "float32", 0.0, 2.0, 0.5)],
-            under(Checkpoint(use_reentrant=False), call("clamp", "w0", 0, 1)),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
-    "softmax of integers": Made(
-        case([x("x0", 3, dtype="int64")], call("softmax", "x0", 0), contexts=()),
-        "torchax-promotion",
-        "softmax-in-bfloat16",
-    ),
-    "remainder of integers": Made(
-        case(
-            [of("x0", "int64", 5, 7), of("b1", "float32", 5.0, 7.0)],
-            call("remainder.scalar", "x0", 2.5),
-            call("remainder.scalar", "b1", 2.0, form="inplace", to="v1"),
-            contexts=(),
-        ),
-        "torchax-promotion",
-        "remainder-too-large",
-    ),
     "linalg.cross of two dtypes": Made(
         case(
             [x("x0", 3, dtype="float16"), x("x1", 3)], call("linalg.cross", "x0", "x1"), contexts=()
@@ -401,95 +135,10 @@ MADE = {
         "torchax-promotion",
         "gradients-halved",
     ),
-    "cumprod of one": Made(
-        case([x("x0", dtype="int32")], call("cumprod", "x0", 0), contexts=()),
-        "torchax-dtype-argument",
-        "cumprod-too-large",
-    ),
-    "cdist of order inf": Made(
-        case([x("x0", 2, 3), x("x1", 2, 3)], call("cdist", "x0", "x1", p=math.inf)),
-        "torchax-lowerings",
-        "cdist-too-large",
-    ),
-    "a vector and matrices": Made(
-        case([x("x0", 4), x("x1", 2, 1, 4, 3)], call("matmul", "x0", "x1"), contexts=(BF16,)),
-        "torchax-composites",
-        "mv-too-large",
-    ),
-    "a cell calls linear": Made(
-        case(
-            [x("x0", 2, 4), x("x1", 2, 3), x("x2", 12, 4), x("x3", 12, 3)],
-            call("lstm_cell", "x0", ["x1", "x1"], "x2", "x3", None, None, to="v0 v1"),
-            call("linear", "x0", "x2", None, to="v2"),
-            contexts=(BF16,),
-        ),
-        "torchax-composites",
-        "sigmoid-too-large",
-    ),
-    "attention calls linear": Made(
-        case(
-            [x("x0", 2, 3, 4), x("x1", 12, 4), x("x2", 4, 4)],
-            call(
-                "MultiheadAttention",
-                *("x0", "x0", "x0"),
-                form="module",
-                embedding=4,
-                heads=1,
-                bias=False,
-                first=False,
-                training=True,
-                names=["in_proj_weight", "out_proj.weight"],
-                weights=["x1", "x2"],
-                need=True,
-                average=False,
-                mask=None,
-                to="v0 v1",
-            ),
-            call("linear", "x0", "x2", None, to="v2"),
-            contexts=(BF16,),
-        ),
-        "torchax-composites",
-        "softmax-in-float64",
-    ),
     "corrcoef": Made(
         case([x("x0", 2, 5, dtype="float16")], call("corrcoef", "x0"), contexts=(BF16,)),
         "torchax-composites",
         "corrcoef-too-large",
-    ),
-    "attention in float32": Made(
-        case(
-            [
-                *(x(f"x{i}", 1, 3, 2, dtype="float16") for i in range(3)),
-                x("x3", 4, 2, dtype="float16"),
-            ],
-            under(
-                Autocast(dtype="float32"),
-                call("scaled_dot_product_attention", "x0", "x1", "x2"),
-                call("linear", "x0", "x3", None, to="v1"),
-            ),
-            contexts=(BF16,),
-        ),
-        "torchax-composites",
-        "mul-too-large",
-    ),
-    "batch norm of two dtypes": Made(
-        case(
-            [
-                x("x0", 4, 1, 3, dtype="float64"),
-                *(x(name, 1) for name in ("x1", "x2")),
-                x("x3", 1, dtype="float64"),
-                x("x4", 1, dtype="float64", domain="positive"),
-            ],
-            call(
-                "_native_batch_norm_legit_functional",
-                *("x0", "x1", "x2", "x3", "x4", True, 0.1, 1e-05),
-                form="overload",
-                to="v0 v1 v2 v3 v4",
-            ),
-            contexts=(),
-        ),
-        "torchax-norms",
-        "mul-too-large",
     ),
     "the inverse of zeros": Made(
         case([x("x0", 8, 8, domain="zeros")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
@@ -498,7 +147,7 @@ MADE = {
         case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 _"), contexts=()),
     ),
     "whether zeros have an inverse": Made(
-        case([x("x0", 2, 2, domain="zeros")], call("linalg.inv_ex", "x0", to="_ v0"), contexts=()),
+        BUGS["torchax-singular-info"].examples[0].case,
         "torchax-singular-info",
         "inv-too-large",
         case([x("x0", 2, 2, domain="psd")], call("linalg.inv_ex", "x0", to="v0 v1"), contexts=()),
@@ -518,16 +167,6 @@ MADE = {
             contexts=(),
         ),
     ),
-    "slice_scatter of a negative dim": Made(
-        case(
-            [x("x0", 5, 3, dtype="float16"), x("x1", 2, 3, dtype="float16")],
-            call("slice_scatter", "x0", "x1", -2, 3),
-            contexts=(),
-        ),
-        "torchax-raises",
-        "slice-scatter-too-large",
-        case([x("x0", 5, 3), x("x1", 2, 3)], call("slice_scatter", "x0", "x1", 0, 3), contexts=()),
-    ),
     "antialias by a factor": Made(
         case(
             [x("x0", 1, 1, 4, 4)],
@@ -545,116 +184,57 @@ MADE = {
         "exp2-too-large",
         case([of("x0", "float16", 2.0)], call("exp2", "x0"), contexts=()),
     ),
-    "the gradient of a clamp by tensors": Made(
-        case(
-            [of("x0", "float32", 1.0, 2.0), of("w1", "float32", 1.0, 3.0)],
-            call("clamp.Tensor", "x0", "w1"),
-        ),
-        "torchax-formulas",
-        "gradients-halved",
-    ),
     "tensorinv of zeros": Made(
         case([x("x0", 2, 2, domain="zeros")], call("linalg.tensorinv", "x0", ind=1), contexts=()),
         "torchax-unchecked",
         "inv-too-large",
         case([x("x0", 2, 2, domain="psd")], call("linalg.tensorinv", "x0", ind=1), contexts=()),
     ),
-    "what a checkpoint types": Made(
-        case(
-            [x("x0", 3), x("x1", 3, dtype="float64")],
-            call("exp", "x0"),
-            under(
-                Checkpoint(use_reentrant=False),
-                call("type_as", "v0", "x1", form="method", to="v1"),
-                call("exp", "x0", to="v2"),
-                call("type_as", "v2", "x1", form="method", to="v3"),
-            ),
-            contexts=(),
-        ),
-        "torchax-type-as",
-        "type-as-float16",
-    ),
-    "an op without its overload": Made(
-        case(
-            [x("x0", 1, 1, 2, 2, dtype="float16"), x("x1", 1, 2, 3, 2, dtype="float16")],
-            call("grid_sampler_2d", "x0", "x1", 0, 0, False, form="overload"),
-            backward="none",
-        ),
-        "torchax-composites",
-        "mul-too-large",
-        case(
-            [x("x0", 1, 1, 2, 2), x("x1", 1, 2, 3, 2)],
-            call("grid_sampler_2d", "x0", "x1", 0, 0, False, form="overload"),
-            contexts=(),
-        ),
-    ),
     "a clamp of integers": Made(
-        case([of("x0", "int64", 1, 5)], call("clamp", "x0", 0.5, 2.5), contexts=()),
+        BUGS["torchax-clamp-dtype"].examples[0].case,
         "torchax-clamp-dtype",
         "clamp-too-large",
         case([of("x0", "float32", 1.0, 5.0)], call("clamp", "x0", 0.5, 2.5), contexts=()),
     ),
     "attention to nothing": Made(
-        case(
-            [
-                *ATTENDED,
-                x("x3", 2, 3, dtype="bool", values=bits_of([False] * 3 + [True] * 3, "bool")),
-            ],
-            call("scaled_dot_product_attention", "x0", "x1", "x2", attn_mask="x3"),
-            contexts=(),
-        ),
+        BUGS["torchax-masked-rows"].examples[0].case,
         "torchax-masked-rows",
         "mul-too-large",
         case(ATTENDED, call("scaled_dot_product_attention", "x0", "x1", "x2"), contexts=()),
     ),
     "linear inside of a loss": Made(
-        case(
-            [
-                x("x0", 2, 3),
-                x("x1", 4, 3),
-                x("x2", 2, dtype="int64", domain="index", bound=4),
-            ],
-            call("linear_cross_entropy", "x0", "x1", "x2"),
-            backward="none",
-        ),
+        BUGS["torchax-linear-inside"].examples[0].case,
         "torchax-linear-inside",
         "mm-too-large",
     ),
     "log1p of float64": Made(
-        case([of("x0", "float64", -0.4142070642693862)], call("log1p", "x0"), contexts=()),
+        BUGS["xla-log1p"].examples[0].case,
         "xla-log1p",
         "log1p-too-large",
     ),
-    "a window that is short": Made(_windowed(1), "torchax-stft", "fft-too-large", _windowed(2)),
+    "a window that is short": Made(
+        BUGS["torchax-stft"].examples[0].case, "torchax-stft", "fft-too-large", _windowed(2)
+    ),
     "the index of a smallest beyond NaN": Made(
-        case([of("x0", "float32", math.nan, 0.0)], call("cummin", "x0", 0, to="_ v0"), contexts=()),
+        BUGS["torchax-cumulative-indices"].examples[0].case,
         "torchax-cumulative-indices",
         "cummin-too-large",
         case([of("x0", "float32", 1.0, 2.0)], call("cummin", "x0", 0, to="v0 v1"), contexts=()),
     ),
     "the shape of irfftn": Made(
-        case([x("x0", 1, 1)], call("fft.irfftn", "x0", s=[1, 1]), contexts=()),
+        BUGS["torchax-lowerings-shape"].examples[0].case,
         "torchax-lowerings-shape",
         "irfft-too-large",
         case([x("x0", 2, 2)], call("fft.irfftn", "x0"), contexts=()),
     ),
     "a factor of one element": Made(
-        case(
-            [x("x0", 1, 1, values=bits_of([-1.0], "float32"))],
-            call("linalg.ldl_factor", "x0", to="v0 _"),
-            contexts=(),
-        ),
+        BUGS["torchax-lowerings-nonfinite"].examples[0].case,
         "torchax-lowerings-nonfinite",
         "exp2-too-large",
         case([of("x0", "float16", 2.0)], call("exp2", "x0"), contexts=()),
     ),
     "a weight without a gradient": Made(
-        case(
-            [x("w0", 2, 2, dtype="float16")],
-            call("new_ones", "w0", [2, 2], form="method"),
-            steps=1,
-            scaler=True,
-        ),
+        BUGS["torchax-zero-gradients"].examples[0].case,
         "torchax-zero-gradients",
         "gradients-of-one",
     ),
@@ -676,40 +256,6 @@ def test_it_hides_no_other_fault(faulty: tuple[TorchaxBackend, Path], name: str)
     made = MADE[name]
     outcome, why = judged_with(made.fault, faulty, made.honest or made.one)
     assert outcome == "diverged", why
-
-
-def test_a_root_of_minus_infinity_is_that_of_infinity() -> None:
-    """In random programs it shows where it is computed with; alone it left the range."""
-    values = of("x0", "float32", -math.inf, -0.0, 4.0)
-    for exponent, expected in ((0.5, [math.inf, 0.0, 2.0]), (-0.5, [0.0, math.inf, 0.5])):
-        one = case([values], call("pow.Tensor_Scalar", "x0", exponent), contexts=())
-        with quirks(["torchax-lowerings"]):
-            found = backends()["torchax"].reference().run(one).values["v0"]
-        assert found is not None
-        assert found.tolist() == expected
-
-
-def test_the_gradient_of_a_square_takes_twice_the_difference_first() -> None:
-    """The loss itself is infinite there: alone it left the range."""
-    one = case(
-        [of("w0", "float32", 3e38, *[0.0] * 3), of("x1", "float32", 0.0, *[0.0] * 3)],
-        call("mse_loss", "w0", "x1"),
-        contexts=(),
-    )
-    reference = backends()["torchax"].reference()
-    plain = reference.run(one).values["w0.grad"]
-    with quirks(["torchax-formulas"]):
-        found = reference.run(one).values["w0.grad"]
-    assert plain is not None
-    assert found is not None
-    assert plain.isfinite().all()
-    assert found.isinf().tolist() == [True, False, False, False]
-
-
-def test_a_power_that_is_too_large_is_seen(faulty: tuple[TorchaxBackend, Path]) -> None:
-    one = case([of("x0", "float32", -math.inf, 4.0)], call("pow.Tensor_Scalar", "x0", -0.5))
-    assert judged(faulty[0], one)[0] == "known"
-    assert judged_with("pow-too-large", faulty, one)[0] == "diverged"
 
 
 def test_a_checkpoint_is_never_reentrant(faulty: tuple[TorchaxBackend, Path]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from amp_fuzz.backends import imitation
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -19,7 +20,7 @@ from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.oracle import Rounding
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import Band, distance, shadow
-from amp_fuzz.upstream import active_quirks, shipped
+from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
 
@@ -387,7 +388,7 @@ def test_the_shadows_of_a_case_are_run_once_and_not_kept(monkeypatch: pytest.Mon
     honest = ReferenceRuntime.shadowed
 
     def counted(self: ReferenceRuntime, example: Case, *how: Any) -> Any:
-        runs.append((example.id, active_quirks(), *how))
+        runs.append((example.id, imitation.current().names, *how))
         return honest(self, example, *how)
 
     monkeypatch.setattr(ReferenceRuntime, "shadowed", counted)

@@ -8,13 +8,13 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
+from amp_fuzz.backends import imitation
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.upstream import active_quirks
 from amp_fuzz.upstream.imitate import imitated
 from tests.helpers import F16, call, case, under, x
 
@@ -66,17 +66,17 @@ def test_the_reference_imitates_in_its_trial_alone() -> None:
 
     @contextmanager
     def scope() -> Iterator[None]:
-        seen.append(active_quirks())
+        seen.append(imitation.current().names)
         yield
 
     nested = case([x("w0", 2, 2)], under(F16, call("mm", "w0", "w0")), backward="none")
     trial = Trial.of(nested, Counting("cpu"))
     wrong = imitated(trial, [BUG])
     with wrong.scope():
-        assert active_quirks() == {BUG}
+        assert imitation.current().names == {BUG}
     trial.under("nothing", scope)
     assert seen == [frozenset()]
-    assert active_quirks() == frozenset()
+    assert imitation.current().names == frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from amp_fuzz.backends import backends, harness
+from amp_fuzz.backends import backends, harness, imitation
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -29,7 +29,7 @@ from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.runs.setup import known_of
-from amp_fuzz.upstream import BUGS, QUIRKS, active_quirks, shipped
+from amp_fuzz.upstream import BUGS, QUIRKS, shipped
 from amp_fuzz.upstream.evidence import Imitated, Left
 from amp_fuzz.upstream.explain import Explainer, judge_of
 from amp_fuzz.upstream.known import Known, KnownError, load_known
@@ -164,7 +164,7 @@ def test_a_relation_is_explained_by_a_bug_that_breaks_it_alone(
     imitated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the same way, where the reference imitates the bug, and in no other."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("neg",))
     example = case([x("x0", 2)], NEG, backward="none")
     honest, run = EagerBackend.observe, ReferenceRuntime.run
 
@@ -175,7 +175,7 @@ def test_a_relation_is_explained_by_a_bug_that_breaks_it_alone(
 
     def imitating(self: ReferenceRuntime, one: Case) -> Observation:
         seen = run(self, one)
-        return wrong(one, seen) if imitated and gone.quirk in active_quirks() else seen
+        return wrong(one, seen) if imitated and gone.quirk in imitation.current().names else seen
 
     monkeypatch.setattr(EagerBackend, "observe", lambda self, one: wrong(one, honest(self, one)))
     monkeypatch.setattr(ReferenceRuntime, "run", imitating)
@@ -266,7 +266,7 @@ class Imagined:
             under = {names[name] for name in chosen.names}
             self.tried.append(under)
             for name in self.asks(under):
-                assert quirk[name.lower()] not in active_quirks()  # it is asked for
+                assert quirk[name.lower()] not in imitation.current().names  # it is asked for
             rest = self.rest(under)
             return Left(replace(found, where=rest) if rest else None)
 
@@ -489,7 +489,6 @@ def test_each_shipped_entry_has_its_page_and_its_quirk() -> None:
 def test_each_shipped_entry_has_an_example() -> None:
     # An entry without a quirk is about a result that changes from run to run, an error's text, or
     # what goes away with a part of torch.
-    # Those of torchax and of XLA are in tests/backends/test_torchax.py and test_jax.py.
     # One that torch has mended is in tests/reference/test_autocast.py.
     # A `Bug` has its example: tests/upstream/test_bugs.py.
     entries = [
@@ -727,7 +726,7 @@ class Leaving(Off):
 
 def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_state() -> None:
     """The imitation differs from the backend, which agrees there with the reference."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("sigmoid",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("sigmoid",))
     example = case(
         [x("x0", 8, dtype="bfloat16")],
         call("sigmoid", "x0"),
@@ -743,18 +742,18 @@ def test_a_bug_that_the_backend_has_not_hides_no_value_behind_an_error_or_a_stat
 
 def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imitation changes another value, and what is known of the shadows of this one."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("neg",))
     run, shadowed = ReferenceRuntime.run, ReferenceRuntime.shadowed
 
     def runs(self: ReferenceRuntime, one: Case) -> Observation:
         seen = run(self, one)
-        if gone.quirk in active_quirks():
+        if gone.quirk in imitation.current().names:
             seen.values["v3"] = torch.full((2,), 7.0)
         return seen
 
     def doubts(self: ReferenceRuntime, *how: Any, **named: Any) -> Any:
         seen, bands = shadowed(self, *how, **named)
-        if gone.quirk in active_quirks():
+        if gone.quirk in imitation.current().names:
             bands["v0"] = replace(bands["v0"], known=False)
         return seen, bands
 
@@ -769,12 +768,12 @@ def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.M
 
 def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does what the backend does at one value, and at another what the backend does not."""
-    gone = Known("gone", "a bug of before", "why", quirk="torchax-formulas", ops=("neg",))
+    gone = Known("gone", "a bug of before", "why", quirk="torchax-norms", ops=("neg",))
     honest = ReferenceRuntime.run
 
     def run(self: ReferenceRuntime, one: Case) -> Observation:
         seen = honest(self, one)
-        if gone.quirk in active_quirks():
+        if gone.quirk in imitation.current().names:
             assert seen.values["v1"] is not None
             seen.values |= {"v0": torch.full((2,), 7.0), "v1": seen.values["v1"] * 2 + 1}
         return seen

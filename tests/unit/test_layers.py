@@ -92,7 +92,6 @@ RULES = (
     # It knows no bug: who does, is given to it.
     Rule(
         "amp_fuzz.oracle",
-        forbidden=("amp_fuzz.backends.imitations",),
         names=("quirks", "active_quirks", "asking", "supposing", "noting"),
     ),
     # Records of any run, on any machine, can be read where torch is not installed.

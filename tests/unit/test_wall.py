@@ -34,7 +34,7 @@ def test_no_file_of_the_reference_names_a_known_bug(path: Path) -> None:
     [
         ('x\nif "cache-ignores-dtype" in active():', ["2: cache-ignores-dtype"]),
         ("# as under the quirk", ["1: quirk"]),
-        ("from amp_fuzz.backends.imitated import active_quirks", ["1: quirk"]),
+        ("from amp_fuzz.upstream import quirks", ["1: quirk"]),
         ("# linalg-cond-backward: a listed bug", ["1: linalg-cond-backward"]),
         ("the weight cache is keyed by the weight and the dtype", []),
     ],

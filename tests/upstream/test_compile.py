@@ -15,7 +15,6 @@ import torch
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.imitation import current
-from amp_fuzz.backends.imitations.functions import handed_on
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import Checkpoint, NoGrad, Statement, TensorSpec
@@ -25,6 +24,7 @@ from amp_fuzz.reference.custom_ops import opaque
 from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.bug import Example
 from amp_fuzz.upstream.compile.functional import without_out
+from amp_fuzz.upstream.compile.handed_on import handed_on
 from amp_fuzz.upstream.compile.mixed import refuses
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from amp_fuzz import reference
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import backends, imitation
 from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -23,7 +23,7 @@ from amp_fuzz.cases.program import Autocast, NoGrad, Program, Ref, Statement, st
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.upstream import BUGS, active_quirks, quirks, shipped
+from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.evidence import Listed
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
@@ -270,7 +270,9 @@ def changed(patch: pytest.MonkeyPatch, label: str, times: float, *, imitated: bo
         made = honest(self, given)
         for seen, one in [(made, given)] if imitated else zip(made, given, strict=True):
             value = seen.values.get(label)
-            acts = "torchscript-pass" in active_quirks() if imitated else one.plan.contexts
+            acts = (
+                "torchscript-pass" in imitation.current().names if imitated else one.plan.contexts
+            )
             if value is not None and acts:
                 seen.values[label] = value * times
         return made

@@ -11,15 +11,12 @@ which torchax does not have. XLA's kernels round differently, so shadow arithmet
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.metadata
 import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -30,12 +27,9 @@ import torch
 import torch.utils.checkpoint
 
 from amp_fuzz import reference
-from amp_fuzz.backends import harness
+from amp_fuzz.backends import harness, imitation
 from amp_fuzz.backends.base import Availability, Backend, Facts
-from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.imitated import active_quirks
-from amp_fuzz.backends.imitations.functions import handed_on
-from amp_fuzz.backends.imitations.torchax import Cutting, Unlisted, inside, torchs_derivatives
+from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.process import REFUSES, Apart
 from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
@@ -47,24 +41,12 @@ from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
     Context,
-    Node,
     NoGrad,
-    Program,
-    Ref,
-    Region,
-    Statement,
-    refs,
     returning_all,
-    statements,
-    substituted,
-    transform,
     unwrapped,
-    uses,
 )
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.patching import patched
-from amp_fuzz.reference.autocast import Snapshot, snapshot
-from amp_fuzz.reference.tables import Policy, PolicyTable, load_table
+from amp_fuzz.reference.tables import PolicyTable, load_table
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 
@@ -179,10 +161,7 @@ class TorchaxBackend(TorchRepros, TorchBackend):
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases in the torchax process."""
-        found = [self.process.run(case) for case in cases]
-        for seen in found if self.mode.autograd else ():
-            seen.elided = tuple(label for label in seen.values if label.endswith(".grad"))
-        return found
+        return [self.process.run(case) for case in cases]
 
     def facts(self) -> Facts:
         """Return the promise that torchax must keep."""
@@ -229,15 +208,9 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         runtime = reference_runtime(self.device).runtime
         runtime = replace(runtime, autocast=_documented)
         if self.mode.autograd:
-            runtime = replace(
-                runtime,
-                driver=_imitating_autograd,
-                checkpoint=_checkpointed,
-            )
-            wider = ("torchax-backward-dtypes", "torchax-checkpoint")
-            return _Reference(runtime, numerics=_NUMERICS, wider=wider)
-        runtime = replace(runtime, checkpoint=_recomputed, driver=_imitating)
-        return _Reference(runtime, numerics=_NUMERICS)
+            return _Differentiating(runtime, numerics=_NUMERICS)
+        runtime = replace(runtime, checkpoint=_recomputed)
+        return ReferenceRuntime(runtime, numerics=_NUMERICS)
 
 
 # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on.
@@ -295,276 +268,20 @@ def _recomputed(function: Callable[..., Any], *args: Any, use_reentrant: bool | 
     return reference.checkpoint("cpu")(function, *args, use_reentrant=False)
 
 
-class _Reference(ReferenceRuntime):
-    """The reference, which takes writes for what torchax makes of them, if that is asked for."""
+class _Differentiating(ReferenceRuntime):
+    """The reference where torch's own autograd recomputes checkpoints."""
 
     __slots__ = ()
 
-    def meant(self, case: Case) -> Case:
-        """Return the case as torchax has it, where that is another program."""
-        program = case.program
-        if "torchax-type-as" in active_quirks():
-            program = msgspec.structs.replace(program, body=_typed_in_place(program))
-        if "torchax-out" in active_quirks():
-            program = msgspec.structs.replace(program, body=_writing_out(program))
-        # Later calls of a jitted program take the trace of the first, wherever they are.
-        traced = case.plan.first_pass == "inference_mode"
-        if traced and "torchax-softmax-dtype" in active_quirks():
-            program = msgspec.structs.replace(program, body=_without_dtype(program))
-        return msgspec.structs.replace(case, program=program)
+    def of(self, case: Case) -> Runtime:
+        """Return the runtime for a case: what a checkpoint calls is imitated again there."""
+        plain = reference.checkpoint("cpu")
 
+        def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+            again = imitation.current().wrap(function, case)
+            return plain(again, *args, use_reentrant=use_reentrant)
 
-def _typed_in_place(program: Program) -> tuple[Node, ...]:
-    """Return a body in which ``y = x.type_as(z)`` leaves x another name of y.
-
-    Until then x goes by another name; after it comes ``x = y.type_as(y)``, which is y itself. What
-    a checkpoint changes that was given to it is changed in it alone.
-    """
-    given = {spec.name for spec in program.inputs}
-    body = program.body
-    free = 1 + max(int(name[1:]) for s in statements(body) for name in s.outputs if name != "_")
-    calls = [s for s in statements(body) if s.op == "type_as" and s.form == "method"]
-    for number, call in enumerate(calls):
-        old, new = next(uses(call)), call.outputs[0]
-        scopes = _checkpoints(body)
-        if old in given or scopes[old] is not scopes[new]:
-            body = _around(body, call, {}, {old: new}, until=scopes[new])
-        else:
-            again = Statement("type_as", "method", (Ref(new), Ref(new)), (), (old,))
-            body = _around(body, call, {old: f"v{free + number}"}, {}, again)
-    return body
-
-
-def _checkpoints(body: tuple[Node, ...]) -> dict[str, Region | None]:
-    """Return the innermost checkpoint in which each name is made."""
-    found: dict[str, Region | None] = {}
-
-    def walk(nodes: tuple[Node, ...], scope: Region | None) -> None:
-        for node in nodes:
-            if isinstance(node, Region):
-                walk(node.body, node if isinstance(node.context, Checkpoint) else scope)
-            else:
-                found.update(dict.fromkeys(node.outputs, scope))
-
-    walk(body, None)
-    return found
-
-
-def _without_dtype(program: Program) -> tuple[Node, ...]:
-    """Return a body in which softmax knows no ``dtype=``."""
-    body = program.body
-    for call in statements(body):
-        kwargs = tuple(item for item in call.kwargs if item[0] != "dtype")
-        if call.op in ("softmax", "softmin") and kwargs != call.kwargs:
-            plain = msgspec.structs.replace(call, kwargs=kwargs)
-            body = _around(body, call, {}, {}, instead=plain)
-    return body
-
-
-# torchax/ops/jaten.py, _out_variant_to_functional.
-_REPLACES_OUT = (
-    *("add", "sub", "mul", "div", "relu", "sqrt", "clamp", "clamp_min", "sigmoid", "tanh", "ceil"),
-    *("logical_not", "scatter_add", "bitwise_not", "floor_divide", "masked_scatter"),
-)
-# Made by torch's decompositions, which write to a copy.
-_KEEPS_OUT = (
-    *("copysign", "cumprod", "digamma", "kron", "lgamma", "linalg.matrix_rank", "linalg.qr"),
-    *("polar", "qr", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
-    *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
-)
-
-
-def _writing_out(program: Program) -> tuple[Node, ...]:
-    """Return a body in which ``y = op(x, out=z)`` makes z another name of y, or y of z.
-
-    The one where torchax takes the new array for z, the other where it leaves z as it is.
-    """
-    body = program.body
-    for call in [s for s in statements(body) if s.form == "out"]:
-        name, kwargs = _family(call.op), dict(call.kwargs)
-        out = kwargs.pop("out", None)
-        written = list(refs(out))
-        if name in _REPLACES_OUT and len(written) == 1:
-            plain = Statement(call.op, "function", call.args, tuple(kwargs.items()), call.outputs)
-            until = _checkpoints(body)[call.outputs[0]]
-            renamed = {written[0]: call.outputs[0]}
-            body = _around(body, call, {}, renamed, instead=plain, until=until)
-        elif name in _KEEPS_OUT and len(written) == len(call.outputs) in (1, 2):
-            kept = [
-                Statement("type_as", "method", (Ref(old), Ref(old)), (), (new,))
-                for old, new in zip(written, call.outputs, strict=True)
-            ]
-            body = _around(body, call, {}, {}, *kept[1:], instead=kept[0])
-    return body
-
-
-def _family(op: str) -> str:
-    """Return ``linalg.matrix_rank`` for ``linalg.matrix_rank.tol_tensor``."""
-    kept = (name for name in _KEEPS_OUT if op == name or op.startswith(f"{name}."))
-    return next(kept, op.partition(".")[0])
-
-
-def _around(
-    body: tuple[Node, ...],
-    call: Statement,
-    before: Mapping[str, str],
-    after: Mapping[str, str],
-    more: Statement | None = None,
-    *,
-    instead: Statement | None = None,
-    until: Region | None = None,
-) -> tuple[Node, ...]:
-    """Return a body with other names before and after a call, and one more, or another, there.
-
-    until: the region after which names are what they were.
-    """
-    names = before
-
-    def region(node: Region, inner: tuple[Node, ...]) -> Iterator[Node]:
-        nonlocal names
-        yield Region(node.context, inner)
-        names = {} if node is until else names
-
-    def statement(node: Statement) -> Iterator[Node]:
-        nonlocal names
-        found = node.outputs == call.outputs
-        node = instead if found and instead is not None else node
-        outputs = tuple(names.get(n, n) if names is before else n for n in node.outputs)
-        yield msgspec.structs.replace(substituted(node, names), outputs=outputs)
-        if found and names is before:
-            names = after
-            if more is not None:
-                yield more
-
-    return transform(body, region=region, statement=statement)
-
-
-@contextmanager
-def _functions() -> Iterator[None]:
-    """Call torch's Python functions again from what they hand on, if that is to be imitated."""
-    if "compile-functions" not in active_quirks():
-        yield
-        return
-    with handed_on():
-        yield
-
-
-@contextmanager
-def _called_inside() -> Iterator[None]:
-    """Let attention call what is no torch function to torchax, if that is to be imitated.
-
-    Its mode hands `multi_head_attention_forward` back, and is off while that runs.
-    """
-    if "torchax-composites" not in active_quirks():
-        yield
-        return
-    functional = torch.nn.functional
-    plain = functional.multi_head_attention_forward
-
-    @functools.wraps(plain)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with inside():
-            return plain(*args, **kwargs)
-
-    with patched(functional, "multi_head_attention_forward", called):
-        yield
-
-
-def _unlisted() -> AbstractContextManager[Any]:
-    """Call ops that are named without an overload without a policy, if that is to be imitated."""
-    if "torchax-composites" not in active_quirks():
-        return nullcontext()
-    return Unlisted(lambda: reference.autocast("cpu", enabled=False))
-
-
-def _imitating(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the program with what is wrong on torchax, if that is to be imitated.
-
-    What is jitted once runs under the autocast of its first call.
-    """
-    program = names["program"]
-    first: list[Snapshot] = []
-
-    def imitating(*inputs: torch.Tensor) -> Any:
-        with reference.intercepting(), _functions(), _called_inside(), _unlisted():
-            if "torchax-stale-jit" not in active_quirks():
-                return program(*inputs)
-            first.append(snapshot("cpu"))
-            with first[0].restored():
-                return program(*inputs)
-
-    return {"program": imitating if active_quirks() else program}
-
-
-def _cast_to(overload: str) -> torch.dtype | None:
-    """Return the dtype to which the autocast around a call casts the arguments of an overload."""
-    ((_, low, enabled, _, table),) = snapshot("cpu").contexts
-    rule = table.rules.get(overload) if enabled and table is not None else None
-    if rule is None:
-        return None
-    return {Policy.LOWER_PRECISION_FP: low, Policy.FP32: torch.float32}.get(rule.policy)
-
-
-@contextmanager
-def _imitated() -> Iterator[None]:
-    """Imitate for a block, with the derivatives of torch's own formulas, and cut graphs."""
-    cutting = Cutting(_cast_to) if "torchax-cut-graph" in active_quirks() else nullcontext()
-    with (
-        torchs_derivatives(),
-        cutting,
-        reference.intercepting(),
-        _functions(),
-        _called_inside(),
-        _unlisted(),
-    ):
-        yield
-
-
-def _imitating_autograd(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the program with what is wrong on torchax, where torch's own autograd follows it."""
-    program = names["program"]
-
-    def imitating(*inputs: Any) -> Any:
-        with _imitated():
-            return program(*inputs)
-
-    return {"program": imitating if active_quirks() else program}
-
-
-_unseen: ContextVar[bool] = ContextVar("unseen", default=False)
-
-
-@contextmanager
-def _functions_unseen() -> Iterator[None]:
-    """Imitate for a block what torchax does where its mode for torch functions is off.
-
-    It is in a backward pass, which is a torch function that torchax hands back. So nothing is
-    computed above autograd, and nothing is cut.
-    """
-    token = _unseen.set(True)
-    try:
-        with torchs_derivatives(), inside(), reference.intercepting():
-            yield
-    finally:
-        _unseen.reset(token)
-
-
-def _checkpointed(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
-    """Call a function as a checkpoint that imitates when it is recomputed, too.
-
-    A checkpoint in it is called again then, with no function seen from the start.
-    """
-    first = [True]
-
-    def imitating(*inputs: Any) -> Any:
-        unseen = not first or _unseen.get()
-        first.clear()
-        off = unseen and "torchax-checkpoint-functions" in active_quirks()
-        with _functions_unseen() if off else _imitated():
-            return function(*inputs)
-
-    again = imitating if active_quirks() else function
-    return reference.checkpoint("cpu")(again, *args, use_reentrant=use_reentrant)
+        return replace(self.runtime, checkpoint=checkpoint)
 
 
 class Torchax:

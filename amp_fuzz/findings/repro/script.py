@@ -33,6 +33,7 @@ from amp_fuzz.plugins import loaded
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, leans, unit
 from amp_fuzz.reference.shadow.mode import Promise
 from amp_fuzz.upstream import quirks
+from amp_fuzz.upstream.roundings import EXCESS
 
 __all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
 
@@ -242,7 +243,7 @@ def _rounding(script: Script) -> list[str]:
     left_out = script.finding.observed.endswith("(excess precision)")
     promised = script.finding.kind == "precision"
     promise: Promise = reference.promise if promised else "none"
-    with quirks(reference.wider if left_out else ()):
+    with quirks((EXCESS,) if left_out else ()):
         _, bands = reference.shadowed(script.case, CONFIRM, CONFIRM, promise=promise)
     if label not in bands:
         raise ReproError(f"case {script.case.id}: the reference observes nothing at {label!r}")

@@ -19,7 +19,6 @@ from amp_fuzz import reference
 from amp_fuzz.backends import Availability, Backend, imitation
 from amp_fuzz.backends.base import Calls
 from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.imitated import active_quirks
 from amp_fuzz.backends.reference import ReferenceRuntime, surrounded
 from amp_fuzz.cases.case import Case, Plan, inferring
 from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
@@ -213,7 +212,15 @@ class CheckedReference(ReferenceRuntime):
         No backend of `check` has a wider band: `loose` says nothing here.
         """
         wanted = _differing(self.checked.seen)
-        key = (case.plan, samples, seed, reach, promise, active_quirks(), frozenset(wanted))
+        key = (
+            case.plan,
+            samples,
+            seed,
+            reach,
+            promise,
+            imitation.current().names,
+            frozenset(wanted),
+        )
         if key not in self.checked.bands:
             mode = Shadow(samples, seed, reach, promise=promise)
             self.checked.bands[key] = self._followed(case, mode, wanted)

@@ -48,12 +48,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.backends.imitations.xla import flat, place
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.shadow.run import either
 from amp_fuzz.reference.shadow.written import CASTING, SIXTEEN, in_method, used_once
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.xla.excess import flat, place
 
 __all__ = ["BUGS"]
 

@@ -89,7 +89,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.imitation import Imitation, Program, inside
-from amp_fuzz.backends.imitations.functions import handed_on
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.case import CUSTOM_OPS, Case
 from amp_fuzz.cases.program import NoGrad
@@ -97,6 +96,7 @@ from amp_fuzz.patching import patched
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.cache import own_cache
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.compile.handed_on import handed_on
 
 __all__ = ["BUGS"]
 

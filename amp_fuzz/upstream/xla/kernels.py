@@ -1,47 +1,377 @@
-"""Ops that XLA computes otherwise; the page is docs/findings/jax.md.
+"""What XLA computes otherwise, seen through JAX.
 
-xla-depthwise: a convolution of float64 in which each group has one channel also multiplies the
-    channels of the others, with 0.
-xla-excess-precision: what is computed from a 16-bit result takes it as it was before it was
-    rounded.
-xla-fast-tanh: tanh of float32, also in gelu and mish, is a quotient of polynomials, off by up to
-    4.3 units of 2^-24 where it is near 1.
-xla-gamma: lgamma and digamma are computed by Lanczos' approximation, which cancels near 1 and 2.
-xla-masked-products: a product with a mask is 0 where the mask is off, whatever the other factor
-    is: a program that XLA compiles selects.
+Seen on jax 0.10.2, CPU, by `amp-fuzz run --backends='jax*'`. The casts are the reference's own, so
+none of this is about autocast. The examples need only JAX and NumPy.
+
+## xla-depthwise: one NaN makes all channels NaN
+
+Quirk; op by op and compiled, float64 only. Where each group of a convolution has one channel, the
+CPU backend makes it a convolution without groups, with zeros as the weights of other groups: 0
+times an infinity or NaN of one channel is NaN in all others. float32 and 16 bits have it right.
+So it is with the gradient of the input, if each group has one output. Not reported that we know
+of.
+
+```python
+import os
+
+os.environ["JAX_ENABLE_X64"] = "true"
+import jax.numpy as jnp
+from jax import lax
+
+x = jnp.ones((1, 2, 3)).at[0, 0].set(jnp.nan)
+w = jnp.ones((2, 1, 1))
+for dtype in ("float32", "float64"):
+    made = lax.conv_general_dilated(
+        x.astype(dtype), w.astype(dtype), (1,), "VALID", feature_group_count=2
+    )
+    print(dtype, made[0, 1])  # float32 [1. 1. 1.], float64 [nan nan nan]
+```
+
+## xla-fast-tanh: tanh is off where it is near 1
+
+Quirk; op by op and compiled. XLA has tanh of float32 on CPUs as a quotient of polynomials
+(`EmitFastTanh`), which is off by up to 4.3 units of 2^-24 near 1, where torch's is by 0.5, and is
+1 from 7.9988 on. The reference that imitates it comes to the same bits, where the processor fuses
+products and sums. It shows in what follows: comparisons, and the `1 + tanh` of `gelu` with
+`approximate="tanh"`, which it computes in the same way; so does `mish`.
+
+```python
+import jax.numpy as jnp, numpy as np
+
+x = jnp.float32(8.2)
+print(jnp.tanh(x) < 1, np.tanh(np.float32(8.2)) < 1)  # False True
+```
+
+## xla-gamma: lgamma and digamma are off where they are small
+
+Quirk; op by op and compiled. XLA computes both by Lanczos' approximation (g = 7), whose large
+terms cancel near 1 and 2, where lgamma is 0. The reference that imitates it follows the formula,
+so that its own rounding says how far off it may be; at integers, which nothing rounds before,
+torch's value is exact and XLA's is not:
+
+```python
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+
+print(gammaln(jnp.array([1.0, 2.0, 3.0], jnp.float32)))  # not exactly 0, 0: some 5e-7 away
+```
+
+## xla-masked-products: a product with a mask is 0 where the mask is off
+
+Quirk; compiled only. The algebraic simplifier makes a select of a product with a converted
+predicate, so that infinities and NaN vanish:
+
+```python
+import jax, jax.numpy as jnp
+
+masked = lambda a, mask: a * mask.astype(a.dtype)
+a, mask = jnp.array([jnp.nan, jnp.inf]), jnp.array([False, False])
+print(masked(a, mask), jax.jit(masked)(a, mask))  # [nan nan] [0. 0.]
+
+largest = lambda x, g: jax.vjp(jnp.max, x)[1](g)[0]
+x, g = jnp.array([1.0, 2.0, 2.0]), jnp.float32("nan")
+print(largest(x, g), jax.jit(largest)(x, g))  # [nan nan nan] [ 0. nan nan]
+```
+
+The second is how it was found: the derivative of a maximum multiplies by where the maximum is, so
+that a compiled backward pass hides that a loss is NaN. Not reported that we know of.
+
+## xla-range: beyond the range of a dtype
+
+By kind: `range` alone, and only where an op is named whose results, or sums of some of its terms,
+left the range of their dtype. XLA adds in another order than the reference's kernels, so that
+other partial sums overflow, and compiled it fuses a product with the sum it goes into (inside of
+`linalg.cross` and `vdot`, too), so that one product is rounded to infinity and the other is not
+(`a * a - b * b` is infinite where torch has NaN):
+
+```python
+import jax.numpy as jnp, numpy as np
+
+a, b = np.array([[3e38, 3e38, -3e38, -3e38]], np.float32), np.ones((4, 1), np.float32)
+print(jnp.matmul(a, b), np.matmul(a, b))  # [[inf]] [[0.]], and the other way round for others
+```
+
+A Fourier transform that is divided by its size is divided last. XLA takes a factor out of a sum
+if that is a power of 2: the mean of two numbers beyond half of the range, as in `interpolate`
+with `mode="linear"`, is infinite when it is compiled:
+
+```python
+import jax, jax.numpy as jnp
+
+mean, x = lambda a, b: a * 0.5 + b * 0.5, jnp.float32(3e38)
+print(mean(x, x), jax.jit(mean)(x, x))  # 3e+38 inf
+```
+
+## xla-tanh: float32's tanh is 1 from 8.0 on
+
+XLA's approximation for CPUs clamps its argument at 7.999; there it is off by 3.8 units of 2^-24.
+It shows where many elements are off to the same side. Of the backends `jax*` it is imitated:
+[xla-fast-tanh].
+
+## xla-fft-layout: a Fourier transform before a decomposition does not run
+
+By kind: `raise`, with XLA's whole message; compiled only. What goes into LAPACK is stored by
+columns, XLA lets that layout reach the transform before it, and this has no other than by rows.
+Seen in 2024 in another place ([#22484](https://github.com/jax-ml/jax/issues/22484), closed). It
+hides whatever else is wrong in such a program.
+
+```python
+import jax, jax.numpy as jnp
+
+values = lambda x: jnp.linalg.svd(jnp.fft.irfft(x, n=2), compute_uv=False)
+print(values(jnp.ones((2, 2))))  # [1.4142135 0.       ]
+try:
+    jax.jit(values)(jnp.ones((2, 2)))
+except jax.errors.JaxRuntimeError as error:
+    print(str(error)[:30])  # INTERNAL: RET_CHECK failure
+```
+
+## xla-log1p: log1p and atanh of float64 lose digits near -0.41
+
+By kind: `value` of fewer than 1,000 units, at these ops, float64, where the value is from -0.54
+to -0.43 (`log1p`) or from 0.36 to 0.45 on either side of 0 (`atanh`). From -0.46 to -0.35 XLA's
+approximation on CPUs is off by up to 240 units of 2^-53 (of 200,000 numbers; elsewhere 2.8),
+torch's by 1.3. Known upstream: [#39707](https://github.com/jax-ml/jax/issues/39707).
+
+```python
+import os
+
+os.environ["JAX_ENABLE_X64"] = "true"
+import jax.numpy as jnp, numpy as np
+
+print(jnp.log1p(-0.414207) / np.log1p(-0.414207) - 1)  # -2.7e-14
+```
+
+The entry also hides another fault of these two functions of that size there.
+
+## xla-excess-precision: the rounding of a 16-bit result is left out
+
+On `jax[jit+excess]` only. `xla_allow_excess_precision` is on by default in XLA: it drops a cast
+to 16 bits and back where it compiles both, so that `(a @ b).astype(float32) + c` of bfloat16 `a`
+and `b` adds the product as it was accumulated. It is documented, and no fault:
+[docs/jax.md](../../jax.md#excess-precision) has an example, and how it is told.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.backends.imitations import xla
-from amp_fuzz.upstream.lowering import in_place, kernels
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.literals import bits_of
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.xla.excess import Excess
+from amp_fuzz.upstream.xla.functions import DEPTHWISE, GAMMA, MASKED, TANH
 
-__all__ = ["IMITATIONS"]
+__all__ = ["BUGS"]
 
-_aten = torch.ops.aten
-
-
-def _masked(a: Any, b: Any) -> torch.Tensor | None:
-    """Choose 0 where a mask is off, though the other factor be infinite or NaN."""
-    for mask, value in ((a, b), (b, a)):
-        masks = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
-        if masks and isinstance(value, torch.Tensor) and value.is_floating_point():
-            dtype = torch.result_type(a, b)
-            return torch.where(mask, value.to(dtype), torch.zeros((), dtype=dtype))
-    return None
-
-
-_PRODUCTS = {_aten.mul.Tensor: _masked, _aten.mul_.Tensor: in_place(_masked)}
-IMITATIONS = {
-    "xla-depthwise": Imitation(kernels=kernels(xla.DEPTHWISE, bodies=True)),
-    "xla-excess-precision": Imitation(around=xla.Excess),
-    "xla-fast-tanh": Imitation(kernels=kernels(xla.TANH, bodies=True)),
-    "xla-gamma": Imitation(kernels=kernels(xla.FUNCTIONS, bodies=True)),
-    "xla-masked-products": Imitation(kernels=kernels(_PRODUCTS, bodies=True)),
-}
-"""The imitations, by name. The records are in known.toml."""
+BUGS = (
+    Bug(
+        id="xla-depthwise",
+        what="an infinity or NaN in one channel makes all channels of a depthwise convolution of float64 NaN",
+        why="XLA's CPU backend makes it a convolution without groups, whose weights of other groups are 0",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax", "jax[*"),
+        imitation=Imitation(kernels=DEPTHWISE),
+        examples=(
+            Example(
+                "jax[jit]",
+                case(
+                    [
+                        x(
+                            "x0",
+                            1,
+                            2,
+                            3,
+                            dtype="float64",
+                            values="7ff0000000000000" * 3 + "3ff0000000000000" * 3,
+                        ),
+                        x("w1", 2, 1, 2, dtype="float64"),
+                    ],
+                    call("conv1d", "x0", "w1", groups=2),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-fast-tanh",
+        what="tanh of float32, also in gelu and mish, is off by up to 4.3 units of 2^-24 near 1, which is much of 1 - tanh",
+        why="XLA computes it on CPUs by a quotient of polynomials, which is 1 from 7.9988 on",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax", "jax[*"),
+        imitation=Imitation(kernels=TANH),
+        examples=(
+            Example(
+                "jax[jit]",
+                case(
+                    [x("x0", 2, values="4103333341066666"), x("x1", 2, values="c0600000c09f5c29")],
+                    call("tanh", "x0"),
+                    call("lt.scalar", "v0", 1.0, to="v1"),
+                    call("gelu", "x1", approximate="tanh", to="v2"),
+                    backward="none",
+                    contexts=(),
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-gamma",
+        what="lgamma and digamma are off by some 5e-7 where their value is small",
+        why="XLA computes them by Lanczos' approximation, whose large terms cancel near 1 and 2",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax", "jax[*"),
+        imitation=Imitation(kernels=GAMMA),
+        examples=(
+            Example(
+                "jax[jit]",
+                case(
+                    [x("x0", 3, dtype="int64", values=bits_of([1, 2, 3], "int64"))],
+                    call("lgamma", "x0"),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-masked-products",
+        what="a product with a mask is 0 where the mask is off, though the other factor is infinite or NaN",
+        why="XLA's algebraic simplifier makes a select of a product with a converted predicate",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax[jit*",),
+        imitation=Imitation(kernels=MASKED),
+        examples=(
+            Example(
+                "jax[jit]",
+                case(
+                    [x("x0", 4, values="7f800000" * 4), x("x1", 4, dtype="bool", values="00" * 4)],
+                    call("mul", "x0", "x1"),
+                    backward="none",
+                    contexts=(),
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-range",
+        what="values that leave the range of their dtype on the way come out finite on one side only",
+        why="XLA's kernels add in another order, and so does a fused program",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax", "jax[*"),
+        ops=("*",),
+        kinds=("range",),
+        expected="left the range",
+        examples=(
+            Example(
+                "jax[jit]",
+                case([x("x0", 6, 4, values="7f61b1e6" * 24)], call("fft.ifftn", "x0"), contexts=()),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-tanh",
+        what="tanh of float32 is 1 from 7.999 on",
+        why="XLA's approximation for CPUs clamps its argument there",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax*",),
+        ops=("tanh",),
+        kinds=("value",),
+        expected="^-?0.99999.*float32",
+        observed="^-?1: ",
+        examples=(
+            Example(
+                "torchax",
+                case(
+                    # No one of them is far off, but all are too large.
+                    [x("x0", 64, values=bits_of([8 + i / 256 for i in range(64)], "float32"))],
+                    call("tanh", "x0"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-fft-layout",
+        what="a compiled program does not run that takes a Fourier transform into a decomposition",
+        why="LAPACK's calls want their input by columns, and the layout reaches the transform, which has none but by rows",
+        link="https://github.com/jax-ml/jax/issues/22484",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax[jit*",),
+        ops=("*",),
+        kinds=("raise",),
+        expected="^no error$",
+        observed="^JaxRuntimeError: INTERNAL: RET_CHECK failure .*fft_thunk[.]cc:[0-9]+. LayoutUtil::IsMonotonicWithDim0Major.input_shape_[.]layout..",
+        examples=(
+            Example(
+                "jax[jit]",
+                case(
+                    [x("x0", 2, 2)],
+                    call("fft.irfft2", "x0", s=[2, 2]),
+                    call("linalg.svdvals", "v0", to="v1"),
+                    backward="none",
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-log1p",
+        what="log1p and atanh of float64 are off by up to 240 units of 2^-53 from -0.46 to -0.35",
+        why="XLA's approximation for CPUs loses digits where 1 + x is near 0.586",
+        link="https://github.com/jax-ml/jax/issues/39707",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax", "jax[*", "torchax*"),
+        ops=("log1p", "special.log1p", "atanh", "arctanh"),
+        kinds=("value",),
+        expected="^(-0[.](4[3-9]|5[0-3])|-?0[.](3[6-9]|4[0-4]))[0-9]* .*, float64$",
+        observed=": excess [0-9][0-9.]*, ",
+        examples=(
+            Example(
+                "jax[jit]",
+                case(
+                    [x("x0", 1, dtype="float64", values="bfda825ed8de92a9")],
+                    call("log1p", "x0"),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="xla-excess-precision",
+        what="the rounding of a 16-bit result is left out where what follows computes in float32",
+        why="xla_allow_excess_precision, which is XLA's default, lets it drop a cast down and up again",
+        link="https://docs.jax.dev/en/latest/xla_flags.html",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("jax[jit+excess*",),
+        imitation=Imitation(around=Excess),
+        examples=(
+            Example(
+                "jax[jit+excess]",
+                case(
+                    [
+                        x("x0", 8, 8, dtype="bfloat16"),
+                        x("x1", 8, 8, dtype="bfloat16"),
+                        x("x2", 8, 8),
+                    ],
+                    call("mm", "x0", "x1"),
+                    call("float", "v0", form="method", to="v1"),
+                    call("add", "v1", "x2", to="v2"),
+                    backward="none",
+                    contexts=(),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Ops that XLA computes otherwise than torch's kernels: imitated for `quirks`, as `lowered` is.
+"""Ops that XLA computes otherwise than torch's kernels, written again.
 
 XLA has one approximation of each function for all of its devices. Where that is less exact than
 torch's, it is written again here, so that shadows follow its own cancellation.
@@ -7,17 +7,30 @@ torch's, it is written again here, so that shadows follow its own cancellation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
-from amp_fuzz.reference import dispatch
+from amp_fuzz.backends.imitation import Kernel
 
-__all__ = ["DEPTHWISE", "FUNCTIONS", "TANH", "Excess", "flat", "note", "noting", "place"]
+__all__ = ["DEPTHWISE", "GAMMA", "MASKED", "TANH"]
+
+_aten = torch.ops.aten
+
+
+def _kernels(functions: Mapping[Any, Callable[..., Any]]) -> dict[Any, Kernel]:
+    """Return functions as kernels, by overload. One that returns None leaves the op as it is."""
+
+    def kernel(function: Callable[..., Any]) -> Kernel:
+        def computed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            return NotImplemented if made is None else made
+
+        return computed
+
+    return {overload: kernel(function) for overload, function in functions.items()}
+
 
 # Lanczos, A Precision Approximation of the Gamma Function, SIAM Series B, 1964, with g = 7 and 9
 # terms: what XLA lowers lgamma and digamma to in every precision.
@@ -86,8 +99,8 @@ def _computed(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _inplace(function: Callable[..., Any]) -> Callable[..., Any]:
-    def written(x: torch.Tensor, **kwargs: Any) -> torch.Tensor | None:
-        made = function(x, **kwargs)
+    def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        made = function(x, *args, **kwargs)
         return None if made is None else x.copy_(made)
 
     return written
@@ -101,16 +114,16 @@ def _out(function: Callable[..., Any]) -> Callable[..., Any]:
     return written
 
 
-_aten = torch.ops.aten
-FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    _aten.lgamma.default: _lgamma,
-    _aten.lgamma_.default: _inplace(_lgamma),
-    _aten.lgamma.out: _out(_lgamma),
-    _aten.digamma.default: _digamma,
-    _aten.digamma_.default: _inplace(_digamma),
-    _aten.digamma.out: _out(_digamma),
-}
-"""By overload, for the quirk ``xla-gamma``: None where the op is left as it is."""
+GAMMA: Mapping[Any, Kernel] = _kernels(
+    {
+        _aten.lgamma.default: _lgamma,
+        _aten.lgamma_.default: _inplace(_lgamma),
+        _aten.lgamma.out: _out(_lgamma),
+        _aten.digamma.default: _digamma,
+        _aten.digamma_.default: _inplace(_digamma),
+        _aten.digamma.out: _out(_digamma),
+    }
+)
 
 
 # -- tanh ---------------------------------------------------------------------------------------
@@ -206,20 +219,21 @@ def _narrow(x: torch.Tensor) -> torch.Tensor | None:
     return None if x.dtype is torch.float64 or x.is_complex() else x.float()
 
 
-TANH: Mapping[Any, Callable[..., Any]] = {
-    _aten.tanh.default: _tanh,
-    _aten.tanh_.default: _inplace(_tanh),
-    _aten.tanh.out: _out(_tanh),
-    _aten.gelu.default: _gelu,
-    _aten.gelu_.default: _inplace(_gelu),
-    _aten.gelu.out: _out(_gelu),
-    _aten.gelu_backward.default: _gelu_backward,
-    _aten.mish.default: _mish,
-    _aten.mish_.default: _inplace(_mish),
-    _aten.mish.out: _out(_mish),
-    _aten.mish_backward.default: _mish_backward,
-}
-"""By overload, for the quirk ``xla-fast-tanh``: None where the op is left as it is."""
+TANH: Mapping[Any, Kernel] = _kernels(
+    {
+        _aten.tanh.default: _tanh,
+        _aten.tanh_.default: _inplace(_tanh),
+        _aten.tanh.out: _out(_tanh),
+        _aten.gelu.default: _gelu,
+        _aten.gelu_.default: _inplace(_gelu),
+        _aten.gelu.out: _out(_gelu),
+        _aten.gelu_backward.default: _gelu_backward,
+        _aten.mish.default: _mish,
+        _aten.mish_.default: _inplace(_mish),
+        _aten.mish.out: _out(_mish),
+        _aten.mish_backward.default: _mish_backward,
+    }
+)
 
 
 # -- convolutions -------------------------------------------------------------------------------
@@ -279,112 +293,28 @@ def _depthwise_backward(
     return (dx, *_aten.convolution_backward(*given)[1:])
 
 
-DEPTHWISE: Mapping[Any, Callable[..., Any]] = {
-    _aten.convolution.default: _depthwise,
-    _aten._convolution.default: _depthwise,
-    _aten.convolution_backward.default: _depthwise_backward,
-}
-"""By overload, for the quirk ``xla-depthwise``: None where the op is left as it is."""
+DEPTHWISE: Mapping[Any, Kernel] = _kernels(
+    {
+        _aten.convolution.default: _depthwise,
+        _aten._convolution.default: _depthwise,
+        _aten.convolution_backward.default: _depthwise_backward,
+    }
+)
 
 
-# -- excess precision ---------------------------------------------------------------------------
-
-_16_BIT = (torch.bfloat16, torch.float16)
+# -- products with masks ------------------------------------------------------------------------
 
 
-class Excess(TorchDispatchMode):
-    """Compute with 16-bit results as they were before they were rounded.
-
-    Beside each of them stands what the op comes to in float32, and what is computed from it takes
-    that: XLA leaves a rounding out whose result it would make wide again. A value that is looked at
-    is rounded all the same, and so are the inputs of the first op.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._wide: dict[Any, tuple[torch.Tensor, torch.Tensor, str]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an op, and what it is in float32 beside it."""
-        kwargs = kwargs or {}
-        schema = func._schema
-        if schema.is_mutable:
-            for tensor in flat((args, kwargs)):
-                self._forget(tensor)
-            return self._plain(func, args, kwargs)
-        views = any(r.alias_info is not None for r in schema.returns)
-        seen: list[str] = []
-        inputs = tree_map(lambda a: self._widened(a, seen, views=views), (args, kwargs))
-        if func is _aten._to_copy.default:
-            dtype = kwargs.get("dtype")
-            if not seen or dtype not in (None, torch.float32):
-                return self._plain(func, args, kwargs)
-            note(seen)
-            with dispatch.exclude():
-                return inputs[0][0].clone()
-        out = self._plain(func, args, kwargs)
-        made = [t for t in flat(out) if t.is_floating_point()]
-        narrow = [t for t in made if t.dtype in _16_BIT]
-        if not made or (views and not seen) or not (seen or narrow) or kwargs.get("dtype"):
-            return out
-        try:
-            with dispatch.exclude():
-                wide = func(*inputs[0], **inputs[1])
-        except RuntimeError:  # no kernel that takes these
-            return out
-        note([] if views else seen)
-        pairs = list(zip(flat(out), flat(wide), strict=True))
-        name = seen[0] if views else func.overloadpacket.__name__
-        for own, other in pairs:
-            if own.dtype in _16_BIT and other.dtype is torch.float32:
-                self._wide[place(own)] = (own, other, name)
-        return out if narrow else wide
-
-    def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
-        with dispatch.kept():
-            return func(*args, **kwargs)
-
-    def _widened(self, value: Any, seen: list[str], *, views: bool) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in _16_BIT:
-            return value
-        if (found := self._wide.get(place(value))) is not None:
-            seen.append(found[2])
-            return found[1]
-        with dispatch.exclude():
-            return value if views else value.float()
-
-    def _forget(self, tensor: torch.Tensor) -> None:
-        memory = tensor.untyped_storage()._cdata
-        self._wide = {key: kept for key, kept in self._wide.items() if key[0] != memory}
+def _masked(a: Any, b: Any) -> torch.Tensor | None:
+    """Choose 0 where a mask is off, though the other factor be infinite or NaN."""
+    for mask, value in ((a, b), (b, a)):
+        masks = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
+        if masks and isinstance(value, torch.Tensor) and value.is_floating_point():
+            dtype = torch.result_type(a, b)
+            return torch.where(mask, value.to(dtype), torch.zeros((), dtype=dtype))
+    return None
 
 
-def place(tensor: torch.Tensor) -> Any:
-    """Return what tells a tensor from any other: its memory, its dtype and its geometry."""
-    where = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return (tensor.untyped_storage()._cdata, tensor.dtype, *where)
-
-
-def flat(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree, in order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-_noted: list[dict[str, None]] = []
-
-
-@contextmanager
-def noting() -> Iterator[dict[str, None]]:
-    """Collect the names of ops whose rounding `Excess` leaves out in a block."""
-    _noted.append({})
-    try:
-        yield _noted[-1]
-    finally:
-        _noted.pop()
-
-
-def note(names: Iterable[str]) -> None:
-    """Say of ops that their rounding was left out."""
-    for names_ in _noted:
-        names_.update(dict.fromkeys(names))
+MASKED: Mapping[Any, Kernel] = _kernels(
+    {_aten.mul.Tensor: _masked, _aten.mul_.Tensor: _inplace(_masked)}
+)

@@ -1,0 +1,252 @@
+"""What torch's own backward pass, and a GradScaler, come to on torchax's tensors.
+
+Seen with torchax 0.0.13 and jax 0.10.2 on the CPU; scripts begin as [torchax](../torchax.md) says.
+
+## torchax-cut-graph: linear, einsum, indexing and casts have no gradient
+
+What torchax knows as a torch function it computes in JAX where it is called, above autograd, and
+wraps what comes out in a new tensor. That tensor does not require grad; nothing says so, and what
+is before it has the gradient None, or that of other paths alone. These are
+`torch.nn.functional.linear` (and so `torch.nn.Linear`), `pad`, `max_pool2d`, `one_hot`,
+`torch.angle`, `argsort`, `cdist`, `corrcoef`, `diag`, `einsum`, `logdet`, `lu`, `lu_solve`,
+`svd`, `tensor_split`, `linalg.det`, `linalg.matrix_power`, `linalg.slogdet`, `linalg.solve`,
+`linalg.solve_ex`, `linalg.svd`, `linalg.tensorsolve`, and the methods `x[...]`, `x.flatten()`,
+`x.repeat_interleave()` and `x.to(dtype)`; not `x.float()`, `torch.flatten(x)`, `x.det()`.
+
+```python
+with env:
+    w = torch.ones(2, 2).to("jax").requires_grad_()
+    print(torch.nn.functional.linear(x.to("jax"), w).requires_grad)  # False
+    print((x.to("jax") @ w.T).requires_grad)  # True
+    loss = (w[0] + w.sum()).sum()
+    loss.backward()
+    print(w.grad.cpu())  # 2 everywhere; torch: 3 in the first row
+```
+
+The reference detaches what these return (`torchax-cut-graph`), as a mode for torch functions, so
+that what another function calls is none of it. The list is held against torchax's by a test.
+
+## torchax-layer-norm-backward: that of layer_norm raises
+
+`_aten_native_layer_norm_backward` takes six arguments, of which the op has eight; its body calls
+`jax.lax.native_layer_norm_backward`, which JAX does not have. So `torch.nn.LayerNorm` and all
+transformer layers have no backward pass.
+
+```python
+with env:
+    w = torch.ones(2, 4).to("jax").requires_grad_()
+    torch.nn.functional.layer_norm(w, [4]).sum().backward()  # TypeError
+```
+
+## torchax-checkpoint: a checkpoint is recomputed without autocast, and out of other ops
+
+`torch.utils.checkpoint.checkpoint` restores torch's autocast state when it recomputes, and
+torchax's is another. Modes for torch functions are off in a backward pass
+([#147995](https://github.com/pytorch/pytorch/issues/147995)), and torchax's is one. So other ops
+run, of other dtypes, and a checkpoint that is not reentrant raises CheckpointError. It is listed
+by this text. Where the tensors that are kept have the same shapes and dtypes by chance, the
+gradients are wrong and nothing says so: amp-fuzz reports that as new.
+
+```python
+from torch.utils.checkpoint import checkpoint
+
+with env:
+    w = torch.ones(2, 2).to("jax").requires_grad_()
+    with torchax.amp.autocast("jax", torch.bfloat16):
+        y = checkpoint(lambda a: (a @ a).exp(), w, use_reentrant=False)
+    y.sum().backward()  # CheckpointError: ... saved metadata: bfloat16, recomputed: float32
+```
+
+## torchax-backward-sizes: shapes that autograd does not know
+
+`x.squeeze_()`, `x.transpose_()` and their like change the array of a torchax tensor and not its
+sizes ([torchax-sizes]). torch's C++ calls them:
+`matmul` of a vector and a matrix ends in `squeeze_`, recurrent modules with `batch_first=True`,
+`stft` and `quantile` in others. The backward pass then raises, as it does after `copy_` of what
+is broadcast.
+
+```python
+with env:
+    a, w = torch.ones(3).to("jax"), torch.ones(3, 4).to("jax").requires_grad_()
+    y = a @ w
+    y.backward(torch.ones(4).to("jax"))  # RuntimeError: invalid gradient at index 0 - got [4] ...
+```
+
+## torchax-backward-raises: derivatives of single ops
+
+Wrong gradients are not listed: an entry for them would take any wrong gradient behind these ops
+for its own. They are reported as new, each as what it is.
+
+| op | its derivative by torch's own autograd | entry |
+|---|---|---|
+| `div(rounding_mode=)` | TypeError: `_aten_fill() got an unexpected keyword argument 'layout'` | `torchax-backward-raises` |
+| `linalg.eig`, `linalg.eigh`, `linalg.eigvals` | ValueError: `diagonal` of negative dimensions; `Expected Tensor but got None` | the same |
+| `max_unpool1d`, `max_unpool2d` | IndexError, ValueError | the same |
+| `native_dropout` with p of 0 | `leaf variable has been moved into the graph interior`: the lowering returns its argument | the same |
+| `take` of an index that occurs twice | the last one alone: `put(accumulate=True)` does not accumulate | none |
+| `diagonal(dim1=1, dim2=0)` with an offset | stands at the transposed place, or nowhere | none |
+| `max_pool1d`, `max_pool1d_with_indices`, `max_pool2d_with_indices` | a window gets all of it, and rows and columns are taken for batch and channel | none |
+| `qr`, `linalg.qr`, `linalg.householder_product`, `orgqr`, `linalg.cond`, `cholesky_inverse`, `svd` as a method | wrong; NaN | none |
+| `smooth_l1_loss(beta=0)` | NaN: 0 / 0 | none |
+
+```python
+with env:
+    w = torch.ones(4).to("jax").requires_grad_()
+    torch.take(w, torch.tensor([1, 1, 2]).to("jax")).sum().backward()
+    print(w.grad.cpu())  # [0, 1, 1, 0]; torch: [0, 2, 1, 0]
+```
+
+## torchax-zero-gradients: zeros where there is no gradient
+
+`jax.vjp` gives zeros for an input that no output depends on; torch gives None. So
+`GradScaler.unscale_` meets a float16 gradient, and raises. The values are compared as equal; the
+error is listed.
+"""
+
+from __future__ import annotations
+
+from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.program import Checkpoint
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.torchax.rules import cutting
+
+__all__ = ["BUGS"]
+
+BUGS = (
+    Bug(
+        id="torchax-cut-graph",
+        what="linear, einsum, indexing, flatten, to(dtype) and a dozen more functions cut the graph of torch's own autograd: nothing before them has a gradient",
+        why="torchax computes these functions in JAX where they are called, above autograd, and wraps what comes out in a new tensor",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax[autograd]",),
+        imitation=Imitation(wrap=cutting),
+        examples=(
+            Example(
+                "torchax[autograd]",
+                case([x("x0", 2, 2), x("w1", 2, 2)], call("flatten", "w1", form="method")),
+            ),
+        ),
+    ),
+    Bug(
+        id="torchax-layer-norm-backward",
+        what="the backward pass of layer_norm by torch's own autograd raises TypeError",
+        why="the lowering of native_layer_norm_backward takes six arguments, where the op has eight, and calls a function that JAX has not",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax[autograd]",),
+        ops=("*",),
+        kinds=("raise",),
+        where="if starts: torch.autograd.backward(*",
+        expected="^no error$",
+        observed="^TypeError: _aten_native_layer_norm_backward\\(\\) takes from 5 to 6 positional arguments but 8 were given$",
+        examples=(
+            Example(
+                "torchax[autograd]", case([x("w0", 2, 4)], call("layer_norm", "w0", [4])), wrong=""
+            ),
+        ),
+    ),
+    Bug(
+        id="torchax-checkpoint",
+        what="torch.utils.checkpoint raises CheckpointError where torch's own backward pass recomputes on torchax",
+        why="torchax's autocast and its mode for torch functions are off there: other ops run, of other dtypes",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax[autograd]",),
+        ops=("*",),
+        kinds=("raise",),
+        where="if starts: torch.autograd.backward(*",
+        expected="^no error$",
+        observed="^CheckpointError: torch.utils.checkpoint: ",
+        examples=(
+            Example(
+                "torchax[autograd]",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1")),
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="torchax-backward-sizes",
+        what="a backward pass by torch's own autograd raises, since a shape is not the one that autograd has noted",
+        why="in-place changes of shape (squeeze_ in matmul, transpose_ in recurrent modules, unsqueeze_ in quantile) leave the sizes of the tensor that autograd knows; copy_ takes the shape of its source",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax[autograd]",),
+        ops=("*",),
+        kinds=("raise",),
+        where="if starts: torch.autograd.backward(*",
+        expected="^no error$",
+        observed="^RuntimeError: (Function torch::autograd::CopyBackwards returned an )?invalid gradient at index \\d+ - got \\[[\\d, ]*\\] but expected shape compatible with \\[[\\d, ]*\\]$",
+        bare="diverges",
+        examples=(
+            Example(
+                "torchax[autograd]",
+                case([x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1"), contexts=()),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="torchax-backward-raises",
+        what="what torch's derivatives of single ops call raises on torchax",
+        why="faults of single lowerings: the page has a line for each op",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax[autograd]",),
+        ops=(
+            "div.mode",
+            "linalg.eig",
+            "linalg.eigh",
+            "linalg.eigvals",
+            "linalg.eigvalsh",
+            "max_unpool1d",
+            "max_unpool2d",
+            "native_dropout",
+        ),
+        kinds=("raise",),
+        where="if starts: torch.autograd.backward(*",
+        expected="^no error$",
+        observed="^TypeError: _aten_fill\\(\\) got an unexpected keyword argument 'layout'$|^ValueError: dim1 and dim2 must be different and in range \\[0, \\d+\\]$|^RuntimeError: Expected Tensor but got None$|^IndexError: tuple index out of range$|^ValueError: not enough values to unpack \\(expected 2, got 0\\)$|^RuntimeError: leaf variable has been moved into the graph interior$",
+        bare="diverges",
+        examples=(
+            Example(
+                "torchax[autograd]",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("div.mode", "w1", "x0", rounding_mode="floor"),
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="torchax-zero-gradients",
+        what="GradScaler.unscale_ raises for a float16 weight that the outputs do not depend on",
+        why="jax.vjp gives zeros where torch's autograd gives no gradient",
+        torch=">=2.7",
+        seen="2.13.0",
+        backends=("torchax*",),
+        ops=("*",),
+        kinds=("raise",),
+        where="scaler.unscale_(optimizer)",
+        expected="^no error$",
+        observed="^ValueError: Attempting to unscale FP16 gradients.$",
+        examples=(
+            Example(
+                "torchax",
+                case(
+                    [x("w0", 2, 2, dtype="float16")],
+                    call("new_ones", "w0", [2, 2], form="method"),
+                    steps=1,
+                    scaler=True,
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+)
