@@ -151,7 +151,7 @@ def follow(case: Case, mode: Traced) -> None:
     runtime = replace(
         reference_.of(case), scope=lambda: mode, noted=lambda label, t: None, thread=in_thread
     )
-    harness.run(reference_.meant(case), runtime)
+    harness.run(case, runtime)
 
 
 def database(args: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:

@@ -66,21 +66,12 @@ class ReferenceRuntime:
         return imitation.current().follows()
 
     def of(self, case: Case) -> Runtime:
-        """Return the runtime for a case: the same for all, unless a quirk is imitated."""
+        """Return the runtime for a case: the same for all, unless a backend says otherwise."""
         return self.runtime
-
-    def meant(self, case: Case) -> Case:
-        """Return the case as the backend runs it: itself, unless a quirk is imitated."""
-        return case
-
-    def may(self, quirk: str, case: Case) -> bool:
-        """Return whether imitating a bug may change a case; cheaper than imitating it."""
-        known = imitation.KNOWN.get(quirk)
-        return known is None or known.applies(case)
 
     def casts(self, case: Case) -> bool:
         """Return whether a case writes a cast whose rounding must not be left out."""
-        return self.promise != "none" and bool(cast_lines(self.meant(case).program))
+        return self.promise != "none" and bool(cast_lines(case.program))
 
     def run(self, case: Case) -> Observation:
         """Run one case."""
@@ -93,11 +84,11 @@ class ReferenceRuntime:
     def _imitating(self, case: Case) -> tuple[Case, Runtime]:
         """Return the case as the backend runs it, and its runtime, under the current imitations."""
         current = imitation.current()
-        meant, runtime = current.rewrite(self.meant(case)), surrounded(self.of(case))
+        meant, runtime = current.rewrite(case), surrounded(self.of(case))
         return meant, _wrapping(runtime, current, case) if current.wraps() else runtime
 
     def asked(self, case: Case) -> set[str] | None:
-        """Run one case, and return the quirks, of all backends, that its result depends on.
+        """Run one case, and return the bugs, of all backends, that its result depends on.
 
         None means unknown, because the case runs in another process.
         """

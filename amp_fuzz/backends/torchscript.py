@@ -3,8 +3,8 @@
 The program is scripted, or traced, and called three times before its results count: the first call
 profiles, the second optimises, and only then the optimised graph runs. The plan's contexts are
 around the scripted program; its regions, and the context of the ``decorator`` entry, are inside it.
-TorchScript adds casts by its own list (`amp_fuzz.backends.torchscript_autocast`). If this
-documented difference explains a divergence, the quirk ``torchscript-pass`` names it.
+TorchScript adds casts by its own list, which is documented
+(`amp_fuzz.backends.torchscript_autocast`).
 """
 
 from __future__ import annotations

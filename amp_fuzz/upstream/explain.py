@@ -15,6 +15,7 @@ from amp_fuzz.upstream import beside
 from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
 from amp_fuzz.upstream.imitate import asking
 from amp_fuzz.upstream.known import Known
+from amp_fuzz.upstream.registry import may
 from amp_fuzz.upstream.roundings import left_out
 from amp_fuzz.upstream.search import smallest
 
@@ -95,8 +96,7 @@ class Explainer:
         """
         ops = [s.op for s in statements(trial.case.program.body)]
         entries = [k for k in self.known if k.on(trial.backend.name) and k.tries(ops)]
-        reference = trial.backend.reference()
-        entries = [k for k in entries if reference.may(k.quirk, trial.case)]
+        entries = [k for k in entries if may(k.quirk, trial.case)]
         return sorted(entries, key=lambda k: (k.general, not (k.general or k.ops)))
 
     def _sound(self, trial: Trial, ids: Sequence[str]) -> str:

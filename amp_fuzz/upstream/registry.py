@@ -12,10 +12,11 @@ from types import ModuleType
 from amp_fuzz import upstream
 from amp_fuzz.backends import imitation
 from amp_fuzz.backends.imitation import Composed, Imitation, compose
+from amp_fuzz.cases.case import Case
 from amp_fuzz.upstream.bug import Bug
 from amp_fuzz.upstream.known import Known
 
-__all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "quirks", "shipped"]
+__all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "may", "quirks", "shipped"]
 
 
 def _files() -> Iterator[ModuleType]:
@@ -67,6 +68,12 @@ def composed(names: frozenset[str]) -> Composed:
         if rules := file.RULES & names:
             parts[file.__name__] = file.imitation(rules)
     return compose(parts, names=names, by=f"{__name__}:composed")
+
+
+def may(name: str, case: Case) -> bool:
+    """Return whether imitating a bug may change a case; cheaper than imitating it."""
+    known = IMITATIONS.get(name)
+    return known is None or known.applies(case)
 
 
 def quirks(names: Iterable[str]) -> AbstractContextManager[None]:

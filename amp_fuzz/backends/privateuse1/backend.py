@@ -103,7 +103,7 @@ class ApartReference(ReferenceRuntime):
         return self.process.run(case, reference=True)
 
     def asked(self, case: Case) -> set[str] | None:
-        """Return None: the quirks asked for there are unknown here."""
+        """Return None: the bugs asked for there are unknown here."""
         return None
 
 

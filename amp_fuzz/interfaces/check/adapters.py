@@ -255,8 +255,7 @@ class CheckedReference(ReferenceRuntime):
         return surrounded(self.runtime)
 
     def _plan(self, case: Case) -> Plan:
-        meant: Case = self.checked.inner.reference().meant(case)
-        return imitation.current().rewrite(meant).plan
+        return imitation.current().rewrite(case).plan
 
     def _wrapped(self, case: Case) -> Callable[..., Any] | None:
         """Return a call that imitates what the backend makes of a program."""
