@@ -171,6 +171,7 @@ class Composed:
     """Several imitations as one. Another process makes it again, from the names.
 
     names: the ids of the bugs. by: ``module:function``, which composes imitations of such names.
+    others: those that are of no bug; another process does not get them.
     """
 
     names: frozenset[str]
@@ -178,13 +179,21 @@ class Composed:
     semantics: Semantics
     kernels: Mapping[Any, Kernel]
     by: str = ""
+    others: Mapping[str, Imitation] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
         return _again, (self.by, self.names)
 
     def without(self, name: str) -> Composed:
         """Return the same without one of the bugs."""
-        return _again(self.by, self.names - {name})
+        return _again(self.by, self.names - {name}).beside(self.others)
+
+    def beside(self, others: Mapping[str, Imitation]) -> Composed:
+        """Return the same with imitations around it that are of no bug."""
+        if not others:
+            return self
+        made = compose({**self.parts, **others}, names=self.names, by=self.by)
+        return replace(made, names=self.names, others=others)
 
     def rewrite(self, case: Case) -> Case:
         """Return the case that the backend takes a case for."""

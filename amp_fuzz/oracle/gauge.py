@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from amp_fuzz.backends import imitation
-from amp_fuzz.backends.imitation import Imitation, compose
+from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.program import Program, statements
 
 __all__ = ["Pair", "decomposed", "decomposes", "observing", "pairs", "taking"]
@@ -33,6 +33,8 @@ _observed: tuple[Pair, ...] = ()  # in every thread
 
 # Vectors that are nearer than that to others, but for what is free, are those.
 _NEAR = 0.01
+# A decomposition is off by so many eps, times the larger size and the largest singular value.
+_ROUNDED = 16
 # Singular values, of which the largest is 1, that are nearer than that, in eps, are not told apart.
 _EQUAL = 64
 
@@ -55,10 +57,16 @@ def pairs(program: Program, values: Mapping[str, torch.Tensor | None]) -> tuple[
 
 @contextmanager
 def taking(chosen: Iterable[Pair]) -> Iterator[None]:
-    """Have the reference make these choices for a block, beside what it imitates."""
-    parts = {**imitation.current().parts, "gauge": _GAUGE}
-    names = imitation.current().names
-    with observing(chosen), imitation.imitating(compose(parts, names=names)):
+    """Have the reference make these choices for a block, beside what it imitates.
+
+    Not beside what shadows cannot follow, such as a TorchScript graph: its interpreter corrupts
+    memory under a dispatch mode (torch 2.13).
+    """
+    current = imitation.current()
+    if not current.follows():
+        yield
+        return
+    with observing(chosen), imitation.imitating(current.beside({"gauge": _GAUGE})):
         yield
 
 
@@ -96,10 +104,32 @@ def _chosen(u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Te
     with torch.no_grad():
         best, turns = 0, None
         for left, right in _seen(u, v):
+            if not _decomposes(u, s, v, left, right):
+                continue
             found = _turns(u, s, v, left, right)
             if found[0] > best:
                 best, turns = found[0], found[1:]
     return (u, v) if turns is None else (_turned(u, turns[0]), _turned(v, turns[1]))
+
+
+def _decomposes(
+    u: torch.Tensor,
+    s: torch.Tensor,
+    v: torch.Tensor,
+    left: torch.Tensor | None,
+    right: torch.Tensor | None,
+) -> bool:
+    """Return whether vectors that were seen make up the same matrix, if both were seen."""
+    if left is None or right is None or not bool(left.isfinite().all() and right.isfinite().all()):
+        return True
+    size = s.shape[-1]
+
+    def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (one[..., :size] * s.unsqueeze(-2)) @ other[..., :size].mH
+
+    off = (product(left, right) - product(u, v)).abs().amax((-2, -1))
+    unit = torch.finfo(s.dtype).eps * max(u.shape[-2], v.shape[-2])
+    return bool((off <= _ROUNDED * unit * s[..., 0]).all())
 
 
 def _seen(u: torch.Tensor, v: torch.Tensor) -> Iterator[Pair]:

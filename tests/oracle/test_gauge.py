@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from amp_fuzz.backends import imitation
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle import gauge
 from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import eager
 
@@ -55,12 +58,11 @@ def test_the_phase_that_was_observed_is_that_of_both(
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
-def test_a_sign_that_u_alone_has_is_taken_for_both() -> None:
-    """So that the product stays what was decomposed, and the other one differs."""
-    x, (u, _, vh) = made(3, 3)
+def test_a_sign_that_u_alone_has_is_no_choice() -> None:
+    x, (u, s, vh) = made(3, 3)
     one = chosen(x, (-u, vh))
-    torch.testing.assert_close(one[0], -u)
-    torch.testing.assert_close(one[2], -vh)
+    for found, want in zip(one, (u, s, vh), strict=True):
+        assert torch.equal(found, want)
 
 
 def test_of_two_calls_the_one_that_fits_both_is_taken() -> None:
@@ -240,6 +242,33 @@ def test_signs_that_u_and_v_share_are_free_and_no_others(
 ) -> None:
     found = judge_of(Turned(turned=turned)).judge(SVDS).divergence
     assert (found.where if found else "") in (where, where.replace("v0", "v2"))
+
+
+def test_the_sign_of_one_vector_of_a_small_singular_value_is_no_choice() -> None:
+    """U and V share it, wherever the product shows more than rounding."""
+    x = torch.diag(torch.tensor([1.0, 1.2e-5]))
+    u, _, vh = torch.linalg.svd(x)
+    turned = u * torch.tensor([1.0, -1.0])
+    assert torch.equal(chosen(x, (turned, vh))[0], u)
+    assert torch.equal(chosen(x, (turned, vh * torch.tensor([[1.0], [-1.0]])))[0], turned)
+
+
+def test_a_choice_stands_beside_bugs_and_stays_without_one_of_them() -> None:
+    with quirks(["export-composites", "promote-foreign-half"]), gauge.taking([(None, None)]):
+        current = imitation.current()
+        assert current.names == {"export-composites", "promote-foreign-half"}
+        fewer = current.without("export-composites")
+        assert fewer.names == {"promote-foreign-half"}
+        assert "gauge" in fewer.parts
+    with gauge.taking([(None, None)]):
+        assert imitation.current().names == frozenset()
+
+
+def test_no_choice_is_made_where_shadows_cannot_follow() -> None:
+    """TorchScript's interpreter does not stand a dispatch mode."""
+    unfollowed = imitation.compose({"a": Imitation(follows=False)})
+    with imitation.imitating(unfollowed), gauge.taking([(None, None)]):
+        assert imitation.current() is unfollowed
 
 
 def test_an_exact_backend_chooses_as_the_reference_does() -> None:
