@@ -13,7 +13,7 @@ import torch
 
 from amp_fuzz.catalogue.unreachable import UNREACHABLE
 
-__all__ = ["Kernels", "kernels"]
+__all__ = ["Kernels", "has_autocast", "kernels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,14 @@ class Kernels:
     unreachable: Mapping[str, str]
 
 
+def has_autocast(device: str) -> bool:
+    """Return whether this torch has autocast for a device type; it need not know the name."""
+    try:
+        return torch.amp.is_autocast_available(device)
+    except RuntimeError:  # "Invalid device string"
+        return False
+
+
 @lru_cache(maxsize=16)
 def kernels(device: str) -> Kernels:
     """Return torch's kernels for a device type, by overload name without ``aten::``.
@@ -32,7 +40,7 @@ def kernels(device: str) -> Kernels:
     """
     outside = device == torch._C._get_privateuse1_backend_name()
     key = "AutocastPrivateUse1" if outside else f"Autocast{device.upper()}"
-    if not torch.amp.is_autocast_available(device):  # maia has no key before torch 2.8
+    if not has_autocast(device):  # maia has no key before torch 2.8
         return Kernels((), {})
     listed = sorted(
         name.removeprefix("aten::")

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amp_fuzz.backends import device_guards, harness
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts
+from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
@@ -116,7 +117,7 @@ class FakeBackend(TorchRepros, TorchBackend):
 
     def availability(self) -> Availability:
         """Return whether this torch has autocast for the device type."""
-        if not torch.amp.is_autocast_available(self.device):
+        if not has_autocast(self.device):
             return Availability("missing", f"torch {torch.__version__} has no autocast for it")
         if not device_guards.known():
             return Availability("broken", "libc10 has no known registry of device guards")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -35,6 +36,9 @@ FILES: tuple[ModuleType, ...] = tuple(file for file in _MODULES if hasattr(file,
 """The modules that have bugs, by name. The docstring of each is their page."""
 
 _ALL: tuple[Bug, ...] = tuple(bug for file in FILES for bug in file.BUGS)
+
+if twice := [name for name, count in Counter(bug.id for bug in _ALL).items() if count > 1]:
+    raise ValueError(f"{', '.join(twice)}: two known bugs have this id: rename one")
 
 BUGS: Mapping[str, Bug] = {bug.id: bug for bug in sorted(_ALL, key=lambda bug: bug.rank)}
 """Every bug, by id, in the order in which they are tried."""

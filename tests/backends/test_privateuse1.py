@@ -256,7 +256,7 @@ def test_a_model_is_not_run_on_another_device_instead() -> None:
     linear, one = torch.nn.Linear(2, 2), torch.ones(1, 2)
     result = amp_fuzz.check(linear, one, backends="privateuse1", store=None)
     assert not result.ok
-    assert "its device is in a process of its own" in str(result)
+    assert "its device is in a separate process" in str(result)
 
 
 # -- the process ----------------------------------------------------------------------------------

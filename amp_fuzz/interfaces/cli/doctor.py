@@ -151,7 +151,7 @@ def _kernels() -> Iterator[_Check]:
     """Compare what torch's dispatcher lists for each device with our table for this torch."""
     import torch
 
-    from amp_fuzz.backends.dispatcher import kernels
+    from amp_fuzz.backends.dispatcher import has_autocast, kernels
     from amp_fuzz.catalogue import CATALOGUE
     from amp_fuzz.reference import DEVICES, PolicyTableError, load_table
 
@@ -159,7 +159,7 @@ def _kernels() -> Iterator[_Check]:
     yield _Check("ok", "catalogue", f"{len(CATALOGUE)} ops")
     for device in DEVICES:
         what = f"kernels of {device}"
-        if not torch.amp.is_autocast_available(device):
+        if not has_autocast(device):
             yield _Check("note", what, f"torch {torch.__version__} has no autocast for it")
             continue
         listed = kernels(device)
