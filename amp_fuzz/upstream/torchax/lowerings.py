@@ -79,7 +79,7 @@ with env:
 
 Where values leave the range of their dtype the order of a sum decides on NaN or infinity. By
 kind: `range` alone. Subnormal numbers count as 0 ([what its kernels may
-do](../jax.md#what-its-kernels-may-do)).
+do](../../jax.md#what-its-kernels-may-do)).
 """
 
 from __future__ import annotations
