@@ -148,7 +148,7 @@ def _draw(g: object) -> object:
     ("name", "options", "said"),
     [
         ("scaled_add", {}, "write a namespace and a name, as in 'mylib.foo'"),
-        ("max.dim", {}, "is in the catalogue already"),
+        ("max.dim", {}, "is already in the catalogue"),
         ("nolib.foo", {}, "imports='nolib' cannot be imported"),
         ("nolib.foo", {"imports": ()}, "the dispatcher has no op nolib::foo"),
         ("math.foo", {"overload": "aten::mm", "autocast": "fp16"}, "use a floating torch dtype"),

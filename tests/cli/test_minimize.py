@@ -180,7 +180,7 @@ def test_a_case_that_takes_too_much_memory_on_both_sides_becomes_smaller(
         (("--backend=broken-cpu",), 4, "broken on purpose"),
         (("--check=./missing",), 2, "check: ./missing: No such file"),
         (("--check=sh -c 'exit 3'",), 2, "the command ended with exit code 3"),
-        (("--check=sh -c 'exit 1'",), 2, "does not call the case itself bad"),
+        (("--check=sh -c 'exit 1'",), 2, "does not report the case itself as bad"),
         (("--match=kind,colour",), 2, "--match: 'colour' is not one of kind, op, stage, where"),
     ],
     ids=["agrees", "missing", "no command", "odd command", "good", "match"],

@@ -216,6 +216,7 @@ BUGS = (
         what="a custom op without register_autocast runs in other dtypes when it is compiled, exported or fake",
         why="its body sees the autocast around it in eager only; fake kernels and AOTAutograd's graphs run with autocast off",
         link="https://github.com/pytorch/pytorch/pull/145588",
+        rank=40,  # before what compilers do to kernels
         torch=">=2.7",
         seen="2.13.0",
         backends=(
