@@ -27,6 +27,9 @@ _encoder = msgspec.json.Encoder()
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
+_PROBED = 5.0  # seconds: `Store.is_running` of another process takes a lock for a moment
+
+
 class Writer:
     """Appends records to one file, a line at a time."""
 
@@ -110,7 +113,7 @@ class Store:
         """
         lock = FileLock(self.begin(run) / f"running-{label}.lock")
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=_PROBED)
         except (OSError, Timeout) as error:
             raise StoreError(f"{lock.lock_file}: {error}: is it running already?") from error
         try:

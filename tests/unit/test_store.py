@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+from filelock import FileLock
 
 from amp_fuzz.cases.case import CaseError
 from amp_fuzz.records.schema import (
@@ -321,3 +323,27 @@ def test_reading_a_store_needs_no_torch() -> None:
 
     code = "import sys, amp_fuzz.records.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_starts_while_another_process_asks_whether_it_is_running(tmp_path: Path) -> None:
+    """The question takes the lock for a moment."""
+    store = Store(tmp_path)
+    lock = FileLock(store.begin(RUN) / "running-main.lock", thread_local=False)
+    lock.acquire()
+    threading.Timer(0.3, lock.release, kwargs={"force": True}).start()
+    with store.running(RUN):
+        assert store.is_running(RUN.id)
+    assert not store.is_running(RUN.id)
+
+
+def test_a_run_that_runs_elsewhere_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amp_fuzz.records.store._PROBED", 0.1)
+    store = Store(tmp_path)
+    with (
+        store.running(RUN),
+        pytest.raises(StoreError, match="is it running already"),
+        store.running(RUN),
+    ):
+        pass
