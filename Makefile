@@ -44,17 +44,8 @@ open: $(STAMP)  ## judge the unexplained cases in tests/cases/open, and print a 
 pages: $(STAMP)  ## write the pages of known bugs from their records (docs/findings)
 	$(BIN)/python docs/findings.py
 
-# Each folder in processes of its own: torch writes over memory here and there (docs/findings), and a
-# process that lives through all tests may die of it in the end. TEST_ARGS: all of them in one.
 test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=2)
-ifdef TEST_ARGS
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)
-else
-	@failed=; for folder in $(sort $(dir $(wildcard tests/*/test_*.py))); do \
-	  echo "== $$folder"; \
-	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $$folder || failed="$$failed $$folder"; \
-	done; if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
-endif
 
 test-all: $(STAMP)  ## run every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TEST_ARGS)

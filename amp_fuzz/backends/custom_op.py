@@ -5,6 +5,9 @@ with the entry ``custom_op`` does. This is not safe. When the earlier library is
 much later, it removes ``torch.ops.ns.name``, and with it the OpOverload that the dispatcher points
 to without owning it. The next call under a dispatch mode reads freed memory
 (docs/findings/custom-op-defined-again.md).
+
+The dispatcher also keeps that pointer through a new definition if any kernel of the op stays
+registered, such as one of the reference. So no OpOverload is ever freed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import torch._library.custom_ops
 __all__ = ["custom_op"]
 
 
+_kept: list[Any] = []
+
+
 def custom_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> Any:
     """Define an op like `torch.library.custom_op`, and remove the earlier one of the name for good.
 
@@ -29,4 +35,6 @@ def custom_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str
     if (earlier := libraries.pop(name, None)) is not None:
         earlier._destroy()
         getattr(earlier, "_op_defs", set()).clear()
-    return torch.library.custom_op(name, body, mutates_args=mutates_args)
+    op: Any = torch.library.custom_op(name, body, mutates_args=mutates_args)
+    _kept.append(op._opoverload)
+    return op

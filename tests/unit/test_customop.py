@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,3 +70,32 @@ def test_with_torchs_own_definition_it_does_not() -> None:
     """The OpOverload that it points to is another, which nothing holds but a cache."""
     mended = is_its_own(torch.library.custom_op, "amp_fuzz_test::torchs")
     assert not mended, "torch is mended: take amp_fuzz/backends/custom_op.py out"
+
+
+@pytest.mark.usefixtures("collected_late")
+def test_what_the_dispatcher_points_to_lives_while_a_kernel_of_the_op_stays() -> None:
+    """It keeps the pointer through the next definition; the reference's kernels stay, too."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def define() -> Any:
+        return custom_op("amp_fuzz_test::stays", double, mutates_args=())
+
+    op, x = define(), torch.ones(2)
+    library = torch.library.Library("amp_fuzz_test", "IMPL")
+    library.impl("stays", torch.library.fallthrough_kernel, "AutocastXPU")
+    try:
+        with Seen() as seen:
+            op(x)
+        first = weakref.ref(seen.ops[0])
+        del seen, op
+        last = define()
+        gc.collect()
+        assert first() is not None, "the next line would read freed memory"
+        with Seen() as seen:
+            last(x)
+        assert seen.ops == [first()]
+    finally:
+        OPDEF_TO_LIB.pop("amp_fuzz_test::stays")._destroy()
+        library._destroy()
