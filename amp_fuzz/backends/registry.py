@@ -6,9 +6,11 @@ import difflib
 import importlib.metadata
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
-from amp_fuzz.backends.base import Backend, BackendError
+from amp_fuzz.backends.base import Availability, Backend, BackendError
+from amp_fuzz.backends.torch_base import TorchBackend
 
 __all__ = [
     "MissingBackend",
@@ -27,13 +29,38 @@ class MissingBackend(ValueError):
     """A requested backend cannot be used here. The message says what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unloaded(TorchBackend):
+    """The backends of another package, of which only the entry point's name and an error exist."""
+
+    name: str
+    problem: str
+
+    def availability(self) -> Availability:
+        """Return the error."""
+        return Availability("broken", self.problem)
+
+
 @lru_cache(maxsize=1)
 def backends() -> dict[str, Backend]:
-    """Return every installed backend by name, whether or not it can be used here."""
+    """Return every installed backend by name, whether or not it can be used here.
+
+    Where the module of another package fails, the name of its entry point is a broken backend.
+    """
     found: dict[str, Backend] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
-        for backend in entry.load()():
-            found[backend.name] = backend
+        try:
+            listed = {backend.name: backend for backend in entry.load()()}
+        except (Exception, SystemExit) as error:
+            if entry.dist is not None and entry.dist.name == "amp-fuzz":
+                raise
+            package = "its package" if entry.dist is None else entry.dist.name
+            first = str(error).partition("\n")[0]
+            problem = (
+                f"{entry.value} raises {type(error).__name__}: {first}: mend or remove {package}"
+            )
+            listed = {entry.name: _Unloaded(name=entry.name, problem=problem)}
+        found |= listed
     return found
 
 

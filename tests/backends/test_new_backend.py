@@ -255,3 +255,19 @@ def test_check_calls_a_backend_that_can_be_called(site: Path) -> None:
         "skipped",
         "it runs cases, not callables",
     )
+
+
+def test_a_file_that_fails_breaks_its_own_backend_alone(
+    site: Path, command: Callable[..., Done]
+) -> None:
+    (site / "toy_backend.py").write_text("raise RuntimeError('no driver\\nfound')\n")
+    why = "toy_backend:backends raises RuntimeError: no driver: mend or remove toy"
+    done = command("run", "--backends=eager-cpu", "--ops=mm", "--cases=4", "--workers=1")
+    assert done.code == 0, done.err
+    done = command("doctor")
+    assert done.code == 0, done.err
+    assert "note  backend toy" in done.out
+    assert why in " ".join(done.out.split())
+    done = command("run", "--backends=toy", "--ops=mm", "--cases=4")
+    assert done.code == 4
+    assert f"backend toy is broken here: {why}" in " ".join(done.err.split())
