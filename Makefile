@@ -3,8 +3,9 @@
 PYTHON    ?= python3
 # What `make fuzz` runs. Anything that `amp-fuzz` takes: make fuzz FUZZ_ARGS="run --seed=7"
 FUZZ_ARGS ?= run --profile=ci
-# Processes that share the tests, and further arguments: make test TEST_ARGS="-k cache -x"
-JOBS      ?= 2
+# Processes that share the tests (a quarter of their time is waiting for others that hang or die), and further
+# arguments: make test TEST_ARGS="-k cache -x"
+JOBS      ?= 3
 TEST_ARGS ?=
 
 VENV  := .venv
@@ -44,7 +45,7 @@ open: $(STAMP)  ## judge the unexplained cases in tests/cases/open, and print a 
 pages: $(STAMP)  ## write the pages of known bugs from their records (docs/findings)
 	$(BIN)/python docs/findings.py
 
-test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=2)
+test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=3)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)
 
 test-all: $(STAMP)  ## run every test
