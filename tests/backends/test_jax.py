@@ -528,11 +528,32 @@ def test_subnormal_numbers_may_count_as_0(faulty: tuple[JaxBackend, Path]) -> No
 
 
 @needs_jax
-def test_a_clamp_may_keep_subnormal_numbers(faulty: tuple[JaxBackend, Path]) -> None:
+@pytest.mark.parametrize("form", ["function", "inplace"])
+@pytest.mark.parametrize(("op", "bounds"), [("clamp", (0, 6.0)), ("clamp_min", (0,))])
+def test_a_clamp_may_keep_subnormal_numbers(
+    faulty: tuple[JaxBackend, Path], op: str, bounds: tuple[float, ...], form: str
+) -> None:
     """Op by op it compares them as 0, and moves what they are."""
     one = case(
         [x("x0", 4, dtype="float64", values="8000000000000400" * 4)],
-        call("clamp", "x0", 0, 6.0),
+        call(op, "x0", *bounds, form=form),
+        backward="none",
+        contexts=(),
+    )
+    with quiet():
+        assert_allowed(faulty[0], one)
+
+
+@needs_jax
+def test_a_term_before_an_activation_may_count_as_0(faulty: tuple[JaxBackend, Path]) -> None:
+    """The sum is under 0 by a subnormal term, and relu of what is left is not."""
+    one = case(
+        [
+            x("x0", 1, 2, values="bf0000003f000000"),  # -0.5, 0.5
+            x("x1", 2, 1, values="00c0000001000000"),  # 1.76e-38, 2.35e-38
+            x("x2", values="80e00000"),  # -2.06e-38
+        ],
+        call("_addmm_activation", "x2", "x0", "x1", beta=0.5),
         backward="none",
         contexts=(),
     )

@@ -227,6 +227,12 @@ class Shadow(TorchDispatchMode):
                 made = [self._divided(made[0], inputs[1], call.tensors[1])]
             if self.flushes and call.bounds and made[0] is not None:
                 made = [self._kept(made[0], before[0][1], call.tensors[0]), *made[1:]]
+            if (
+                self.flushes
+                and call.func is _aten._addmm_activation.default
+                and made[0] is not None
+            ):
+                made = [self._activated(made[0], call.tensors[0])]
             if self.in_turn and made[0] is not None:
                 made = [
                     self._added_in_turn(made[0], lost(call.func, call.args, call.kwargs)),
@@ -542,6 +548,17 @@ class Shadow(TorchDispatchMode):
         coin = torch.rand(made.shape, generator=self._generator) < 0.5
         coin[0], coin[2::4] = False, True
         return torch.where(coin & small, copies, made)
+
+    def _activated(self, made: torch.Tensor, nominal: torch.Tensor) -> torch.Tensor:
+        """Return the relu of a sum, a little over 0 where it is 0.
+
+        A negative term inside the kernel may be taken for 0.
+        """
+        wide = nominal.dtype is torch.float64
+        limit = torch.finfo(torch.float64 if wide else torch.float32).tiny
+        some = torch.rand(made.shape, generator=self._generator, dtype=made.dtype) * limit
+        some[0] = 0
+        return torch.where(made == 0, some, made)
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
         """Return numbers in [-1, 1]; complex ones in that square, since errors turn the phase."""

@@ -108,7 +108,10 @@ CASTING_REDUCTIONS = frozenset(("cumprod", "cumsum", "mean", "nansum", "prod", "
 
 
 BOUNDING = frozenset(
-    (_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_min.default, _aten.clamp_max.default)
+    getattr(packet, overload)
+    for name in ("clamp", "clamp_min", "clamp_max")
+    for packet in (getattr(_aten, name), getattr(_aten, f"{name}_"))
+    for overload in packet.overloads()
 )
 
 
