@@ -22,6 +22,7 @@ from amp_fuzz.interfaces.cli.explain import explain
 from amp_fuzz.interfaces.cli.known import known
 from amp_fuzz.interfaces.cli.listing import listing, report
 from amp_fuzz.interfaces.cli.minimize import minimize
+from amp_fuzz.interfaces.cli.policies import policies
 from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
@@ -69,7 +70,7 @@ def _commands(ctx: click.Context) -> int:
 
 for _command in (
     *(run, audit, replay, explain, minimize, repro),
-    *(baseline, known, report, listing, doctor),
+    *(baseline, known, policies, report, listing, doctor),
 ):
     _commands.add_command(_command)
 
