@@ -2,6 +2,8 @@
 
     python docs/findings.py [--check]
 
+Also write docs/known-by-version.md, from benchmarks/known/*.json: what `amp-fuzz known check` saw.
+
 The page of a file of `amp_fuzz.upstream` is its docstring, with a table of facts and the smallest
 case below the section of each bug. In a docstring ``[some-bug]`` is a link to that bug. --check
 writes nothing, names what is not as it would be written, and exits with 1.
@@ -9,17 +11,24 @@ writes nothing, names what is not as it would be written, and exits with 1.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from packaging.version import Version
 
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.registry import BUGS, FILES
 
 FOLDER = Path(__file__).parent / "findings"
 NOTE = "<!-- Written by `make pages` from {source}. Edit that. -->"
+MEASURED = FOLDER.parents[1] / "benchmarks" / "known"
+VERSIONS = FOLDER.parent / "known-by-version.md"
 START, END = "<!-- table: written by `make pages` -->", "<!-- end of the table -->"
 
 
@@ -29,6 +38,7 @@ def main() -> None:
     wanted = {path_of(file): page(file) for file in FILES}
     readme = FOLDER / "README.md"
     wanted[readme] = index(readme.read_text())
+    wanted[VERSIONS] = by_version(measured())
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
     left = [p for p in FOLDER.glob("*/*.md") if p not in wanted]
     for path in [*stale, *left]:
@@ -144,6 +154,110 @@ def index(text: str) -> str:
             at = target(bug.id, FOLDER / "README.md")
             rows.append(f"| [{bug.id}]({at}) | {cell(bug.what)} | {bug.torch} | {link} |")
     return f"{before}{START}\n" + "\n".join(rows) + f"\n{END}{after}"
+
+
+FAMILIES = {
+    "torch": "Autocast, autograd and eager kernels",
+    "compile": "torch.compile",
+    "export": "torch.export",
+    "torchscript": "TorchScript",
+    "xla": "XLA",
+    "torchax": "torchax",
+}
+
+BY_VERSION = """\
+# Known bugs by version of torch
+
+<!-- Written by `make pages` from benchmarks/known/*.json. -->
+
+This page shows which torch, from {first} to {last}, has which bugs of autocast and of the
+compilers that run programs under it. On each, `amp-fuzz known check` ran the smallest cases of each
+bug. To ask your own torch:
+
+```
+amp-fuzz known check                          # every known bug
+amp-fuzz known check 'compile-*' cache-ignores-dtype
+```
+
+- **there**: the case diverges, and the bug's record explains it.
+- **gone**: both sides agree on all cases, again and again, and the reference that imitates the
+  bug disagrees. A plain script of each was also run by hand, here and on a torch with the bug.
+- **?**: it cannot be told. The [last section](#not-told) says why.
+
+The builds were {builds}, on a CPU. torchax and JAX were measured with {last_jax} only.
+
+{counts}"""
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """Return what `amp-fuzz known check` wrote, by version, the oldest first."""
+    found = {path.stem: json.loads(path.read_text()) for path in MEASURED.glob("*.json")}
+    return dict(sorted(found.items(), key=lambda item: Version(item[0])))
+
+
+def by_version(found: Mapping[str, dict[str, Any]]) -> str:
+    """Return the page of what each version has."""
+    rows: list[tuple[str, ...]] = []
+    for state in ("there", "gone", "cannot tell"):
+        counts = [Counter(row["state"] for row in one["bugs"].values()) for one in found.values()]
+        rows.append((SHOWN[state], *(str(count[state]) for count in counts)))
+    jax = [v for v, one in found.items() if told_on(one, "torchax") + told_on(one, "xla")]
+    parts = [
+        BY_VERSION.format(
+            first=min(found, key=Version),
+            last=max(found, key=Version),
+            builds=", ".join(one["torch"] for one in found.values()),
+            last_jax=" and ".join(jax),
+            counts=grid(("bugs", *found), rows),
+        )
+    ]
+    for family, title in FAMILIES.items():
+        rows = []
+        for bug in (bug for file in FILES if family_of(file) == family for bug in file.BUGS):
+            at = f"findings/{target(bug.id, FOLDER / 'README.md')}"
+            link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
+            states = (SHOWN[one["bugs"][bug.id]["state"]] for one in found.values())
+            rows.append((f"[{bug.id}]({at})", cell(bug.what), *states, link))
+        parts.append(f"## {title}\n\n" + grid(("bug", "what", *found, "upstream"), rows))
+    parts.append("## Not told\n\n" + grid(("bug", "torch", "why"), sorted(untold(found))))
+    return "\n".join(parts)
+
+
+SHOWN = {"there": "there", "gone": "**gone**", "cannot tell": "?"}
+
+
+def family_of(file: ModuleType) -> str:
+    """Return the folder of a file of bugs."""
+    return file.__name__.split(".")[-2]
+
+
+def told_on(one: Mapping[str, Any], family: str) -> int:
+    """Return how many bugs of a family a torch told of."""
+    ids = [bug.id for file in FILES if family_of(file) == family for bug in file.BUGS]
+    return sum(one["bugs"][name]["state"] != "cannot tell" for name in ids)
+
+
+def untold(found: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Yield each bug, the versions that cannot tell for one reason, and the reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for version, one in found.items():
+        for name, row in one["bugs"].items():
+            if row["state"] == "cannot tell":
+                reasons.setdefault((name, row["detail"]), []).append(version)
+    for (name, detail), versions in reasons.items():
+        yield name, ", ".join(versions), cell(clean(detail))
+
+
+def clean(detail: str) -> str:
+    """Return a reason in one line of Markdown, without what changes from run to run."""
+    text = re.sub(r"0x[0-9a-f]+", "0x...", " ".join(detail.split()))
+    return text.replace("<", "\\<").replace("*", "\\*")
+
+
+def grid(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def number(link: str) -> str:

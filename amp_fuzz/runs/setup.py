@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
+from packaging.specifiers import InvalidSpecifier
 
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.config import OPTIONS, Options, judging_options
@@ -131,13 +130,13 @@ def known_of(options: Options) -> tuple[Known, ...]:
 
     Raises `KnownError`.
     """
-    torch = Version(Version(version("torch")).base_version)
+    torch = version("torch")
     entries = [*shipped(), *(entry for path in options.known for entry in load_known(path))]
     found = []
     for entry in entries:
         _check_quirk(entry)
         try:
-            if torch in SpecifierSet(entry.torch):
+            if entry.holds(torch):
                 found.append(entry)
         except InvalidSpecifier as error:
             raise KnownError(f"{entry.id}: torch={entry.torch!r}: write it as '>=2.7'") from error

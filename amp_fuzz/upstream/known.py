@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from amp_fuzz.config import did_you_mean
 
@@ -90,6 +92,11 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def on(self, backend: str) -> bool:
         """Return whether the entry speaks of a backend."""
         return _speaks(self.backends, backend)
+
+    def holds(self, torch: str) -> bool:
+        """Return whether a version of torch has it; a nightly has what its release will have."""
+        version = Version(Version(torch).base_version)
+        return version in SpecifierSet(self.torch)
 
     @property
     def general(self) -> bool:

@@ -1183,3 +1183,12 @@ def test_a_fault_beside_memory_that_nobody_wrote_is_seen() -> None:
     verdict = judged(example, shipped(), wrong="neg")
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
+
+
+@pytest.mark.parametrize(("release", "tried"), [("2.14.1", True), ("2.15.0.dev2+cpu", False)])
+def test_an_entry_of_other_versions_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, release: str, tried: bool
+) -> None:
+    """A nightly counts as its release: export-take is gone in 2.15."""
+    monkeypatch.setattr("amp_fuzz.runs.setup.version", lambda _: release)
+    assert ("export-take" in {entry.id for entry in known_of(Options())}) == tried

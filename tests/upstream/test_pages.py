@@ -40,3 +40,24 @@ def test_each_bug_has_a_section(pages: ModuleType) -> None:
 
 def test_each_file_of_a_page_is_written(pages: ModuleType) -> None:
     assert {pages.path_of(file) for file in FILES} == set((DOCS / "findings").glob("*/*.md"))
+
+
+def test_the_page_of_versions_is_what_was_measured(pages: ModuleType) -> None:
+    assert pages.VERSIONS.read_text() == pages.by_version(pages.measured()), "run make pages"
+
+
+def test_the_page_of_versions_shows_each_state(pages: ModuleType) -> None:
+    states = {"2.9.1": ("cannot tell", "died of <lambda> 0x7f"), "2.13.0": ("gone", "")}
+    found = {
+        version: {
+            "torch": version,
+            "bugs": {name: {"state": state, "detail": detail} for name in BUGS},
+        }
+        for version, (state, detail) in states.items()
+    }
+    text = pages.by_version(found)
+    row = next(line for line in text.splitlines() if line.startswith("| [cache-ignores-dtype]"))
+    assert "(findings/torch/cache.md#cache-ignores-dtype)" in row
+    assert "| ? | **gone** |" in row
+    assert f"| **gone** | 0 | {len(BUGS)} |" in text
+    assert "| cache-ignores-dtype | 2.9.1 | died of \\<lambda> 0x... |" in text

@@ -19,8 +19,10 @@ from amp_fuzz.interfaces.cli.baseline import baseline
 from amp_fuzz.interfaces.cli.common import Exit, Internal, Stopped, version
 from amp_fuzz.interfaces.cli.doctor import doctor
 from amp_fuzz.interfaces.cli.explain import explain
+from amp_fuzz.interfaces.cli.known import known
 from amp_fuzz.interfaces.cli.listing import listing, report
 from amp_fuzz.interfaces.cli.minimize import minimize
+from amp_fuzz.interfaces.cli.policies import policies
 from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
@@ -66,7 +68,10 @@ def _commands(ctx: click.Context) -> int:
     return Exit.OK
 
 
-for _command in (run, audit, replay, explain, minimize, repro, baseline, report, listing, doctor):
+for _command in (
+    *(run, audit, replay, explain, minimize, repro),
+    *(baseline, known, policies, report, listing, doctor),
+):
     _commands.add_command(_command)
 
 

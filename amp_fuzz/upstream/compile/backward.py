@@ -95,7 +95,7 @@ BUGS = (
         why="documented: torch._functorch.config.backward_pass_autocast is 'same_as_forward' by default",
         link="https://github.com/pytorch/pytorch/issues/157104",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[*+default]",),
         imitation=Imitation(rewrite=_inside),
         examples=(
@@ -117,7 +117,7 @@ BUGS = (
         what="a weight that goes into a reentrant checkpoint, but into none of its used results, has no gradient when compiled",
         why="in eager all its results require grad, and zeros come back; dynamo makes every checkpoint one that is not reentrant",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[*",),
         imitation=Imitation(semantics=_never_reentrant),
         examples=(

@@ -194,7 +194,7 @@ BUGS = (
         why="a fused kernel computes with the float32 that was cast; emulate_precision_casts rounds it",
         link="https://github.com/pytorch/pytorch/issues/185337",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[inductor*",
             "!compile[inductor+casts]",

@@ -155,7 +155,7 @@ BUGS = (
         why="the fake kernel and the decomposition answer another shape than the kernel",
         link="https://github.com/pytorch/pytorch/issues/141017",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -182,7 +182,7 @@ BUGS = (
         what="cat of two tensors and more and of one with the shape [0] forgets the dtype of that one",
         why="the decomposition calls cat again without it",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -215,7 +215,7 @@ BUGS = (
         why="the decomposition takes the root of a variance in float32; the kernel squares in float64, and has no variance",
         link="https://github.com/pytorch/pytorch/issues/197089",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -240,7 +240,7 @@ BUGS = (
         what="the gradient of hardsigmoid in float64 has the digits of float32 in eager",
         why="the kernel multiplies by 1/6 rounded to float32; the decomposition does not",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",

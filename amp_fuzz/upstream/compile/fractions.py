@@ -97,7 +97,7 @@ BUGS = (
         what="addcdiv, addcdiv_ and addcmul_ with a value round each of their steps, in the dtype of these, when compiled",
         why="dynamo writes them as a division or product, a product and a sum; the kernel computes in one dtype and rounds once",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[*",),
         ops=(
             "addcdiv",

@@ -181,7 +181,7 @@ BUGS = (
         what="ops with an out= are cast in a compiled program if they are composite, and take an out= of any dtype",
         why="functionalisation calls the op without out=, on which autocast has a say, and copies the result, which converts",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -205,7 +205,7 @@ BUGS = (
         what="torch.linalg.matrix_rank(x, out=b) does not write b in a compiled program",
         why="its composite kernel assigns to its own variable where out= is a tensor of a subclass or a wrapper",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

@@ -277,8 +277,8 @@ BUGS = (
         what="fractional_max_pool3d takes its random samples in the reverse order when Inductor compiles it",
         why="the lowering reads width, height, depth; the kernel depth, height, width",
         link="https://github.com/pytorch/pytorch/pull/183628",
-        torch=">=2.7",
-        seen="2.13.0",
+        torch=">=2.9",
+        seen="2.15.0",
         backends=("compile[inductor*",),
         ops=("fractional_max_pool3d*",),
         imitation=Imitation(
@@ -301,7 +301,7 @@ BUGS = (
         what="max pooling of a transposed input answers transposed indices, and its gradient goes elsewhere",
         why="Inductor reorders the window by the strides of the input, and reads the index as if it had not",
         link="https://github.com/pytorch/pytorch/issues/197434",
-        torch=">=2.7",
+        torch=">=2.7,<2.15",
         seen="2.13.0",
         backends=("compile[inductor*",),
         ops=(
@@ -336,7 +336,7 @@ BUGS = (
         why="Inductor's lowering returns the truth; eager keeps uint8, as the documentation says",
         link="https://github.com/pytorch/pytorch/issues/198081",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[inductor*",),
         ops=("any*",),
         imitation=Imitation(
@@ -363,7 +363,7 @@ BUGS = (
         why="the vectorised kernel has an absolute error of 4.5e-7",
         link="https://github.com/pytorch/pytorch/issues/198183",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[inductor*",),
         ops=(
             "erf",
@@ -378,7 +378,7 @@ BUGS = (
         what="atanh of small numbers has few digits, or none, when Inductor compiles it",
         why="the vectorised kernel is log((1 + x) / (1 - x)) / 2, and 1 + x is rounded",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[inductor*",),
         ops=(
             "atanh",
@@ -410,7 +410,7 @@ BUGS = (
         why="the vectorised kernel multiplies a rounded quotient back",
         link="https://github.com/pytorch/pytorch/issues/198057",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[inductor*",),
         ops=("remainder*",),
         imitation=Imitation(kernels=kernels(_REMAINDERS)),

@@ -90,7 +90,7 @@ BUGS = (
         what="linear interpolation between large numbers of unlike signs is infinite or NaN when compiled",
         why="the decomposition takes the difference of neighbours, and adds a part of it to one of them",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[*",
             "!compile[eager]",

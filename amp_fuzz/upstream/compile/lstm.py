@@ -121,7 +121,7 @@ BUGS = (
         what="torch.lstm under autocast has the wider dtype of its states when compiled, where its input requires grad or a tensor is of float16",
         why="eager runs oneDNN's layer, which autocast casts; the decomposition then computes cells, whose products promote",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

@@ -154,7 +154,7 @@ BUGS = (
         what="norms of operands of two dtypes that eager's kernels refuse are promoted in a compiled program",
         why="the kernels check dtypes, the decompositions promote",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -187,7 +187,7 @@ BUGS = (
         what="index_put of values of another dtype, which eager refuses, is converted when Inductor compiles it",
         why="the kernel checks dtypes, Inductor's lowering stores what it gets",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[inductor*",),
         ops=("index_put*",),
         kinds=("raise",),
@@ -217,7 +217,7 @@ BUGS = (
         what="a norm of running statistics of two dtypes, which eager's kernel refuses, is promoted in a compiled program",
         why="the kernel checks dtypes, the decomposition promotes",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -252,7 +252,7 @@ BUGS = (
         what="layer_norm of weights whose dtypes eager's kernel refuses is promoted in a compiled program",
         why="the kernel checks dtypes, the decomposition promotes",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -285,7 +285,7 @@ BUGS = (
         what="a matrix times a vector of another dtype, which eager's kernel refuses, is promoted in a compiled program",
         why="the kernel checks dtypes, the decomposition promotes; the backward pass of addr multiplies so",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -326,7 +326,7 @@ BUGS = (
         what="cross of vectors of two dtypes, which eager's kernel refuses, is promoted in a compiled program",
         why="the kernel checks dtypes, the decomposition promotes",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -354,7 +354,7 @@ BUGS = (
         what="soft_margin_loss and huber_loss of two dtypes have the dtype of their input in eager, and the wider one when compiled; addr to a number that of its vectors",
         why="the decompositions of losses promote; that of addr takes a tensor of no dimension for a number, which eager expands first",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",

@@ -243,7 +243,7 @@ BUGS = (
         what="statistics of layer and batch norms are less exact when compiled: in 16 bits beside float32 weights",
         why="the decomposition takes the dtype of the input, the kernels take float32",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -274,7 +274,7 @@ BUGS = (
         what="batch norm of 16-bit inputs answers its statistics in float32 when compiled",
         why="the decomposition computes them so, the kernel answers in the dtype of the input",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -308,7 +308,7 @@ BUGS = (
         what="group_norm is less accurate when compiled: rounded statistics, and a difference of large numbers",
         why="the decomposition rounds mean and rstd to 16 bits, and computes x * scale + (bias - mean * scale)",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",
@@ -336,7 +336,7 @@ BUGS = (
         why="the decomposition keeps the dimensions of a norm that a vector has not, and hands norms of float16 to a kernel that wants float32",
         link="https://github.com/pytorch/pytorch/issues/191137",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_eager_decomp_partition]",
             "compile[inductor*",

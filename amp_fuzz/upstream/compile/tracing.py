@@ -222,7 +222,7 @@ BUGS = (
         why="these Python functions do not hand them on to handle_torch_function",
         link="https://github.com/pytorch/pytorch/pull/193003",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -247,7 +247,7 @@ BUGS = (
         why="the Python function does not hand its out= on to handle_torch_function; dynamo returns it all the same",
         link="https://github.com/pytorch/pytorch/pull/193003",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[aot_*", "compile[inductor*"),
         ops=("chain_matmul",),
         imitation=Imitation(wrap=_forgetting),
@@ -268,7 +268,7 @@ BUGS = (
         what="a compiled program raises the error of a backward pass that is not run",
         why="AOTAutograd traces the backward pass with the forward",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -310,7 +310,7 @@ BUGS = (
         what="what the kernel of an op calls is not cast in a compiled program, nor a composite op in inference_mode",
         why="autocast decides while AOTAutograd traces; the graph's ops then run with it disabled",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -323,7 +323,7 @@ BUGS = (
         id="compile-dropout",
         what="a dropout that drops nothing returns a copy in a compiled program, its input in eager: what is written is another tensor",
         why="the decomposition clones",
-        torch=">=2.7",
+        torch=">=2.7,<2.15",
         seen="2.13.0",
         backends=(
             "compile[aot_*",
@@ -358,7 +358,7 @@ BUGS = (
         what="a weight's cast is kept between calls in one context in eager only: two steps see the new weight",
         why="AOTAutograd traces with the cache disabled; the casts are in the graph",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -378,7 +378,7 @@ BUGS = (
         what="a view made under no_grad, of what requires grad, has a grad_fn when a compiled program returns it",
         why="AOTAutograd makes the views that a graph returns again from their base, with grad enabled",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

@@ -183,7 +183,7 @@ BUGS = (
         why="it is kept whole, and taken apart below autocast: what it is made of is not cast",
         link="https://github.com/pytorch/pytorch/issues/137274",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("export[decomposed]",),
         imitation=Imitation(semantics=_without_autocast(lambda: True), wrap=_asserting),
         examples=(
@@ -235,8 +235,8 @@ BUGS = (
         id="export-inference-composites",
         what="composite ops in an inference_mode and an autocast region raise while they are exported",
         why="in inference mode they reach the modes of the export whole, below autocast: what they are made of is not cast, and meets two dtypes",
-        torch=">=2.7",
-        seen="2.13.0",
+        torch=">=2.13",
+        seen="2.15.0",
         backends=("export*",),
         imitation=Imitation(semantics=_without_autocast(torch.is_inference_mode_enabled)),
         examples=(

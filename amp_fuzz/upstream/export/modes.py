@@ -236,7 +236,7 @@ BUGS = (
         what="an error in a no_grad region of an exported program leaves gradients off after it",
         why="what runs the region (wrap_with_set_grad_enabled) goes back to the grad mode of before only where nothing is raised",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("export",),
         imitation=Imitation(around=_left_without_grad),
         examples=(
@@ -256,7 +256,7 @@ BUGS = (
         what="a no_grad region inside an autocast region is forgotten when the program is exported",
         why="the autocast region becomes a submodule of its own, and what switches gradients in it is left out; no autocast needed, enabled=False too",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("export",),
         imitation=imitation(frozenset({"export-no-grad"})),
         examples=(
@@ -289,7 +289,7 @@ BUGS = (
         what="an inference mode region is forgotten when the program is exported: what it makes has gradients",
         why="inference mode is of the tensors that are traced, and no node says so; no autocast needed",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("export",),
         imitation=imitation(frozenset({"export-inference-mode"})),
         examples=(
@@ -308,7 +308,7 @@ BUGS = (
         what="what a reentrant checkpoint makes, or one in another, and what comes after it, has no gradient in an exported program",
         why="its autograd.Function is traced through: what is left is the body, under the no_grad that its forward runs in; one that is not reentrant saves under no_grad what another in it is given",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("export",),
         imitation=imitation(frozenset({"export-checkpoint"})),
         examples=(

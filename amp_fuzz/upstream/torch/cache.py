@@ -230,7 +230,7 @@ BUGS = (
         what="nested autocast contexts of two dtypes: the inner one gets the outer one's cast of a weight",
         why="the weight cache is keyed by the weight alone, not by the dtype it was cast to",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "!privateuse1*",
             "!torchax*",
@@ -266,7 +266,7 @@ BUGS = (
         what="a checkpoint, or a context inside a backward pass, empties an accelerator's weight cache",
         why="nesting depth and cache_enabled are of a thread, and the backward pass runs in another",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "privateuse1*",
             "eager-*",
@@ -291,7 +291,7 @@ BUGS = (
         what="a weight that is used in a custom op's body loses its gradient where it is used after it",
         why="the body runs below autograd, and the cast of the weight that it makes there is cached",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "!privateuse1*",
             "!torchax*",

@@ -201,7 +201,7 @@ BUGS = (
         why="custom_fwd leaves the state on the forward's first argument, which is no ctx there",
         link="https://github.com/pytorch/pytorch/issues/132388",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_setup_context),
         examples=(
@@ -218,7 +218,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/145588",
         rank=40,  # before what compilers do to kernels
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "compile[*",
             "export*",
@@ -243,7 +243,7 @@ BUGS = (
         why="torch._C.DispatchKey lacks AutocastMTIA and AutocastMAIA",
         link="https://github.com/pytorch/pytorch/pull/183689",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "fake-mtia",
             "fake-maia",

@@ -188,7 +188,7 @@ BUGS = (
         what="the backward pass of linalg.cond raises for p of 1, -1, inf, -inf and fro, but not in a checkpoint",
         why="it writes over the inverse that it has saved; a checkpoint computes it again and never asks",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("eager-*",),
         ops=("linalg.cond*",),
         kinds=("relation",),

@@ -114,7 +114,7 @@ BUGS = (
         why="upstream's fold over the arguments knows the autocast dtype and float32 only",
         link="https://github.com/pytorch/pytorch/issues/132715",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "!privateuse1*",
             "!torchax*",
@@ -130,7 +130,7 @@ BUGS = (
         why="the promote policy does not ask optional tensors",
         link="https://github.com/pytorch/pytorch/pull/191125",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "!privateuse1*",
             "!torchax*",

@@ -106,7 +106,7 @@ BUGS = (
         why="they ask torch.is_autocast_enabled() without a device, which is about CUDA only",
         link="https://github.com/pytorch/pytorch/issues/191796",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         imitation=Imitation(semantics=_asks_cuda),
         examples=(
             Example(
@@ -138,7 +138,7 @@ BUGS = (
         what="RNN, GRU and LSTM raise for inputs and weights of two dtypes under autocast on mps and maia",
         why="torch._C._is_any_autocast_enabled() leaves out mps and maia",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_misses_devices),
         examples=(

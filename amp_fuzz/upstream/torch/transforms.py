@@ -140,7 +140,7 @@ BUGS = (
         why="autocast is asked about what the transform makes of an op, and at each level again",
         link="https://github.com/pytorch/pytorch/issues/192617",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_transform_first),
         examples=(
@@ -161,7 +161,7 @@ BUGS = (
         why="the transform runs its backward pass where it is called, inside the context",
         link="https://github.com/pytorch/functorch/issues/305",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_ambient_backward),
         examples=(
@@ -182,7 +182,7 @@ BUGS = (
         why="batching rules lack the conversions that the kernels have",
         link="https://github.com/pytorch/pytorch/issues/184890",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("eager-*",),
         ops=(
             "*layer_norm",

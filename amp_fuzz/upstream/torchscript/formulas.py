@@ -278,7 +278,7 @@ BUGS = (
         what="gradients at relu, clamp, where, addcmul, div and softplus of a scripted program, where something is not finite, a bound is a tensor or a threshold is near",
         why="TorchScript's formulas multiply by a mask where autograd selects, square a divisor, give bounds none, and compare softplus's result with its threshold",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("script*", "trace*"),
         ops=("addcmul", "clamp*", "div", "lp_pool*", "relu", "softplus", "where"),
         imitation=Imitation(wrap=within(lambda: replaced(_FORMULAS))),

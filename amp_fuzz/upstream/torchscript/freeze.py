@@ -93,7 +93,7 @@ BUGS = (
         why="type_as, dropout and others may return what they are given, and their schemas do not say so: that is folded",
         link="https://github.com/pytorch/pytorch/issues/195422",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "script[freeze]",
             "trace[freeze]",
@@ -131,7 +131,7 @@ BUGS = (
         what="integers and a frozen weight of no dimensions, of 16 bits, make float32",
         why="the optimised graph holds the weight as Python's number, and forgets its dtype; no autocast needed",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=(
             "script[freeze]",
             "trace[freeze]",

@@ -133,7 +133,7 @@ BUGS = (
         why="TorchScript eliminates common subexpressions across grad modes",
         link="https://github.com/pytorch/pytorch/pull/76075",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("script*",),
         imitation=Imitation(wrap=changed(merged), applies=_merges),
         examples=(

@@ -1,0 +1,95 @@
+"""``amp-fuzz known check``: its lines, its file, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_fuzz.findings import presence
+from amp_fuzz.findings.presence import Presence
+from amp_fuzz.interfaces.cli import main
+from amp_fuzz.upstream import BUGS, registry
+from tests.forks import Done
+
+Command = Callable[..., Done]
+
+
+def test_it_says_which_bugs_are_there_and_writes_a_file(amp_fuzz: Command, tmp_path: Path) -> None:
+    done = amp_fuzz("known", "check", "cache-ignores-*", "-o", "here.json")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        f"2 known bugs, torch {torch.__version__}\n"
+        "  cache-ignores-dtype on eager-cpu: there\n"
+        "  cache-ignores-grad-mode: cannot tell: it has no case: the pinned torch is mended: "
+        "tests/reference/test_autocast.py holds the imitation\n"
+        "\n"
+        f"torch {torch.__version__}: 1 there, 0 gone, 1 cannot be told\n"
+        "wrote here.json\n"
+    )
+    written = json.loads((tmp_path / "here.json").read_text())
+    assert written["torch"] == torch.__version__
+    example = BUGS["cache-ignores-dtype"].examples[0]
+    assert written["bugs"]["cache-ignores-dtype"] == {
+        "state": "there",
+        "backend": "eager-cpu",
+        "case": example.case.id,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["cache-ignores-dtypes"],
+            "no known bug has the id 'cache-ignores-dtypes': did you mean 'cache-ignores-dtype'?",
+        ),
+        (
+            ["--backends=eager-cpus"],
+            "backends: no known bug has a case on 'eager-cpus': did you mean 'eager-cpu'?",
+        ),
+        (
+            ["cache-ignores-dtype", "--backends=compile[eager]"],
+            "backends: no known bug has a case on 'compile[eager]': use eager-cpu",
+        ),
+    ],
+)
+def test_an_unknown_bug_or_backend_is_an_error(
+    amp_fuzz: Command, words: list[str], says: str
+) -> None:
+    done = amp_fuzz("known", "check", *words)
+    assert (done.code, done.err) == (2, f"amp-fuzz: {says}\n")
+
+
+def test_nothing_told_is_no_success(amp_fuzz: Command) -> None:
+    assert amp_fuzz("known", "check", "cache-ignores-grad-mode").code == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "versions", "news"),
+    [
+        ("gone", ">=2.7", "is gone, and its record says torch >=2.7: fixed in your torch?"),
+        ("there", "<2.7", "is there, and its record says torch <2.7"),
+        ("there", ">=2.7", ""),
+        ("gone", "<2.7", ""),
+        ("cannot tell", "<2.7", ""),
+    ],
+)
+def test_what_the_record_does_not_say_is_news_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    versions: str,
+    news: str,
+) -> None:
+    bug = replace(BUGS["cache-ignores-dtype"], torch=versions)
+    monkeypatch.setattr(registry, "BUGS", {bug.id: bug})
+    seen = Presence(state, "eager-cpu")  # type: ignore[arg-type]
+    monkeypatch.setattr(presence, "presence", lambda bugs, **_: [(bug, seen) for bug in bugs])
+    assert main(["known", "check"]) == (5 if state == "cannot tell" else 0)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NEW")]
+    assert lines == ([f"NEW: {bug.id} {news}"] if news else [])
