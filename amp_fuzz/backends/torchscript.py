@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.backends.opt_einsum
 from torch.autograd import profiler
 
 from amp_fuzz.backends import harness, imitation, prelude
