@@ -40,9 +40,9 @@ def chosen_dtypes() -> dict[str, torch.dtype]:
 def in_compiling_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function that compiles or exports in a new thread, as `prelude.in_thread`.
 
-    This thread enters a fake tensor mode first: if CUDA is missing, the device guard that torch 2.11
-    then makes belongs to the thread that enters one first, and the next mode after that thread's end
-    reads freed memory (docs/findings/fake-mode-in-threads.md).
+    This thread enters a fake tensor mode first. If CUDA is missing, torch 2.11 then makes a device
+    guard, which belongs to the first thread that enters a mode. The next mode after that thread's
+    end reads freed memory (docs/findings/fake-mode-in-threads.md).
     """
     with FakeTensorMode():
         pass

@@ -187,7 +187,7 @@ def test_what_a_failed_compilation_leaves_on_its_thread_harms_nothing() -> None:
 def test_the_thread_that_calls_enters_a_fake_tensor_mode_first(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """torch 2.11 keeps memory of the first thread that enters one: the threads of cases end."""
+    """In torch 2.11 a guard belongs to the first thread that enters one; a case's thread ends."""
     threads: list[str] = []
     enter = FakeTensorMode.__enter__
 
