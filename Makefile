@@ -7,17 +7,28 @@ FUZZ_ARGS ?= run --profile=ci
 # arguments: make test TEST_ARGS="-k cache -x"
 JOBS      ?= 3
 TEST_ARGS ?=
+# The torch of `make test-torch`: each has a file in constraints/
+TORCH     ?=
 
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Never prompt, say only errors, never resolve past constraints.txt; compile what is imported, when it
-# is: most files of torch and JAX never are.
-PIP   := $(BIN)/python -m pip install --no-input --disable-pip-version-check --no-compile -qq \
-         --constraint constraints.txt
+# `make test-torch` has a folder for each torch and interpreter. No JAX there: torchax needs its own torch.
+OTHER := .venvs/torch-$(TORCH)-$(notdir $(PYTHON))
+# Never prompt, say only errors, never resolve past the pins; compile what is imported, when it is: most
+# files of torch and JAX never are.
+PIP    = $(@D)/bin/python -m pip install --no-input --disable-pip-version-check --no-compile -qq \
+         --constraint $(PINS)
+
+ifneq ($(filter test-torch,$(MAKECMDGOALS)),)
+ifeq ($(wildcard constraints/torch-$(TORCH).txt),)
+$(error which torch? make test-torch TORCH=VERSION, one of \
+  $(patsubst constraints/torch-%.txt,%,$(wildcard constraints/torch-*.txt)) (another needs a file in constraints/))
+endif
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv fuzz open pages test test-all lint types format clean distclean
+.PHONY: help venv fuzz open pages test test-all test-torch lint types format clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,13 +38,17 @@ venv: $(STAMP)  ## create and fill .venv (does nothing unless the pins changed)
 # Two steps, because pip's constraints do not reach an isolated build: the pinned build backend
 # first, then the package, built with it. Installed in one transaction, torch is resolved once,
 # to its pin.
-$(STAMP): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) with $$($(PYTHON) --version), a minute or two ..."
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+$(STAMP): PINS = constraints.txt
+$(STAMP): EXTRAS = dev,jax
+$(OTHER)/.installed: PINS = constraints/torch-$(TORCH).txt
+$(OTHER)/.installed: EXTRAS = dev
+$(STAMP) $(OTHER)/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt)
+	@echo "setting up $(@D) with $$($(PYTHON) --version), a minute or two ..."
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[dev,jax]'
+	@$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]'
 	@touch $@
-	@echo "ready: $(BIN)/amp-fuzz, torch $$($(BIN)/python -c \
+	@echo "ready: $(@D)/bin/amp-fuzz, torch $$($(@D)/bin/python -c \
 	  'from importlib.metadata import version; print(version("torch"))')"
 
 fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
@@ -51,6 +66,14 @@ test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JO
 test-all: $(STAMP)  ## run every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TEST_ARGS)
 
+# The second runs even if the first fails. Findings of this torch stay beside it.
+test-torch: $(OTHER)/.installed  ## run the tests, then `amp-fuzz`, on another torch (TORCH=2.9.1 PYTHON=python3.12)
+	@failed=; \
+	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS) || failed="tests"; \
+	$(OTHER)/bin/amp-fuzz $(FUZZ_ARGS) --store=$(OTHER)/findings --report=$(OTHER)/report || \
+	  failed="$$failed amp-fuzz"; \
+	if [ -n "$$failed" ]; then echo "failed on torch $(TORCH): $$failed" >&2; exit 1; fi
+
 lint: $(STAMP)  ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,7 +87,7 @@ format: $(STAMP)  ## rewrite the sources in the house format
 
 clean:  ## remove caches and reports; keep .venv and the findings in .amp-fuzz
 	rm -rf build dist amp-fuzz-report .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
-distclean: clean  ## remove .venv and .amp-fuzz too
-	rm -rf $(VENV) .amp-fuzz
+distclean: clean  ## remove .venv, .venvs and .amp-fuzz too
+	rm -rf $(VENV) .venvs .amp-fuzz

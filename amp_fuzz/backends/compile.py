@@ -32,7 +32,7 @@ from amp_fuzz.backends.reference import Numerics, ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
-from amp_fuzz.backends.torch_state import in_thread_alike, torch_state
+from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike, torch_state
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, inferring
 from amp_fuzz.cases.program import (
     Autocast,
@@ -109,7 +109,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         Each runs in a separate thread: a failed compilation can leave fake tensor modes and
         dispatch keys in its thread, which break later calls of torch there.
         """
-        return [in_thread(self.observe, case) for case in cases]
+        return [in_compiling_thread(self.observe, case) for case in cases]
 
     def observe(self, case: Case) -> Observation:
         """Compile and run one case."""

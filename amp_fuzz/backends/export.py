@@ -20,12 +20,11 @@ import torch
 from amp_fuzz.backends import harness, prelude
 from amp_fuzz.backends.base import Backend, Call, Facts, documentation
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.prelude import in_thread
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers
-from amp_fuzz.backends.torch_state import in_thread_alike
+from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike
 from amp_fuzz.cases.case import Case, Plan, inferring
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
@@ -72,7 +71,7 @@ class ExportBackend(TorchRepros, TorchBackend):
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in a separate thread: a failed export leaves modes behind."""
-        return [in_thread(self.observe, case) for case in cases]
+        return [in_compiling_thread(self.observe, case) for case in cases]
 
     def observe(self, case: Case) -> Observation:
         """Run one case."""

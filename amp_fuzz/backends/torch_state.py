@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amp_fuzz.backends import prelude
 
-__all__ = ["chosen_dtypes", "in_thread_alike", "reset_state", "restoring", "torch_state"]
+__all__ = [
+    "chosen_dtypes",
+    "in_compiling_thread",
+    "in_thread_alike",
+    "reset_state",
+    "restoring",
+    "torch_state",
+]
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 
@@ -29,8 +37,20 @@ def chosen_dtypes() -> dict[str, torch.dtype]:
     return {device: dtype for device, dtype in _dtypes().items() if dtype != _INITIAL[device]}
 
 
+def in_compiling_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that compiles or exports in a new thread, as `prelude.in_thread`.
+
+    This thread enters a fake tensor mode first. If CUDA is missing, torch 2.11 then makes a device
+    guard, which belongs to the first thread that enters a mode. The next mode after that thread's
+    end reads freed memory (docs/findings/fake-mode-in-threads.md).
+    """
+    with FakeTensorMode():
+        pass
+    return prelude.in_thread(function, *args)
+
+
 def in_thread_alike(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a new thread with this thread's autocast dtypes."""
+    """Call a function as `in_compiling_thread`, with this thread's autocast dtypes."""
     dtypes = chosen_dtypes()
 
     def run() -> Any:
@@ -38,7 +58,7 @@ def in_thread_alike(function: Callable[..., Any], *args: Any) -> Any:
             torch.set_autocast_dtype(device, dtype)
         return function(*args)
 
-    return prelude.in_thread(run)
+    return in_compiling_thread(run)
 
 
 def torch_state(device: str) -> dict[str, object]:

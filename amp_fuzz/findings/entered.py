@@ -29,13 +29,16 @@ _CPU: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 def inside(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Call a kernel from a mode, so the mode also sees the kernels that it calls.
 
-    Only kernels that compute new tensors from plain CPU tensors are looked into.
+    Only kernels that compute new tensors from plain CPU tensors are looked into, and with torch 2.7
+    none: it has no `torch.library.get_kernel`, and `redispatch` calls the mode again.
     """
     schema = func._schema
     tensors = [a for a in tree_leaves((args, dict(kwargs))) if isinstance(a, torch.Tensor)]
     pairs = zip(args, schema.arguments, strict=False)
+    get_kernel = getattr(torch.library, "get_kernel", None)
     if (
-        any(r.alias_info is not None for r in schema.returns)
+        get_kernel is None
+        or any(r.alias_info is not None for r in schema.returns)
         or not all(
             type(t) in _PLAIN and t.device.type == "cpu" and t.layout is torch.strided
             for t in tensors
@@ -44,7 +47,7 @@ def inside(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Mapping[str, A
         or any(isinstance(a, (int, float)) and str(p.type) == "Tensor" for a, p in pairs)
     ):
         return func(*args, **kwargs)
-    kernel = torch.library.get_kernel(func.name(), "CPU")
+    kernel = get_kernel(func.name(), "CPU")
     # As in torch's own call: below autograd and autocast, which a mode re-enables.
     with mode, torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
         return kernel.call_boxed(_CPU, *args, **kwargs)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._dynamo.guards
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amp_fuzz.backends import backends, choose
 from amp_fuzz.backends import compile as compiled
@@ -180,6 +181,24 @@ def test_what_a_failed_compilation_leaves_on_its_thread_harms_nothing() -> None:
         pass
     assert names != [threading.current_thread().name]
     assert seen.raised is None
+
+
+@pytest.mark.parametrize("name", ["compile[aot_eager]", "export"])
+def test_the_thread_that_calls_enters_a_fake_tensor_mode_first(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In torch 2.11 a guard belongs to the first thread that enters one; a case's thread ends."""
+    threads: list[str] = []
+    enter = FakeTensorMode.__enter__
+
+    def note(mode: FakeTensorMode) -> FakeTensorMode:
+        threads.append(threading.current_thread().name)
+        return enter(mode)
+
+    monkeypatch.setattr(FakeTensorMode, "__enter__", note)
+    choose([name])[0].run([case(INPUTS, *BODY)])
+    assert threads[0] == threading.current_thread().name
+    assert len(set(threads)) > 1
 
 
 def test_double_backward_is_left_out_where_it_is_not_supported() -> None:
