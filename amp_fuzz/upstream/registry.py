@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
+from importlib.metadata import version
 from types import ModuleType
 
 from amp_fuzz import upstream
@@ -59,8 +60,9 @@ QUIRKS = tuple(sorted(IMITATIONS))
 
 @cache
 def shipped() -> tuple[Known, ...]:
-    """Return the known list that comes with the package."""
-    return tuple(bug.entry for bug in BUGS.values())
+    """Return the known list that comes with the package: the bugs that the installed torch has."""
+    torch = version("torch")
+    return tuple(bug.entry for bug in BUGS.values() if bug.entry.holds(torch))
 
 
 @cache

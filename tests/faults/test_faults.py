@@ -27,6 +27,8 @@ _SEMANTIC = (
     "truncated",
     "cast-detached",
     "cache-by-shape",
+    "cache-under-no-grad",
+    "cache-under-inference",
     "disabled-ignored",
     "exception-not-restored",
     "decorator-does-nothing",
