@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.findings.culprit import culprit
+from amp_fuzz.findings.entered import inside
 from amp_fuzz.findings.groups import Groups, Met, Step, examine
 from amp_fuzz.findings.judge_again import happens
 from amp_fuzz.findings.minimize.target import working
@@ -355,6 +357,28 @@ def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
     with quiet():
         entry = entry_of(record, (), reason="waits")
         assert happens(judge, entry, judge.judge(entry.load()))
+
+
+def test_a_torch_without_get_kernel_looks_into_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.7: the kernel that autograd calls is seen, those that it calls are not."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(str(func))
+            return inside(self, func, args, kwargs or {})
+
+    names: list[str] = []
+    x0 = torch.ones(2, 2, 2)
+    with Seen():
+        torch.ops.aten.linalg_vector_norm(torch.ops.aten.baddbmm(x0, x0, x0))
+    looked, names = names, []
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with Seen():
+        torch.ops.aten.linalg_vector_norm(torch.ops.aten.baddbmm(x0, x0, x0))
+    assert names == ["aten.baddbmm.default", "aten.linalg_vector_norm.default"]
+    assert len(looked) > len(names)
 
 
 def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:

@@ -36,8 +36,6 @@ from amp_fuzz.upstream.explain import Explainer, judge_of
 from amp_fuzz.upstream.known import Known, KnownError, load_known
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, one_line, program, under, x
 
-DOCS = Path(__file__).parents[2] / "docs" / "findings"
-
 
 class Example(NamedTuple):
     """The smallest case that shows an upstream bug, after a call that has nothing to do with it."""
