@@ -92,6 +92,8 @@ def _answer(pipe: connection.Connection, name: str, example: Example) -> None:
 def tell(bug: Bug, example: Example) -> Presence:
     """Tell, in this process, whether an example of a bug shows it."""
     name, case = example.backend, example.case
+    if lacks := example.lacks():
+        return Presence("cannot tell", name, case.id, lacks)
     try:
         check(case.program)
         (backend,) = choose_backends([name])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import torch
 
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.case import Case
@@ -17,11 +20,19 @@ class Example:
 
     wrong: the op whose wrong kernel must be reported in the same case. None: the op of the last
     statement. "": there is none, since nothing of the case can be compared.
+    processor: vector instructions that the processor must have; "" is none in particular.
     """
 
     backend: str
     case: Case
     wrong: str | None = None
+    processor: Literal["", "AVX-512"] = ""
+
+    def lacks(self) -> str:
+        """Return what this processor lacks to show the bug, or ""."""
+        if not self.processor or torch.backends.cpu.get_cpu_capability() == "AVX512":
+            return ""
+        return f"it takes a processor with {self.processor}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,3 +154,12 @@ def test_a_bug_whose_cases_disagree_is_not_gone(monkeypatch: pytest.MonkeyPatch)
 def test_a_bug_without_a_case_cannot_be_told() -> None:
     ((_, found),) = presence([replace(BUG, examples=(), unshown="it hangs")], **LIMITS)
     assert found == Presence("cannot tell", detail="it has no case: it hangs")
+
+
+def test_a_case_of_another_processor_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    at, why = ("eager-cpu", EXAMPLE.case.id), "it takes a processor with AVX-512"
+    wide = replace(EXAMPLE, processor="AVX-512")
+    assert core.tell(BUG, wide) == Presence("cannot tell", *at, why)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    assert core.tell(BUG, wide) == core.tell(BUG, EXAMPLE) != Presence("cannot tell", *at, why)

@@ -87,6 +87,8 @@ def installed(request: pytest.FixtureRequest) -> None:
     bug, example = request.getfixturevalue("shown")
     if version("torch").partition("+")[0] not in SpecifierSet(bug.torch):
         pytest.skip(f"torch {version('torch')} does not have it")
+    if lacks := example.lacks():
+        pytest.skip(lacks)
     if backends()[example.backend].availability().status != "ready":
         pytest.skip(f"{example.backend} is not installed")
 

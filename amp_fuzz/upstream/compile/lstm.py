@@ -22,6 +22,10 @@ def f(x):
 f(x).dtype, torch.compile(f, backend="aot_eager")(x).dtype  # bfloat16, float32
 ```
 
+A processor with AVX2 and without AVX-512 has no bfloat16 layer. There, eager raises "could not
+create a primitive descriptor for the LSTM"
+([#88136](https://github.com/pytorch/pytorch/issues/88136)), and the compiled program computes.
+
 Modules run in eager: dynamo refuses `torch.nn.LSTM`. We found no report.
 """
 

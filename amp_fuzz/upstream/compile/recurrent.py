@@ -22,14 +22,6 @@ Tensor but got None (or an undefined Tensor in C++) for argument #22 'workspace'
 "TypeError: expected Tensor() for op: torch.ops.aten.mkldnn_rnn_layer.default".
 
 **Upstream.** Not reported that we know of.
-
-## compile-onednn-descriptor: an LSTM for which oneDNN has no primitive
-
-**What torch does** (2.13.0). Eager raises "could not create a primitive descriptor for the LSTM".
-The decomposition does not ask oneDNN, and the compiled program computes.
-
-**Upstream.** Not reported that we know of. The error itself:
-[#88136](https://github.com/pytorch/pytorch/issues/88136).
 """
 
 from __future__ import annotations
@@ -84,7 +76,7 @@ BUGS = (
         observed="^AssertionError: expected all tensors_saved_with_vc_check to be Tensors",
         examples=(
             Example("compile[aot_eager]", _layer()),
-            Example("compile[aot_eager]", _lstm()),
+            Example("compile[aot_eager]", _lstm(), processor="AVX-512"),
         ),
     ),
     Bug(
@@ -112,18 +104,5 @@ BUGS = (
         expected="^no error$",
         observed=r"TypeError: expected Tensor\(\) for op: torch\.ops\.aten\.mkldnn_rnn_layer",
         examples=(Example("compile[inductor]", _layer()),),
-    ),
-    Bug(
-        id="compile-onednn-descriptor",
-        what="an LSTM that oneDNN has no primitive for raises in eager, and runs when compiled",
-        why="decomposed, it does not ask oneDNN",
-        torch=">=2.7",
-        seen="2.13.0",
-        backends=("compile[*",),
-        kinds=("raise",),
-        ops=("*",),
-        expected="^RuntimeError: could not create a primitive descriptor for the LSTM",
-        observed="^no error$",
-        unshown="it takes a processor with AVX2 and without AVX-512",
     ),
 )
