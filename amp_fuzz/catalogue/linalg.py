@@ -30,7 +30,7 @@ def _linalg(
 
 
 def _torch(
-    name: str, mixed: Literal["promotes", "raises"] = "promotes"
+    name: str, mixed: Literal["promotes", "raises"] = "promotes", torch: str = ""
 ) -> Callable[[Build], Build]:
     """Register one of torch's older functions: it has a method too."""
     return op(
@@ -41,6 +41,7 @@ def _torch(
         out=f"torch.{name}",
         mixed=mixed,
         floats=FLOATS,
+        torch=torch,
     )
 
 
@@ -117,6 +118,7 @@ for _name, _overload, _function, _method, _domain, _options, _info in (
         out=_function,
         mixed="raises",
         floats=FLOATS,
+        torch="<2.14" if _name == "cholesky" else "",
     )(_maps_square(_domain, _options, _info))
 
 
@@ -247,7 +249,7 @@ def _linalg_qr(g: Builder) -> Call:
     return Call((x,), out(q, (*batch, k, n)), {"mode": mode})
 
 
-@_torch("qr")
+@_torch("qr", torch="<2.14")
 def _qr(g: Builder) -> Call:
     x, some = draw_matrix(g), not g.flag()
     *batch, m, n = x.shape
