@@ -1,7 +1,7 @@
 """Which ops exist and how they may be called: one file a family, one entry an op.
 
-``CATALOGUE`` maps an op's name to its entry; it has the ops of the installed torch. `check` looks up
-everything that a program names, so that a program which passes can be turned into source.
+``CATALOGUE`` maps an op's name to its entry; it has the ops of the installed torch. `check` looks
+up everything that a program names, so that a program which passes can be turned into source.
 """
 
 from __future__ import annotations

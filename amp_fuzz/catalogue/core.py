@@ -175,8 +175,8 @@ class Op:
     several dtypes promote or raise where autocast does not cast. floats: the floating dtypes that
     kernels take. devices: device types where it can run; None is all. view: the output may share
     memory with the first argument. unpacks: it returns a sequence even when that holds one tensor.
-    imports: the modules that a script must import before it can call the op; torch aside. torch: the
-    versions that have it, as pip writes them; empty is all.
+    imports: the modules that a script must import before it can call the op; torch aside.
+    torch: the versions of torch that have it, as pip writes them; empty is all.
     """
 
     name: str
@@ -254,7 +254,7 @@ def op(
     what none of these says. A template has holes ``{0}``, ``{1}`` for positional arguments,
     ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
     form may be given as a template: text with a hole is taken as one. `family` is by default the
-    catalogue file.
+    catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``.
     """
 
     def template(text: str, plain: str) -> str:

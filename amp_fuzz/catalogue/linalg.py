@@ -19,13 +19,22 @@ Build = Callable[[Builder], Call]
 
 
 def _linalg(
-    name: str, mixed: Literal["promotes", "raises"] = "promotes", listed: bool = True
+    name: str,
+    mixed: Literal["promotes", "raises"] = "promotes",
+    listed: bool = True,
+    torch: str = "",
 ) -> Callable[[Build], Build]:
     """Register a function of torch.linalg: it has an out= and no method."""
     function = f"torch.linalg.{name}"
     overloads = (f"aten::linalg_{name}",) if listed else ()
     return op(
-        f"linalg.{name}", *overloads, function=function, out=function, mixed=mixed, floats=FLOATS
+        f"linalg.{name}",
+        *overloads,
+        function=function,
+        out=function,
+        mixed=mixed,
+        floats=FLOATS,
+        torch=torch,
     )
 
 
@@ -237,6 +246,12 @@ def _matrix_power_negative(g: Builder) -> Call:
 
 
 # -- decompositions -------------------------------------------------------------------------------
+
+
+@_linalg("matrix_sqrth", torch=">=2.14")
+def _matrix_sqrth(g: Builder) -> Call:
+    x = draw_square(g, "psd")
+    return Call((x,), out(x.shape))
 
 
 @_linalg("qr")

@@ -13,11 +13,15 @@ __all__ = ["UNREACHABLE", "Unreachable", "unreachable"]
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """Kernels, by overload, and why no program reaches them. torch: the versions that have them."""
+    """Kernels, by overload, and why no program reaches them.
+
+    torch: the versions that have them. everywhere: whether all builds of these versions do.
+    """
 
     overloads: tuple[str, ...]
     why: str
     torch: str = ""
+    everywhere: bool = True
 
 
 LISTED = (
@@ -34,6 +38,9 @@ LISTED = (
         ),
         "it takes named dimensions, which torch 2.13 removed; no program has them",
         torch="<2.13",
+    ),
+    Unreachable(
+        ("_cudnn_rnn",), "only builds with cuDNN have it, and only a GPU meets it", everywhere=False
     ),
 )
 
