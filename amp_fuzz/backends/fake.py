@@ -26,6 +26,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.reference import since
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
@@ -118,7 +119,7 @@ class FakeBackend(TorchRepros, TorchBackend):
     def availability(self) -> Availability:
         """Return whether this torch has autocast for the device type."""
         if not has_autocast(self.device):
-            return Availability("missing", f"torch {torch.__version__} has no autocast for it")
+            return Availability("missing", f"needs torch >={since(self.device)}")
         if not device_guards.known():
             return Availability("broken", "libc10 has no known registry of device guards")
         return Availability("ready", f"torch {torch.__version__}, no values")

@@ -1,7 +1,7 @@
 """Which ops exist and how they may be called: one file a family, one entry an op.
 
-``CATALOGUE`` maps an op's name to its entry. `check` looks up everything that a program names, so
-that a program which passes can be turned into source.
+``CATALOGUE`` maps an op's name to its entry; it has the ops of the installed torch. `check` looks
+up everything that a program names, so that a program which passes can be turned into source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from amp_fuzz.cases.program import Node, Program, ProgramError, Ref, Region, Statement, show_arg
 from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value, out
+from amp_fuzz.versions import holds, installed
 
 __all__ = [
     "CATALOGUE",
@@ -35,14 +36,17 @@ for _module in pkgutil.iter_modules(__path__):
     if _module.name != "core":
         importlib.import_module(f"{__name__}.{_module.name}")
 
-_OPS = dict(sorted(REGISTRY.items()))
+_OPS: dict[str, Op] = {}
 CATALOGUE: Mapping[str, Op] = MappingProxyType(_OPS)
 
 
 def adopt() -> None:
     """Take in what was registered since: ops of the user's."""
     _OPS.clear()
-    _OPS.update(sorted(REGISTRY.items()))
+    _OPS.update((name, op) for name, op in sorted(REGISTRY.items()) if holds(op.torch))
+
+
+adopt()
 
 
 def families(ops: Iterable[Op] | None = None) -> tuple[str, ...]:
@@ -67,7 +71,8 @@ def select(patterns: Iterable[str]) -> tuple[Op, ...]:
         }
         if not hits:
             raise ProgramError(
-                f"no op or family matches {pattern!r}{_hint(pattern, [*CATALOGUE, *families()])}"
+                _lacks(pattern)
+                or f"no op or family matches {pattern!r}{_hint(pattern, [*CATALOGUE, *families()])}"
             )
         chosen |= hits
     return tuple(op for name, op in CATALOGUE.items() if name in chosen)
@@ -90,8 +95,11 @@ def _check_body(body: tuple[Node, ...], where: str) -> None:
 def _check_statement(statement: Statement, where: str) -> None:
     op = CATALOGUE.get(statement.op)
     if op is None:
+        lacks = _lacks(statement.op)
         raise ProgramError(
-            f"{where}.op={statement.op!r} is not in the catalogue{_way_out(statement.op)}"
+            f"{where}.op: {lacks}"
+            if lacks
+            else f"{where}.op={statement.op!r} is not in the catalogue{_way_out(statement.op)}"
         )
     if statement.form not in op.forms:
         raise ProgramError(f"{where}.form={statement.form!r}: {op.name} has {', '.join(op.forms)}")
@@ -112,6 +120,12 @@ def _check_statement(statement: Statement, where: str) -> None:
             arg = statement.args[int(hole)]
             if not (arg is None or isinstance(arg, Ref)):
                 raise ProgramError(f"{where}.args[{hole}]={show_arg(arg)} must name a tensor")
+
+
+def _lacks(name: str) -> str:
+    """Return why the installed torch lacks an op that another has; empty if none has it."""
+    op = REGISTRY.get(name)
+    return f"{name} needs torch {op.torch}, and {installed()} is installed" if op else ""
 
 
 def _way_out(name: str) -> str:

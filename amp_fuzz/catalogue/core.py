@@ -176,6 +176,7 @@ class Op:
     kernels take. devices: device types where it can run; None is all. view: the output may share
     memory with the first argument. unpacks: it returns a sequence even when that holds one tensor.
     imports: the modules that a script must import before it can call the op; torch aside.
+    torch: the versions of torch that have it, as pip writes them; empty is all.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Op:
     view: bool = False
     unpacks: bool = False
     imports: tuple[str, ...] = ()
+    torch: str = ""
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -241,6 +243,7 @@ def op(
     view: bool = False,
     unpacks: bool = False,
     imports: tuple[str, ...] = (),
+    torch: str = "",
     family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
@@ -251,7 +254,7 @@ def op(
     what none of these says. A template has holes ``{0}``, ``{1}`` for positional arguments,
     ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
     form may be given as a template: text with a hole is taken as one. `family` is by default the
-    catalogue file.
+    catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``.
     """
 
     def template(text: str, plain: str) -> str:
@@ -286,6 +289,7 @@ def op(
             view,
             unpacks,
             imports,
+            torch,
         )
         return build
 

@@ -19,18 +19,27 @@ Build = Callable[[Builder], Call]
 
 
 def _linalg(
-    name: str, mixed: Literal["promotes", "raises"] = "promotes", listed: bool = True
+    name: str,
+    mixed: Literal["promotes", "raises"] = "promotes",
+    listed: bool = True,
+    torch: str = "",
 ) -> Callable[[Build], Build]:
     """Register a function of torch.linalg: it has an out= and no method."""
     function = f"torch.linalg.{name}"
     overloads = (f"aten::linalg_{name}",) if listed else ()
     return op(
-        f"linalg.{name}", *overloads, function=function, out=function, mixed=mixed, floats=FLOATS
+        f"linalg.{name}",
+        *overloads,
+        function=function,
+        out=function,
+        mixed=mixed,
+        floats=FLOATS,
+        torch=torch,
     )
 
 
 def _torch(
-    name: str, mixed: Literal["promotes", "raises"] = "promotes"
+    name: str, mixed: Literal["promotes", "raises"] = "promotes", torch: str = ""
 ) -> Callable[[Build], Build]:
     """Register one of torch's older functions: it has a method too."""
     return op(
@@ -41,6 +50,7 @@ def _torch(
         out=f"torch.{name}",
         mixed=mixed,
         floats=FLOATS,
+        torch=torch,
     )
 
 
@@ -117,6 +127,7 @@ for _name, _overload, _function, _method, _domain, _options, _info in (
         out=_function,
         mixed="raises",
         floats=FLOATS,
+        torch="<2.14" if _name == "cholesky" else "",
     )(_maps_square(_domain, _options, _info))
 
 
@@ -237,6 +248,12 @@ def _matrix_power_negative(g: Builder) -> Call:
 # -- decompositions -------------------------------------------------------------------------------
 
 
+@_linalg("matrix_sqrth", torch=">=2.14")
+def _matrix_sqrth(g: Builder) -> Call:
+    x = draw_square(g, "psd")
+    return Call((x,), out(x.shape))
+
+
 @_linalg("qr")
 def _linalg_qr(g: Builder) -> Call:
     x = draw_matrix(g)
@@ -247,7 +264,7 @@ def _linalg_qr(g: Builder) -> Call:
     return Call((x,), out(q, (*batch, k, n)), {"mode": mode})
 
 
-@_torch("qr")
+@_torch("qr", torch="<2.14")
 def _qr(g: Builder) -> Call:
     x, some = draw_matrix(g), not g.flag()
     *batch, m, n = x.shape

@@ -326,7 +326,7 @@ def _cross_entropy_probabilities(g: Builder) -> Call:
     return _reduced(g, (x, g.tensor(x.shape, domain="unit")), rest, kwargs)
 
 
-# A Python function over linear and cross_entropy (torch 2.13 and later).
+# A Python function over linear and cross_entropy.
 @op(
     "linear_cross_entropy",
     *_CROSS_ENTROPY,
@@ -334,12 +334,14 @@ def _cross_entropy_probabilities(g: Builder) -> Call:
     "aten::linear",
     function=f"{F}.linear_cross_entropy",
     mixed="raises",
+    torch=">=2.13",
 )
 # With options it is a custom op, which works in chunks of the batch and meets no autocast kernel.
 @op(
     "linear_cross_entropy.chunked",
     module=f"{F}.linear_cross_entropy({{args}}, options=torch.nn.LinearCrossEntropyOptions())",
     mixed="raises",
+    torch=">=2.13",
 )
 def _linear_cross_entropy(g: Builder) -> Call:
     x = g.tensor(rank=(1, 2))

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
 
 from amp_fuzz.cases.case import Case, CaseError, loads
 from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, title
 from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.versions import holds
 
 __all__ = ["Baseline", "BaselineError", "Entry", "added", "entry_of", "match", "read", "removed"]
 
@@ -80,8 +80,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     def holds(self, torch: str) -> bool:
         """Return whether it applies to a version of torch."""
-        version = Version(Version(torch).base_version)
-        return SpecifierSet(self.torch).contains(version, prereleases=True)
+        return holds(self.torch, torch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from amp_fuzz.reference.tables import (
     all_overloads,
     load_table,
     load_table_file,
+    since,
     tabled_devices,
 )
 from amp_fuzz.reference.transforms import grad, vmap
@@ -61,6 +62,7 @@ __all__ = [
     "load_table_file",
     "log_kernels",
     "shadow",
+    "since",
     "snapshot",
     "supposing",
     "tabled_devices",

@@ -37,6 +37,7 @@ __all__ = [
     "all_overloads",
     "load_table",
     "load_table_file",
+    "since",
     "tabled_devices",
 ]
 
@@ -230,6 +231,14 @@ def tabled_devices(*, torch_version: str | None = None) -> tuple[str, ...]:
     torch before 2.8 has no autocast for maia.
     """
     return tuple(device for device, rules in _held(torch_version).items() if rules)
+
+
+def since(device: str) -> str:
+    """Return the first torch whose rules the table of one of `DEVICES` has: ``2.8`` for maia."""
+    name = f"{device}.toml"
+    _, groups = _parse(_POLICIES.joinpath(name).read_text(encoding="utf-8"), f"policies/{name}")
+    bounds = (b for group in groups for b in group.versions if b.operator == ">=")
+    return min((bound.version for bound in bounds), key=Version)
 
 
 @cache

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from amp_fuzz.config import did_you_mean
+from amp_fuzz.versions import holds
 
 __all__ = ["Known", "KnownError", "Part", "Stage", "load_known"]
 
@@ -95,8 +94,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def holds(self, torch: str) -> bool:
         """Return whether a version of torch has it; a nightly has what its release will have."""
-        version = Version(Version(torch).base_version)
-        return version in SpecifierSet(self.torch)
+        return holds(self.torch, torch)
 
     @property
     def general(self) -> bool:

@@ -6,11 +6,11 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.cases.program import FLOAT_DTYPES
@@ -409,7 +409,7 @@ def test_tables_are_written(tmp_path: Path) -> None:
     assert text == markdown(CELLS, tmp_path / "new", ["not finished on eager-cpu: 3 of 9 ops"])
     assert "not finished on eager-cpu: 3 of 9 ops" in text
     assert "| mv | torch.mv(x0) | float32 | 1 | float32 | bfloat16 |" in text
-    assert f"# Conformance of autocast, torch {torch.__version__}" in text
+    assert f"# Conformance of autocast, torch {version('torch')}" in text
     assert len(table.read_text().splitlines()) == 1 + len(CELLS)
     with pytest.raises(StoreError, match="cannot make the folder"):
         write(CELLS, page / "inside")

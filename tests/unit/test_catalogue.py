@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.inputs import tensor
-from amp_fuzz.cases.program import TensorSpec
-from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.cases.program import ProgramError, TensorSpec
+from amp_fuzz.catalogue import CATALOGUE, adopt, check, core, select
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
+from amp_fuzz.versions import installed
+from tests.helpers import call, case, x
 
 DRAWS = 15
 CASES = [(name, form) for name, op in CATALOGUE.items() for form in op.forms]
@@ -66,3 +71,27 @@ def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
                 assert memory(got).isdisjoint(before), f"{text}: a view"
     # float32 everywhere: nearly every drawn call must be legal on an honest torch
     assert sum(errors.values()) <= DRAWS // 5, "\n".join(errors)
+
+
+# -- ops that only some versions of torch have ----------------------------------------------------
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Register an op that the installed torch does not have yet."""
+    with monkeypatch.context() as patch:
+        patch.setitem(core.REGISTRY, "newer", replace(CATALOGUE["exp"], name="newer", torch=">=99"))
+        adopt()
+        yield
+    adopt()
+
+
+@pytest.mark.usefixtures("newer")
+def test_an_op_that_the_installed_torch_lacks_is_not_drawn_and_says_which_torch_has_it() -> None:
+    said = f"newer needs torch >=99, and {installed()} is installed"
+    assert "newer" not in CATALOGUE
+    assert "newer" not in {op.name for op in select(["pointwise", "n*"])}
+    with pytest.raises(ProgramError, match=re.escape(f"$.body[0].op: {said}")):
+        check(case([x("x0", 2)], call("newer", "x0")).program)
+    with pytest.raises(ProgramError, match=f"^{re.escape(said)}$"):
+        select(["newer"])

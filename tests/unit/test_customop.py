@@ -13,6 +13,7 @@ from torch._library.custom_ops import OPDEF_TO_LIB
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.custom_op import custom_op
+from amp_fuzz.versions import holds
 
 
 class Seen(TorchDispatchMode):
@@ -68,8 +69,9 @@ def test_an_op_that_is_defined_again_stays_what_the_dispatcher_points_to() -> No
 @pytest.mark.usefixtures("collected_late")
 def test_with_torchs_own_definition_it_does_not() -> None:
     """The OpOverload that it points to is another, which nothing holds but a cache."""
-    mended = is_its_own(torch.library.custom_op, "amp_fuzz_test::torchs")
-    assert not mended, "torch is mended: take amp_fuzz/backends/custom_op.py out"
+    right = is_its_own(torch.library.custom_op, "amp_fuzz_test::torchs")
+    # Right on 2.7.1, 2.9.1 and 2.11.0, wrong on 2.13.0 and 2.15.0.
+    assert right is holds("<2.12"), "if torch is mended, take amp_fuzz/backends/custom_op.py out"
 
 
 @pytest.mark.usefixtures("collected_late")

@@ -12,9 +12,12 @@ import torch
 
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.catalogue.unreachable import UNREACHABLE
-from amp_fuzz.reference import DEVICES
+from amp_fuzz.catalogue.unreachable import LISTED, UNREACHABLE, unreachable
+from amp_fuzz.reference import tabled_devices
 from amp_fuzz.strategies.drawing import usable
+from amp_fuzz.versions import holds
+
+DEVICES = tabled_devices()
 
 
 def listed(device: str) -> set[str]:
@@ -70,9 +73,17 @@ def test_kernels_of_other_libraries_ops_are_not_counted() -> None:
 def test_no_excuse_is_stale() -> None:
     everything = set().union(*map(listed, DEVICES))
     claimed = {overload for op in CATALOGUE.values() for overload in op.overloads}
-    for name in UNREACHABLE:
-        assert f"aten::{name}" in everything, f"{name} is no autocast kernel any more"
-        assert f"aten::{name}" not in claimed, f"{name} is reached after all"
+    for entry in LISTED:
+        for name in entry.overloads:
+            listed_here = f"aten::{name}" in everything
+            expected = holds(entry.torch) and (entry.everywhere or listed_here)
+            assert listed_here is expected, f"{name}: torch={entry.torch!r} is wrong"
+            assert f"aten::{name}" not in claimed, f"{name} is reached after all"
+
+
+def test_an_excuse_holds_for_its_versions_of_torch_alone() -> None:
+    assert "softmax.Dimname" in dict(unreachable("2.12.1"))
+    assert "softmax.Dimname" not in dict(unreachable("2.13.0"))
 
 
 def test_a_kernel_that_is_missing_is_named() -> None:

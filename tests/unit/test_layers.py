@@ -67,7 +67,9 @@ ROOMS = (
     "amp_fuzz.interfaces",
 )
 # Modules at the root on which every room may stand.
-GROUND = ("amp_fuzz.config", "amp_fuzz.patching", "amp_fuzz.plugins", "amp_fuzz.profiles")
+GROUND = tuple(
+    f"amp_fuzz.{name}" for name in ("config", "patching", "plugins", "profiles", "versions")
+)
 
 RULES = (
     Rule("amp_fuzz", forbidden=CONCRETE, but="amp_fuzz.backends"),

@@ -8,7 +8,10 @@ import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import check
+from amp_fuzz.catalogue.core import REGISTRY
+from amp_fuzz.versions import holds
 from benchmarks.open_cases import index
 from tests.helpers import case, stored, x
 
@@ -26,8 +29,10 @@ def wrong(cases: Mapping[str, Case], entries: Mapping[str, Mapping[str, str]]) -
 
 
 def test_each_open_case_is_one_of_the_catalogue() -> None:
+    absent = {op.name for op in REGISTRY.values() if not holds(op.torch)}
     for one in stored("open").values():
-        check(one.program)
+        if absent.isdisjoint(s.op for s in statements(one.program.body)):
+            check(one.program)
 
 
 def test_each_open_case_names_a_backend_and_has_a_note() -> None:

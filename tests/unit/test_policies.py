@@ -54,7 +54,8 @@ def test_it_sees_every_policy_of_the_installed_torch_and_our_tables_agree(here: 
 def test_it_sees_every_kernel_that_the_dispatcher_lists(here: Measured) -> None:
     for device, rows in here.devices.items():
         listed = kernels(device)
-        assert set(rows) - set(BUILDS.get(device, ())) == {*listed.reachable, *listed.unreachable}
+        names = {*listed.reachable, *listed.unreachable}
+        assert set(rows) - set(BUILDS.get(device, ())) == names - set(BUILDS.get(device, ()))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,8 @@ def test_nothing_is_left():
     assert torch.get_num_threads() == 3
     assert torch.initial_seed() == 5
     assert type(torch.ones(1)) is torch.Tensor
-    assert torch._functorch.config.backward_pass_autocast == "same_as_forward"
+    for name, value in {"backward_pass_autocast": "same_as_forward"}.items():
+        assert getattr(torch._functorch.config, name, value) == value
 """
 
 

@@ -105,7 +105,10 @@ def planned(**changes: Any) -> Case:
 
 def backend(name: str) -> Backend:
     found = backends()[name]
-    assert found.availability().status == "ready"
+    state = found.availability()
+    if state.status == "missing":
+        pytest.skip(f"{name} {state.detail}")
+    assert state.status == "ready"
     return found
 
 

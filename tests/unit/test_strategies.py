@@ -38,7 +38,7 @@ from amp_fuzz.cases.program import (
     uses,
 )
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.reference import DEVICES
+from amp_fuzz.reference import tabled_devices
 from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.choices import digits, integer
 from amp_fuzz.strategies.drawing import draw_program, usable
@@ -71,7 +71,11 @@ def test_programs_are_well_formed_and_of_the_ops_asked_for(program: Program) -> 
     assert {s.op for s in calls} <= {"mm", "cat", "relu"}
 
 
-@given(st.sampled_from(DEVICES).flatmap(lambda d: strategies.cases(device=d, max_statements=6)))
+@given(
+    st.sampled_from(tabled_devices()).flatmap(
+        lambda d: strategies.cases(device=d, max_statements=6)
+    )
+)
 @STEADY
 def test_cases_are_well_formed_on_every_device(case: Case) -> None:
     catalogue.check(case.program)
@@ -277,7 +281,7 @@ def made_by(case: Case, name: str) -> str:
     return next((s.op for s in statements(case.program.body) if name in s.outputs), "")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", tabled_devices())
 @pytest.mark.parametrize("idiom", range(len(IDIOMS)))
 def test_every_stage_of_an_idiom_has_ops_on_every_device(device: str, idiom: int) -> None:
     found = stages(usable(CATALOGUE.values(), device), idiom)

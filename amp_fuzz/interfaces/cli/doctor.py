@@ -149,18 +149,16 @@ def _backends(chosen: Options) -> Iterator[_Check]:
 
 def _kernels() -> Iterator[_Check]:
     """Compare what torch's dispatcher lists for each device with our table for this torch."""
-    import torch
-
     from amp_fuzz.backends.dispatcher import has_autocast, kernels
     from amp_fuzz.catalogue import CATALOGUE
-    from amp_fuzz.reference import DEVICES, PolicyTableError, load_table
+    from amp_fuzz.reference import DEVICES, PolicyTableError, load_table, since
 
     callable_ = {o.removeprefix("aten::") for op in CATALOGUE.values() for o in op.overloads}
     yield _Check("ok", "catalogue", f"{len(CATALOGUE)} ops")
     for device in DEVICES:
         what = f"kernels of {device}"
         if not has_autocast(device):
-            yield _Check("note", what, f"torch {torch.__version__} has no autocast for it")
+            yield _Check("note", what, f"needs torch >={since(device)}")
             continue
         listed = kernels(device)
         names = {*listed.reachable, *listed.unreachable}
