@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amp_fuzz.backends.base import (
+        Alone,
         Availability,
         Backend,
         BackendError,
         Facts,
+        Precise,
         facts_of,
         unsupported,
     )
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Alone",
     "Availability",
     "Backend",
     "BackendError",
     "Facts",
+    "Precise",
     "backends",
     "choose",
     "facts_of",

@@ -19,10 +19,11 @@ import torch
 
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.case import Case, Plan, Precision
 from amp_fuzz.cases.program import Statement, TensorSpec, statements
 
 __all__ = [
+    "Alone",
     "Availability",
     "Backend",
     "BackendError",
@@ -32,6 +33,7 @@ __all__ = [
     "Described",
     "Explains",
     "Facts",
+    "Precise",
     "Repros",
     "Watches",
     "documentation",
@@ -205,6 +207,26 @@ class Watches(Protocol):
 
     def watching(self, watched: Callable[[Any], Any]) -> Backend:
         """Return the backend with another autocast, built from its own."""
+
+
+@runtime_checkable
+class Precise(Protocol):
+    """A backend whose products of float32 have a precision to choose.
+
+    precisions: what a case's plan may have, each as often as it is drawn.
+    """
+
+    @property
+    def precisions(self) -> Sequence[Precision]:
+        """The precisions."""
+
+
+@runtime_checkable
+class Alone(Protocol):
+    """A backend whose device may be taken by one process only."""
+
+    def alone(self) -> bool:
+        """Return whether a run must have one worker."""
 
 
 @runtime_checkable

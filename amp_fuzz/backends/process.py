@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import Policy, supposing
 from amp_fuzz.reference.state import here
 
-__all__ = ["REFUSES", "Apart", "ApartError", "Sides", "serve"]
+__all__ = ["REFUSES", "Apart", "ApartError", "Says", "Sides", "serve"]
 
 REFUSES = "its device is in a separate process, which runs cases, not callables"
 
@@ -96,17 +96,32 @@ class Sides(Protocol):
         """Run a case under the reference."""
 
 
+@runtime_checkable
+class Says(Protocol):
+    """Sides that say something of themselves when they start.
+
+    exclusive: whether no other process may have the device.
+    """
+
+    said: object
+    exclusive: bool
+
+
 class Apart:
     """A process that runs cases.
 
     entry: ``module:function``, which is called there with `args` and returns the `Sides`. lives:
     after how many cases a new process replaces it, since compiled code stays in its memory; 0 is
-    never. It starts with the first case, and ends with this process.
+    never. It starts with the first case, and ends with this process. One whose sides are exclusive
+    also ends when another starts, in this process.
     """
+
+    _holder: ClassVar[Apart | None] = None  # of an exclusive device
 
     def __init__(self, entry: str, *args: object, lives: int = 0) -> None:
         self.entry, self.args, self.lives = entry, args, lives
         self._served = 0
+        self._said: object = None
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -138,6 +153,16 @@ class Apart:
         values = {n: v.tensor() if v is not None else None for n, v in answer.values.items()}
         return replace(answer.seen, values=values)
 
+    def said(self) -> object:
+        """Return what the sides say of themselves; the first time, this starts the process.
+
+        Raises `ApartError`.
+        """
+        if self._said is None:
+            with self._lock:
+                self._begun()
+        return self._said
+
     def _answer(self, ask: _Ask) -> _Answer:
         pipe = self._begun()
         try:
@@ -153,6 +178,8 @@ class Apart:
         if self._pipe is not None and self._owner == os.getpid():
             return self._pipe
         self._owner, self._served = os.getpid(), 0  # a fork does not share it
+        if Apart._holder is not None and Apart._holder is not self:
+            Apart._holder.close()
         ours, theirs = Pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
@@ -168,9 +195,11 @@ class Apart:
             answer = ours.recv()
         except (EOFError, OSError):
             answer = f"it ended with exit code {self._process.wait()}"
-        if answer is not None:
+        if isinstance(answer, str):
             self.close()
             raise ApartError(answer)
+        self._said, exclusive = answer
+        Apart._holder = self if exclusive else Apart._holder
         self._pipe = ours
         return ours
 
@@ -192,6 +221,8 @@ class Apart:
             self._process.kill()
             self._process.wait()
         self._pipe = self._process = None
+        if Apart._holder is self:
+            Apart._holder = None
 
 
 def serve(descriptor: int, parent: int) -> None:
@@ -212,7 +243,7 @@ def serve(descriptor: int, parent: int) -> None:
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         return
-    pipe.send(None)
+    pipe.send((sides.said, sides.exclusive) if isinstance(sides, Says) else (None, False))
     with quiet():
         while True:
             try:

@@ -14,10 +14,11 @@ from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.backends.source import cast_lines
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, Precision
 from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
+from amp_fuzz.reference.shadow.products import Products
 from amp_fuzz.reference.shadow.written import casting
 
 __all__ = [
@@ -35,13 +36,15 @@ class Numerics:
     """How a backend computes by its documentation, where eager's kernels do not.
 
     reorders: it may add in another order. flushes: numbers below the smallest normal one may count
-    as 0. in_turn: a sum of float32 may add one term after the other. `Shadow` has what follows.
-    The last two make bands wider, and are used only where a value is outside the narrower one.
+    as 0. in_turn: a sum of float32 may add one term after the other. products: how it may round the
+    inputs of matrix products and convolutions, by the precision of a case's plan. `Shadow` has what
+    follows. `flushes` and `in_turn` are used only where a value is outside the narrower band.
     """
 
     reorders: bool = False
     flushes: bool = False
     in_turn: bool = False
+    products: Mapping[Precision, Products] = field(default_factory=dict)
 
     @property
     def loose(self) -> bool:
@@ -53,13 +56,19 @@ class Numerics:
 class ReferenceRuntime:
     """Runs cases under `amp_fuzz.reference.autocast` and logs the kernels that they reach.
 
-    numerics: the arithmetic of the compared backend. promise: the roundings that the backend must
-    not leave out; see `Shadow`.
+    numerics: the arithmetic of the compared backend. found: returns it instead, where only the
+    platform that runs the backend can tell; called when a value differs. promise: the
+    roundings that the backend must not leave out; see `Shadow`.
     """
 
     runtime: Runtime
     numerics: Numerics = field(default=Numerics(), kw_only=True)
+    found: Callable[[], Numerics] | None = field(default=None, kw_only=True)
     promise: Promise = field(default="none", kw_only=True)
+
+    def arithmetic(self) -> Numerics:
+        """Return the arithmetic of the compared backend."""
+        return self.numerics if self.found is None else self.found()
 
     def follows(self) -> bool:
         """Return whether shadows can follow a run."""
@@ -110,7 +119,7 @@ class ReferenceRuntime:
 
         loose: the wider band that `numerics` allows.
         """
-        numerics = self.numerics
+        numerics = self.arithmetic()
         mode = Shadow(
             samples,
             seed,
@@ -118,6 +127,7 @@ class ReferenceRuntime:
             flushes=loose and numerics.flushes,
             reorders=numerics.reorders,
             in_turn=loose and numerics.in_turn,
+            products=numerics.products.get(case.plan.precision),
             promise=promise,
         )
         bands: dict[str, Band] = {}

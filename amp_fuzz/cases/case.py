@@ -32,7 +32,7 @@ from amp_fuzz.cases.program import (
     unwrapped,
 )
 
-__all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "load", "loads"]
+__all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "Precision", "load", "loads"]
 
 FORMAT = 1
 MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
@@ -49,6 +49,7 @@ Entry: TypeAlias = Literal[
 CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
 Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
+Precision: TypeAlias = Literal["default", "high", "highest"]
 
 
 class CaseError(ValueError):
@@ -82,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
         for each copy. `backward` ``inside`` puts the contexts around the transform, ``outside``
         into the transformed function. A transform excludes every other ingredient.
+    precision: of products (matrix products and convolutions) of float32, on a backend that has a
+        choice: `jax.default_matmul_precision`. ``default`` is what the environment says.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -98,6 +101,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interrupted: bool = False
     scaler: bool = False
     transform: Transform = "none"
+    precision: Precision = "default"
 
     def __str__(self) -> str:
         contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
@@ -130,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._check_transform()
 
     def _check_transform(self) -> None:
-        free = ("contexts", "backward", "backward_context", "transform")
+        free = ("contexts", "backward", "backward_context", "transform", "precision")
         others = [f for f in msgspec.structs.fields(self) if f.name not in free]
         if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
             raise ProgramError(
@@ -165,7 +169,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """
         text = msgspec.json.encode(self)
         # Quotes inside a string are escaped: these bytes can only be the fields of these names.
-        return text.replace(b',"transform":"none"', b"").replace(b',"values":""', b"")
+        for added in (b',"transform":"none"', b',"precision":"default"', b',"values":""'):
+            text = text.replace(added, b"")
+        return text
 
     def with_plan(self, **fields: object) -> Case:
         """Return the case with other fields of its plan."""

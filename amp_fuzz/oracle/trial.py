@@ -85,8 +85,11 @@ class Trial:
         backend, case = self.backend, self.case
         if backend.exact or not backend.values:
             return self
-        free, loose = gauge.decomposes(case.program), backend.reference().numerics.loose
-        if not (free or loose) or self.compare() is None:
+        if self.compare() is None:
+            return self
+        free = gauge.decomposes(case.program)
+        loose = backend.reference().arithmetic().loose
+        if not (free or loose):
             return self
         if not free:
             return replace(self, loose=loose, _kept=_Kept(runs=self._kept.runs))

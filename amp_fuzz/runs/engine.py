@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends import Backend, Precise, backends
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
@@ -526,6 +526,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
             focus=focus,
             statements=settings.max_statements,
             fused=not backend.exact,
+            precisions=backend.precisions if isinstance(backend, Precise) else (),
         )
 
     count = 0

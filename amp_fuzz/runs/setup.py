@@ -70,12 +70,14 @@ def prepare(options: Options, *, command: str = "") -> Session:
     ops = tuple(op.name for op in select(options.ops))
     known = known_of(options)
 
+    from amp_fuzz.backends import Alone
     from amp_fuzz.backends.registry import choose_backends
     from amp_fuzz.runs.engine import Settings
 
     chosen = choose_backends(options.backends, options.require)
 
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    alone = any(isinstance(backend, Alone) and backend.alone() for backend in chosen)
     started = datetime.now(UTC)
     baseline = baseline_of(options)
     held = _held(baseline, chosen)
@@ -106,7 +108,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         ops=() if len(ops) == len(CATALOGUE) else ops,
         seed=seed,
         profile=options.profile,
-        workers=options.workers,
+        workers=1 if alone else options.workers,
         relations=cast('Literal["none", "one", "all"]', options.relations),
         known=known,
         seconds=options.seconds,

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 import msgspec
 import torch
 
-from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.case import Case, Plan, Precision
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -409,8 +409,9 @@ def draw_case(
     form: str | None = None,
     statements: int = _STATEMENTS,
     fused: bool = False,
+    precisions: Sequence[Precision] = (),
 ) -> Case:
-    """Draw a case for a device type."""
+    """Draw a case for a device type. precisions: of products; drawn last, others stay the same."""
     plan = draw_plan(source, device, trains=trains)
     program = draw_program(
         source,
@@ -422,4 +423,8 @@ def draw_case(
         statements=statements,
         fused=fused,
     )
-    return Case(program, plan, integer(source, 0x10000))
+    seed = integer(source, 0x10000)
+    if precisions:
+        precision = precisions[integer(source, len(precisions))]
+        plan = msgspec.structs.replace(plan, precision=precision)
+    return Case(program, plan, seed)

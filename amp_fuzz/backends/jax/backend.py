@@ -9,11 +9,12 @@ JAX runs in a separate process, because XLA reads its flags only once.
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from amp_fuzz.backends import harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.harness import Observation, Raised
 from amp_fuzz.backends.jax.lowerings.missing import NOT_LOWERED
+from amp_fuzz.backends.jax.numerics import DRAWN, numerics_of
+from amp_fuzz.backends.jax.platforms import PlatformError, configure, found, here, multiplying
 from amp_fuzz.backends.jax.recording import Recorder
 from amp_fuzz.backends.process import Apart
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torch_base import TorchBackend
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, Precision
 from amp_fuzz.cases.program import (
     Checkpoint,
     InferenceMode,
@@ -67,13 +70,27 @@ class JaxBackend(TorchBackend):
         return f"jax[{'+'.join(words)}]" if words else "jax"
 
     def availability(self) -> Availability:
-        """Return whether JAX is installed, without importing it."""
-        try:
-            version = importlib.metadata.version("jax")
-        except importlib.metadata.PackageNotFoundError:
+        """Return whether JAX is installed, and the platform that it finds.
+
+        Another process imports JAX, so that this one does not take the platform.
+        """
+        if importlib.util.find_spec("jax") is None:
             return Availability("missing", "pip install 'amp-fuzz[jax]'")
+        try:
+            platform = found()
+        except PlatformError as error:
+            return Availability("broken", str(error))
         lowered = f"{len(CATALOGUE.keys() - NOT_LOWERED)} of {len(CATALOGUE)} ops lowered"
-        return Availability("ready", f"jax {version}, the casts of {self.device}, {lowered}")
+        return Availability("ready", f"{platform}; the casts of {self.device}, {lowered}")
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions of products, each as often as it is drawn."""
+        return DRAWN
+
+    def alone(self) -> bool:
+        """Return whether the platform takes only one process."""
+        return found().exclusive
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether an op is lowered."""
@@ -102,7 +119,8 @@ class JaxBackend(TorchBackend):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors, which it treats as the device's."""
-        return _reference(self.device)
+        found = partial(numerics_of, self.process, in_turn=True)
+        return replace(_reference(self.device), found=found)
 
     def facts(self) -> Facts:
         """Return the promise that JAX must keep."""
@@ -125,11 +143,7 @@ def _reference(device: str) -> ReferenceRuntime:
             yield
 
     found = reference_runtime(device, scope=scope)
-    runtime = replace(found.runtime, place=lambda tensor: tensor)
-    # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on, and its loops add
-    # up to 32 elements of a dimension one after the other.
-    numerics = Numerics(reorders=True, flushes=True, in_turn=True)
-    return ReferenceRuntime(runtime, numerics=numerics)
+    return ReferenceRuntime(replace(found.runtime, place=lambda tensor: tensor))
 
 
 def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -146,17 +160,16 @@ class Program:
     """JAX in this process: cases are recorded under the reference and replayed on JAX."""
 
     def __init__(self, device: str, jit: bool, excess: bool) -> None:
-        flag = f"--xla_allow_excess_precision={str(excess).lower()}"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        configure(f"--xla_allow_excess_precision={str(excess).lower()}")
         os.environ.setdefault("JAX_ENABLE_X64", "true")
-        import jax
-
         from amp_fuzz.backends.jax import compiling, replay
 
         compiling.frugal()
         self.device, self.jit, self.excess = device, jit, excess
         self.prepared = replay.prepared
-        self.platform = jax.default_backend()
+        self.said = here()
+        self.exclusive = self.said.exclusive
+        self.platform = self.said.name
         self.cases = 0
 
     def observe(self, case: Case) -> Observation:
@@ -166,10 +179,11 @@ class Program:
         try:
             if recorder.failed is not None:
                 raise recorder.failed
-            made = self.prepared(recorder.recording, jit=self.jit)()
-            if self.excess:
-                strict = self.prepared(recorder.recording, jit=self.jit, strict=True)()
-                seen.elided = _changed(made, strict)
+            with multiplying(case.plan.precision):
+                made = self.prepared(recorder.recording, jit=self.jit)()
+                if self.excess:
+                    strict = self.prepared(recorder.recording, jit=self.jit, strict=True)()
+                    seen.elided = _changed(made, strict)
         except Exception as error:  # ours or XLA's: the reference ran
             raised = Raised(type(error).__name__, str(error), 0, "")
             return Observation(raised=raised, platform=self.platform)

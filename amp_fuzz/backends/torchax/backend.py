@@ -13,12 +13,11 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, get_args
 
@@ -30,13 +29,15 @@ from amp_fuzz import reference
 from amp_fuzz.backends import harness, imitation
 from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.jax.numerics import DRAWN, numerics_of
+from amp_fuzz.backends.jax.platforms import PlatformError, configure, found, here, multiplying
 from amp_fuzz.backends.process import REFUSES, Apart
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.backends.torch_state import reset_state, torch_state
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, Precision
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -111,14 +112,27 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         return self.mode.name
 
     def availability(self) -> Availability:
-        """Return whether JAX and torchax are installed, and how much of the catalogue they lack."""
+        """Return whether JAX and torchax are installed, the platform, and which ops they lack."""
         if not installed():
             return Availability("missing", INSTALL)
-        versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torchax")]
+        try:
+            platform = found()
+        except PlatformError as error:
+            return Availability("broken", str(error))
+        version = importlib.metadata.version("torchax")
         whole = [op for op in CATALOGUE if op in self._lacks()]
         forms = len(self._lacks()) - len(whole)
         left = f"without {len(whole)} of {len(CATALOGUE)} ops and {forms} forms, which it lacks"
-        return Availability("ready", ", ".join([*versions, left]))
+        return Availability("ready", f"{platform}; torchax {version}, {left}")
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions of products, each as often as it is drawn."""
+        return DRAWN
+
+    def alone(self) -> bool:
+        """Return whether the platform takes only one process."""
+        return found().exclusive
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether torchax has a lowering for that form of an op, and its gradient."""
@@ -180,7 +194,10 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         """Return the source of the program and of how it runs on JAX, for a repro."""
         run = f"on_jax(program{', jitted=True' if self.mode.jitted else ''})"
         run = "on_torchax(program)" if self.mode.autograd else run
-        return f"{program_source(case.program).rstrip()}\n\n\nprogram = {run}\n"
+        chosen = case.plan.precision
+        precise = f'jax.config.update("jax_default_matmul_precision", "{chosen}")\n'
+        precise = "" if chosen == "default" else precise
+        return f"{program_source(case.program).rstrip()}\n\n\n{precise}program = {run}\n"
 
     def setup(self, names: Set[str]) -> list[str]:
         """Return the source that sets torchax up, and of what a program uses of it, for a repro."""
@@ -208,13 +225,10 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         runtime = reference_runtime(self.device).runtime
         runtime = replace(runtime, autocast=_documented)
         if self.mode.autograd:
-            return _Differentiating(runtime, numerics=_NUMERICS)
+            return _Differentiating(runtime, found=partial(numerics_of, self.process))
         runtime = replace(runtime, checkpoint=_recomputed)
-        return ReferenceRuntime(runtime, numerics=_NUMERICS)
+        return ReferenceRuntime(runtime, found=partial(numerics_of, self.process))
 
-
-# XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on.
-_NUMERICS = Numerics(reorders=True, flushes=True)
 
 _SETUP = """\
 warnings.filterwarnings("ignore", message=".*not writable")
@@ -240,6 +254,7 @@ import torchax.interop
 torchax.default_env()
 torch._ops.OpOverloadPacket.__getattr__ = plain
 torchax.enable_accuracy_mode()
+jax.config.update("jax_default_matmul_precision", None)  # which that mode sets to "highest"
 """
 
 
@@ -287,24 +302,27 @@ class _Differentiating(ReferenceRuntime):
 class Torchax:
     """torchax in this process, set to a mode.
 
-    XLA reads its flags once, when JAX first computes. The user's flags come after ours.
+    XLA reads its flags once, when JAX first computes.
     """
 
     def __init__(self, mode: Mode) -> None:
-        os.environ["XLA_FLAGS"] = f"{mode.flags} {os.environ.get('XLA_FLAGS', '')}".strip()
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
+        configure(mode.flags)
         from amp_fuzz.backends.torchax import compat
 
         self.torchax = compat.load()
-        # JAX has no 64-bit dtypes otherwise, and on TPUs multiplies in less than float32.
-        self.torchax.enable_accuracy_mode()
         import jax
+
+        precision = jax.config.jax_default_matmul_precision
+        self.torchax.enable_accuracy_mode()  # JAX has no 64-bit dtypes otherwise
+        # It also asks for products of float32. Here the case does, or the environment.
+        jax.config.update("jax_default_matmul_precision", precision)
 
         from amp_fuzz.backends.jax import compiling
         from amp_fuzz.backends.torchax import bridge
 
         compiling.frugal()
-        self.platform: str = jax.default_backend()
+        self.said = here()
+        self.exclusive = self.said.exclusive
         self._mode, self._bridge = mode, bridge
         self._runtime = TorchBackend().runtime(
             autocast=bridge.TorchAutocast if mode.torch_autocast else bridge.Autocast,
@@ -316,8 +334,9 @@ class Torchax:
 
     def observe(self, case: Case) -> Observation:
         """Run a case under torchax's autocast."""
-        seen = harness.run(case, self._runtime)
-        seen.platform = self.platform
+        with multiplying(case.plan.precision):
+            seen = harness.run(case, self._runtime)
+        seen.platform = self.said.name
         return seen
 
     def expect(self, case: Case) -> Observation:

@@ -29,6 +29,7 @@ from amp_fuzz.reference.shadow.ops import (
     UNINITIALISED,
     UPDATING,
 )
+from amp_fuzz.reference.shadow.products import factors
 from amp_fuzz.reference.shadow.schemas import bound, draws
 
 __all__ = ["Call", "Facts", "facts_of"]
@@ -142,6 +143,11 @@ class Call:
         except Exception:
             return False
         return bool(found) and found[0].dtype is torch.float64
+
+    @property
+    def factor(self) -> list[bool] | None:
+        """Which tensors are factors of a matrix product or a convolution; None: it is neither."""
+        return factors(self.func, self.args, self.kwargs)
 
     def widened(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return integers that are read as float64, and what is written too."""

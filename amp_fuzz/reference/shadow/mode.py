@@ -43,6 +43,7 @@ from amp_fuzz.reference.shadow.copies import (
     with_numbers,
 )
 from amp_fuzz.reference.shadow.ops import CONVERTING, NORMS
+from amp_fuzz.reference.shadow.products import Products
 from amp_fuzz.reference.shadow.schemas import bound
 from amp_fuzz.reference.shadow.sums import lost
 from amp_fuzz.reference.shadow.written import SIXTEEN, written
@@ -69,6 +70,7 @@ class Shadow(TorchDispatchMode):
         reorders: an implementation may add in another order, so that a ``bounded`` copy also ends
             where the sum of the absolute values leaves the range.
         in_turn: the copies of sums lose what one loses that adds one term after the other.
+        products: how an implementation may round the inputs of products; None: it does not.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -94,11 +96,13 @@ class Shadow(TorchDispatchMode):
         flushes: bool = False,
         reorders: bool = False,
         in_turn: bool = False,
+        products: Products | None = None,
         promise: Promise = "none",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.reach, self.promise = samples, reach, promise
         self.flushes, self.reorders, self.in_turn = flushes, reorders, in_turn
+        self.products = products
         self._seed, self._calls = seed, 0  # `_begin` seeds both generators, for each op
         self._generator = torch.Generator()
         # For what only a bounded run draws: results of one op stay in step with one that is not.
@@ -217,6 +221,13 @@ class Shadow(TorchDispatchMode):
             self._flushed(copies if still else self._perturbed(copies, t, narrow), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
+        if self.products is not None and (factor := call.factor) is not None:
+            inputs = [
+                self.products.of(copies, t, self._noise)
+                if multiplied and self.products.rounds(t.dtype)
+                else copies
+                for t, copies, multiplied in zip(call.tensors, inputs, factor, strict=True)
+            ]
         if call.integral(results):
             inputs = call.widened(inputs)
         state = torch.get_rng_state() if call.draws else None

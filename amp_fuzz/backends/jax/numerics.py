@@ -1,0 +1,54 @@
+"""The arithmetic of XLA on a platform, as documented: see `platforms` and docs/jax.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from amp_fuzz.backends.jax.platforms import Platform
+from amp_fuzz.backends.process import Apart
+from amp_fuzz.backends.reference import Numerics
+from amp_fuzz.cases.case import Precision
+from amp_fuzz.reference.shadow.products import Products
+
+__all__ = ["DRAWN", "numerics", "numerics_of"]
+
+DRAWN: tuple[Precision, ...] = ("default", "default", "default", "default", "high", "highest")
+"""The precisions of products, each as often as a case draws it."""
+
+_BFLOAT16, _BFLOAT16_3X = Products(digits=8), Products(digits=8, passes=3)
+# PTX: the lower 13 bits of a .tf32 operand are ignored, unless cvt.rna rounded them before.
+_TF32 = Products(digits=11, truncates=True)
+
+
+def numerics(platform: Platform, *, in_turn: bool = False) -> Numerics:
+    """Return the arithmetic of a platform.
+
+    in_turn: its loops add in turn; this is asked only of the CPU.
+    """
+    return Numerics(
+        reorders=True,
+        # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on, and TPUs have
+        # no subnormal numbers. xla_gpu_ftz is off by default.
+        flushes=platform.name != "gpu",
+        in_turn=in_turn and platform.name == "cpu",
+        products=_products(platform),
+    )
+
+
+def numerics_of(process: Apart, *, in_turn: bool = False) -> Numerics:
+    """Return the arithmetic of the platform that a process with JAX found; starts it."""
+    platform = process.said()
+    assert isinstance(platform, Platform), platform
+    return numerics(platform, in_turn=in_turn)
+
+
+def _products(platform: Platform) -> Mapping[Precision, Products]:
+    levels: dict[Precision, Products] = {}
+    if platform.name == "tpu":
+        levels = {"default": _BFLOAT16, "high": _BFLOAT16_3X}
+    elif platform.has_tf32:
+        levels = {"default": _TF32, "high": _TF32}
+    default = levels.pop("default", None) if platform.precision == "default" else None
+    default = default or levels.get(platform.precision)
+    levels.pop("default", None)
+    return levels if default is None else {**levels, "default": default}
