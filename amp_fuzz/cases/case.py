@@ -82,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
         for each copy. `backward` ``inside`` puts the contexts around the transform, ``outside``
         into the transformed function. A transform excludes every other ingredient.
+    deterministic: whether torch must use deterministic algorithms
+        (`torch.use_deterministic_algorithms`); an op that has none then raises.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -98,6 +100,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interrupted: bool = False
     scaler: bool = False
     transform: Transform = "none"
+    deterministic: bool = False
 
     def __str__(self) -> str:
         contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
@@ -130,7 +133,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._check_transform()
 
     def _check_transform(self) -> None:
-        free = ("contexts", "backward", "backward_context", "transform")
+        free = ("contexts", "backward", "backward_context", "transform", "deterministic")
         others = [f for f in msgspec.structs.fields(self) if f.name not in free]
         if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
             raise ProgramError(
@@ -143,6 +146,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def differentiates(self) -> bool:
         """Whether the gradients are those of `torch.func.grad`."""
         return self.transform in ("grad", "vmap_grad")
+
+
+# The fields that were added later, at their defaults.
+_LATER = (b',"transform":"none"', b',"deterministic":false', b',"values":""')
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -165,7 +172,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """
         text = msgspec.json.encode(self)
         # Quotes inside a string are escaped: these bytes can only be the fields of these names.
-        return text.replace(b',"transform":"none"', b"").replace(b',"values":""', b"")
+        for default in _LATER:
+            text = text.replace(default, b"")
+        return text
 
     def with_plan(self, **fields: object) -> Case:
         """Return the case with other fields of its plan."""
