@@ -5,25 +5,24 @@ nondeterministic.toml lists for CUDA gives other bits at each call; with determi
 repeats, or raises where CUDA's does. All other kernels are the CPU's. Import it as a plugin:
 ``--device=atomics --plugins=tests.atomics``.
 
-``ATOMICS_FAULT`` names a kernel that is wrong, and how: see `FAULTS`.
+Within `faulty`, a kernel is wrong.
 """
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from amp_fuzz.backends import privateuse1
-from amp_fuzz.backends.determinism import Documented, applying, listed
+from amp_fuzz.backends.determinism import applying, listed
 from amp_fuzz.backends.privateuse1 import tensor
-from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.shadow.schemas import bound
 
-__all__ = ["DEVICE", "FAULTS", "Called", "fault", "install"]
+__all__ = ["DEVICE", "FAULTS", "faulty", "install"]
 
 DEVICE = "atomics"
 CUDA = listed("cuda")
@@ -121,7 +120,7 @@ def _chosen(func: Any, given: Called) -> Any:
 
 
 def _split(name: str) -> Callable[[Any, Called], Any]:
-    """Return a kernel that is linear in an argument as the sum of two: of some elements, and others.
+    """Return a kernel that is linear in an argument as the sum of two, each of some elements.
 
     Each is rounded to the dtype of the result, so their sum is another one each time.
     """
@@ -236,31 +235,34 @@ def _shifted(found: Any) -> Any:
 FAULTS: dict[str, Callable[[Any], Any]] = {"gain": _gain, "missing": _missing, "shifted": _shifted}
 """Ways in which a kernel may be wrong."""
 
-
-def fault() -> tuple[str, str]:
-    """Return the kernel that is wrong, and how: ``("index_add", "gain")``, or two empty strings."""
-    name, _, way = os.environ.get("ATOMICS_FAULT", "").partition("/")
-    return name, way
+_wrong: list[tuple[str, str]] = []
 
 
-# The reference runs on the device too. A fault that both sides share shows only in the shadows.
+@contextmanager
+def faulty(op: str, way: str) -> Iterator[None]:
+    """Make all forms of an op wrong in one of the ways, for a block."""
+    _wrong.append((op, way))
+    try:
+        yield
+    finally:
+        _wrong.pop()
 
 
 # -- the device -----------------------------------------------------------------------------------
 
 
-def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call(func: Any, args: Sequence[Any], kwargs: Called) -> Any:
     """Run a kernel of the device on CPU tensors."""
-    op, way = fault()
-    name = func.__name__.partition(".")[0]
     found = _call(func, args, kwargs)
-    wrong = way and op in (name, name.removesuffix("_")) and not dispatch.is_on()
-    return FAULTS[way](found) if wrong else found
+    name = func.__name__.partition(".")[0]
+    for op, way in _wrong:
+        if op in (name, name.removesuffix("_")):
+            FAULTS[way](found)
+    return found
 
 
-def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    given = bound(func, args, kwargs) if CUDA.of(func) else {}
-    found: list[Documented] = applying(CUDA, func, given)
+def _call(func: Any, args: Sequence[Any], kwargs: Called) -> Any:
+    found = applying(CUDA, func, args, kwargs) if CUDA.of(func) else []
     if not found:
         return func(*args, **kwargs)
     if torch.are_deterministic_algorithms_enabled():
@@ -268,7 +270,7 @@ def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(f"{func} does not have a deterministic implementation")
         return func(*args, **kwargs)
     kernel = kernel_of(func)
-    return func(*args, **kwargs) if kernel is None else kernel(func, given)
+    return func(*args, **kwargs) if kernel is None else kernel(func, bound(func, args, kwargs))
 
 
 def install() -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "Spread",
     "Trace",
     "algorithms",
+    "applying",
     "listed",
     "prepare_cuda",
     "sentences",
@@ -193,13 +194,10 @@ class Trace(TorchDispatchMode):
                     return func.decompose(*args, **kwargs)
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             before = None if _name(func)[0] in _SHAPED else self._of(read)
-            given = bound(func, args, kwargs) if found else {}
-            ways = [one for one in found if _applies(one, func, given)]
+            ways = applying(self.kernels, func, args, kwargs) if found else []
             out = func(*args, **kwargs)
         results = out if isinstance(out, (tuple, list)) else (out,)
         for one in ways:
-            if one.floating and not any(map(_rounds, results)):
-                continue
             self.ran.add(func.__name__)
             which = [results[i] for i in one.results] if one.results else results
             self._mark(which, "any" if one.how == "chooses" else "rounding")
@@ -229,15 +227,28 @@ def _memory(tensor: torch.Tensor) -> Any:
     return (held if isinstance(held, torch.Tensor) else tensor).untyped_storage()
 
 
-def _rounds(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+def applying(
+    kernels: Kernels, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Documented]:
+    """Return what is documented of a call of an op, with these arguments."""
+    given = bound(func, args, kwargs)
+    return [one for one in kernels.of(func) if _applies(one, func, given)]
 
 
 def _applies(one: Documented, func: Any, given: Mapping[str, Any]) -> bool:
-    """Return whether sentences are about a call."""
     if any(given.get(name) not in values for name, values in one.when.items()):
         return False
+    if one.floating and not _floats(given):
+        return False
     return one.how != "chooses" or bool(one.results) or _collides(_name(func)[0], given)
+
+
+def _floats(given: Mapping[str, Any]) -> bool:
+    """Return whether a call adds floating numbers: weights, or elements of some dtype."""
+    if "weights" in given:
+        return given["weights"] is not None
+    dtype = given.get("dtype") or given["self"].dtype
+    return bool(dtype.is_floating_point or dtype.is_complex)
 
 
 def _collides(op: str, given: Mapping[str, Any]) -> bool:
