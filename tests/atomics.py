@@ -22,13 +22,18 @@ from amp_fuzz.backends.determinism import applying, listed
 from amp_fuzz.backends.privateuse1 import tensor
 from amp_fuzz.reference.shadow.schemas import bound
 
-__all__ = ["DEVICE", "FAULTS", "faulty", "install"]
+__all__ = ["DEVICE", "FAULTS", "faulty", "install", "seed"]
 
 DEVICE = "atomics"
 CUDA = listed("cuda")
 Called = dict[str, Any]
 
 _random = random.Random()
+
+
+def seed(number: int) -> None:
+    """Seed the order of additions, so that a run can be repeated."""
+    _random.seed(number)
 
 
 def _order(count: int) -> torch.Tensor:
@@ -114,7 +119,7 @@ def _chosen(func: Any, given: Called) -> Any:
         return values, indices
     line = values if given.get("keepdim") else values.unsqueeze(dim)
     equal = (own == line) | (own.isnan() & line.isnan())
-    any_ = (equal * torch.rand(equal.shape).add(0.01)).argmax(dim, keepdim=bool(given["keepdim"]))
+    any_ = (equal * (1 + _mask(equal))).argmax(dim, keepdim=bool(given["keepdim"]))
     indices.copy_(any_)
     return values, indices
 
