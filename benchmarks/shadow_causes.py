@@ -121,10 +121,14 @@ class _Loose(Shadow):
     """Shadows that perturb 16-bit inputs by their own roundoff."""
 
     def _perturbed(
-        self, copies: torch.Tensor, nominal: torch.Tensor, narrow: float = 0.0
+        self,
+        copies: torch.Tensor,
+        nominal: torch.Tensor,
+        narrow: float = 0.0,
+        rough: bool = False,
     ) -> torch.Tensor:
         if nominal.dtype not in NARROW:
-            return super()._perturbed(copies, nominal, narrow)
+            return super()._perturbed(copies, nominal, narrow, rough)
         u = UNIT_ROUNDOFF[nominal.dtype]
         return torch.cat([copies[:1], copies[1:] * (1 + 4 * u * self._noise(copies[1:]))])
 
@@ -135,10 +139,14 @@ class _Placed(Shadow):
     grid: torch.Tensor | None = None
 
     def _perturbed(
-        self, copies: torch.Tensor, nominal: torch.Tensor, narrow: float = 0.0
+        self,
+        copies: torch.Tensor,
+        nominal: torch.Tensor,
+        narrow: float = 0.0,
+        rough: bool = False,
     ) -> torch.Tensor:
         if self.grid is None or nominal.data_ptr() != self.grid.data_ptr():
-            return super()._perturbed(copies, nominal, narrow)
+            return super()._perturbed(copies, nominal, narrow, rough)
         off = PERTURBED * (1 + copies[1:].abs()) * self._noise(copies[1:])
         return torch.cat([copies[:1], copies[1:] + off])
 

@@ -5,7 +5,8 @@ group ``amp_fuzz.backends``: each entry is a function that returns a list of the
 
 A `Backend` can be run and judged. The other protocols are optional. With their methods, a backend
 is also called by ``amp_fuzz.check`` (`Calls`), has scripts that import only torch (`Repros`), adds
-facts to issues (`Described`), and explains more (`Bisects`, `Explains`, `Watches`).
+facts to issues (`Described`), explains more (`Bisects`, `Explains`, `Watches`), and may have
+kernels that vary from call to call (`Varies`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from amp_fuzz.backends.determinism import EXACT, Kernels
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case, Plan, Precision
@@ -35,9 +37,12 @@ __all__ = [
     "Facts",
     "Precise",
     "Repros",
+    "Varies",
     "Watches",
     "documentation",
     "facts_of",
+    "kernels_of",
+    "shadows_of",
     "unsupported",
 ]
 
@@ -243,6 +248,27 @@ class Explains(Protocol):
 
     def explicit(self, case: Case) -> str:
         """Return the casts that it adds to a case's program, as comments, or ""."""
+
+
+@runtime_checkable
+class Varies(Protocol):
+    """A backend of a device with kernels that are documented as nondeterministic."""
+
+    def kernels(self) -> Kernels:
+        """Return these kernels."""
+
+    def shadows(self) -> ReferenceRuntime:
+        """Return the reference on CPU tensors, which shadows can follow."""
+
+
+def kernels_of(backend: object) -> Kernels:
+    """Return the kernels of a backend that are documented as nondeterministic; mostly none."""
+    return backend.kernels() if isinstance(backend, Varies) else EXACT
+
+
+def shadows_of(backend: Backend) -> ReferenceRuntime:
+    """Return the reference that shadows follow on a backend."""
+    return backend.shadows() if isinstance(backend, Varies) else backend.reference()
 
 
 def documentation(page: str) -> str:

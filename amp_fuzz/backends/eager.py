@@ -10,8 +10,11 @@ import torch
 
 from amp_fuzz.backends import vendor
 from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.determinism import EXACT, Kernels, listed, prepare_cuda
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_on_cpu
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.reference.tables import load_table
 
 __all__ = ["EagerBackend", "backends"]
 
@@ -30,8 +33,20 @@ class EagerBackend(TorchRepros, TorchBackend):
     def availability(self) -> Availability:
         """Return whether torch has the device here."""
         if self.device == "cpu" or _is_available(self.device):
+            if self.device == "cuda":
+                prepare_cuda()
             return TorchBackend.availability(self)
         return Availability("missing", f"no {self.device} device is visible to torch here")
+
+    def kernels(self) -> Kernels:
+        """Return the documented kernels; none of the CPU, where none has been seen to vary."""
+        return EXACT if self.device == "cpu" else listed(self.device)
+
+    def shadows(self) -> ReferenceRuntime:
+        """Return the reference on CPU tensors."""
+        if self.device == "cpu":
+            return self.reference()
+        return reference_on_cpu(self.device, load_table(self.device), self.kernels())
 
     def watching(self, watched: Callable[[Any], Any]) -> Backend:
         """Return the backend with another autocast, built from its own."""

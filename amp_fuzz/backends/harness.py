@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from amp_fuzz import catalogue
 from amp_fuzz.backends import prelude
 from amp_fuzz.backends.custom_op import custom_op
+from amp_fuzz.backends.determinism import algorithms
 from amp_fuzz.backends.source import driver_source, imports_of, program_source
 from amp_fuzz.cases import inputs
 from amp_fuzz.cases.case import Case
@@ -184,7 +185,7 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
     seen = Observation()
     before = runtime.state()
     start = time.perf_counter()
-    with runtime.scope():
+    with algorithms(case.plan.deterministic), runtime.scope():
         names = {**runtime.names(), **more, **_imported(source.imports)}
         names["observe"] = _observer(seen.values, runtime)
         program, driver = source.codes

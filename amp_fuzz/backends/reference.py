@@ -11,19 +11,23 @@ import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import harness, imitation, prelude
+from amp_fuzz.backends.determinism import EXACT, Kernels, Trace
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.backends.source import cast_lines
 from amp_fuzz.cases.case import Case, Precision
+from amp_fuzz.reference import as_device
 from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.products import Products
 from amp_fuzz.reference.shadow.written import casting
+from amp_fuzz.reference.tables import PolicyTable
 
 __all__ = [
     "Numerics",
     "ReferenceRuntime",
+    "reference_on_cpu",
     "reference_runtime",
     "surrounded",
     "threading",
@@ -37,14 +41,16 @@ class Numerics:
 
     reorders: it may add in another order. flushes: numbers below the smallest normal one may count
     as 0. in_turn: a sum of float32 may add one term after the other. products: how it may round the
-    inputs of matrix products and convolutions, by the precision of a case's plan. `Shadow` has what
-    follows. `flushes` and `in_turn` are used only where a value is outside the narrower band.
+    inputs of matrix products and convolutions, by the precision of a case's plan. kernels: those
+    that are documented as nondeterministic. `Shadow` has what follows. `flushes` and `in_turn` make
+    bands wider, and are used only where a value is outside the narrower one.
     """
 
     reorders: bool = False
     flushes: bool = False
     in_turn: bool = False
     products: Mapping[Precision, Products] = field(default_factory=dict)
+    kernels: Kernels = EXACT
 
     @property
     def loose(self) -> bool:
@@ -128,6 +134,7 @@ class ReferenceRuntime:
             reorders=numerics.reorders,
             in_turn=loose and numerics.in_turn,
             products=numerics.products.get(case.plan.precision),
+            adding=numerics.kernels.adding if numerics.kernels else None,
             promise=promise,
         )
         bands: dict[str, Band] = {}
@@ -145,6 +152,13 @@ class ReferenceRuntime:
         runtime = replace(base, scope=scope, noted=note, thread=threading(scope))
         with _casting(meant):
             return harness.run(meant, runtime), bands
+
+    def traced(self, case: Case, kernels: Kernels) -> Trace:
+        """Run one case, and return what is computed from the results of some kernels."""
+        trace = Trace(kernels)
+        meant, base = self._imitating(case)
+        harness.run(meant, replace(within(base, lambda: trace), noted=trace.note))
+        return trace
 
 
 def _casting(case: Case) -> AbstractContextManager[None]:
@@ -228,6 +242,16 @@ def reference_runtime(
             thread=threading(),
         )
     )
+
+
+def reference_on_cpu(device: str, table: PolicyTable, kernels: Kernels) -> ReferenceRuntime:
+    """Return the reference on CPU tensors, which it treats as a device's and shadows can follow.
+
+    kernels: those of the device that may vary from call to call.
+    """
+    found = reference_runtime(device, scope=lambda: as_device(device, table, tensors="cpu"))
+    runtime = replace(found.runtime, place=lambda tensor: tensor)
+    return ReferenceRuntime(runtime, numerics=Numerics(reorders=True, kernels=kernels))
 
 
 def _named() -> dict[str, object]:

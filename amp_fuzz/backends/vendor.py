@@ -13,16 +13,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from amp_fuzz.backends import harness
 from amp_fuzz.backends.base import Availability, Backend, Call
+from amp_fuzz.backends.determinism import EXACT, Kernels, listed
 from amp_fuzz.backends.devices import policies_of
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.reference import ReferenceRuntime, reference_on_cpu, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case, Plan
@@ -80,14 +81,28 @@ class VendorBackend(TorchRepros, TorchBackend):
     def reference(self) -> ReferenceRuntime:
         """Return the reference, on tensors of the device or on CPU tensors instead."""
         _state(self.device)
-        tensors = "" if self.exact else "cpu"
-        found = reference_runtime(
-            self.device, scope=lambda: as_device(self.device, self.table, tensors=tensors)
-        )
-        if self.exact:
-            return _Fetched(found.runtime)
-        runtime = replace(found.runtime, place=lambda tensor: tensor)
-        return ReferenceRuntime(runtime, numerics=Numerics(reorders=True))
+        if not self.exact:
+            return self.shadows()
+        scope = partial(as_device, self.device, self.table)
+        return _Fetched(reference_runtime(self.device, scope=scope).runtime)
+
+    def kernels(self) -> Kernels:
+        """Return the kernels that the device's module says are nondeterministic, or none.
+
+        They are those that torch documents of another device: ``torch.NAME.nondeterministic_as()``
+        returns its type, ``"cuda"``.
+        """
+        says = getattr(getattr(torch, self.device, None), "nondeterministic_as", None)
+        return EXACT if says is None else listed(says())
+
+    def shadows(self) -> ReferenceRuntime:
+        """Return the reference on CPU tensors."""
+        return reference_on_cpu(self.device, self.table, self.kernels())
+
+    def fit(self, case: Case) -> Case:
+        """Return the case; the CPU's deterministic algorithms are not the device's."""
+        asks = case.plan.deterministic and not self.exact
+        return case.with_plan(deterministic=False) if asks else case
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         into the transformed function. A transform excludes every other ingredient.
     precision: of products (matrix products and convolutions) of float32, on a backend that has a
         choice: `jax.default_matmul_precision`. ``default`` is what the environment says.
+    deterministic: whether torch must use deterministic algorithms
+        (`torch.use_deterministic_algorithms`); an op that has none then raises.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -102,6 +104,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaler: bool = False
     transform: Transform = "none"
     precision: Precision = "default"
+    deterministic: bool = False
 
     def __str__(self) -> str:
         contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
@@ -134,7 +137,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._check_transform()
 
     def _check_transform(self) -> None:
-        free = ("contexts", "backward", "backward_context", "transform", "precision")
+        free = ("contexts", "backward", "backward_context", "transform")
+        free += ("precision", "deterministic")  # they change numbers, not how it is driven
         others = [f for f in msgspec.structs.fields(self) if f.name not in free]
         if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
             raise ProgramError(
@@ -147,6 +151,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def differentiates(self) -> bool:
         """Whether the gradients are those of `torch.func.grad`."""
         return self.transform in ("grad", "vmap_grad")
+
+
+# The fields that were added later, at their defaults.
+_LATER = (
+    b',"transform":"none"',
+    b',"precision":"default"',
+    b',"deterministic":false',
+    b',"values":""',
+)
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -169,8 +182,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """
         text = msgspec.json.encode(self)
         # Quotes inside a string are escaped: these bytes can only be the fields of these names.
-        for added in (b',"transform":"none"', b',"precision":"default"', b',"values":""'):
-            text = text.replace(added, b"")
+        for default in _LATER:
+            text = text.replace(default, b"")
         return text
 
     def with_plan(self, **fields: object) -> Case:

@@ -58,6 +58,7 @@ def compare(
     *,
     values: bool = True,
     rounding: Judgement | None = None,
+    varied: Judgement | None = None,
     skip: Callable[[str], bool] = lambda label: False,
 ) -> Divergence | None:
     """Return the first divergence in the order of execution, or None.
@@ -69,14 +70,16 @@ def compare(
     rounding: for a backend with kernels of its own: decides on values that differ in a bit. Such a
     backend may also raise a different error, or raise elsewhere, since compilers wrap errors. And
     a missing gradient may be zeros, as in AOTAutograd.
-    skip: the labels to leave out.
+    varied: for a backend with kernels that vary from call to call: decides on values that differ in
+    a bit, instead of `rounding`. skip: the labels to leave out.
     """
     for label, want in expected.values.items():
         if label not in observed.values:
             break  # the backend raised before this label
         if skip(label):
             continue
-        found = _value(label, want, observed.values[label], values=values, rounding=rounding)
+        got = observed.values[label]
+        found = _value(label, want, got, values=values, rounding=rounding, varied=varied)
         if found is not None:
             return found
     both = expected.raised is not None and observed.raised is not None
@@ -137,6 +140,7 @@ def _value(
     *,
     values: bool,
     rounding: Judgement | None,
+    varied: Judgement | None,
 ) -> Divergence | None:
     grad = label.endswith(".grad")
     if want is None or got is None:
@@ -151,7 +155,7 @@ def _value(
         return Divergence("grad-shape" if grad else "shape", label, *shapes)
     if not values or same(want, got):
         return None
-    return (rounding or differ)(label, want, got)
+    return (varied or rounding or differ)(label, want, got)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

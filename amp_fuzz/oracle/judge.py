@@ -114,7 +114,8 @@ class Judge:
             said.known,
             kernels=expected.kernels,
             seconds=clock.laps,
-            unjudged=len(unjudged),
+            unjudged=len(unjudged | trial.unjudged),
+            varied=len(trial.varied),
             uncompiled=said.divergence is None and observed.graphs == 0 and agreed == "agreed",
             platform=observed.platform,
             notes=said.notes,
@@ -156,7 +157,8 @@ def _related(
         return None
     if relations == "one":
         chosen = [chosen[case.seed % len(chosen)]]
-    found = (check_relation(one, case, run, values=trial.backend.values) for one in chosen)
+    how = {"values": trial.backend.values, "varied": trial.varied_in}
+    found = (check_relation(one, case, run, **how) for one in chosen)  # type: ignore[arg-type]
     return next(filter(None, found), None)
 
 

@@ -23,7 +23,7 @@ from amp_fuzz.cases.program import (
     returning_all,
     statements,
 )
-from amp_fuzz.oracle.compare import Divergence, compare
+from amp_fuzz.oracle.compare import Divergence, Judgement, compare
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 
@@ -43,10 +43,12 @@ class Relation:
     together: bool = False
 
 
-def within(case: Case, seen: Observation, *, values: bool = True) -> Divergence | None:
-    """Check the relations that hold inside one observation."""
+def within(
+    case: Case, seen: Observation, *, values: bool = True, varied: Judgement | None = None
+) -> Divergence | None:
+    """Check the relations that hold inside one observation; varied: as in `compare`."""
     if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # a custom op is called once
-        found = _pairs(seen, "call0.", "call1.", "second call", values)
+        found = _pairs(seen, "call0.", "call1.", "second call", values, varied)
         if found is not None:
             return found
     if case.plan.second == "retain":
@@ -54,27 +56,31 @@ def within(case: Case, seen: Observation, *, values: bool = True) -> Divergence 
             if ".again." not in f".{label}":
                 continue
             first = label.replace("again.", "", 1)
-            found = _pair(seen, first, label, "retained graph", values)
+            found = _pair(seen, first, label, "retained graph", values, varied)
             if found is not None:
                 return found
     return None
 
 
-def _pairs(seen: Observation, old: str, new: str, name: str, values: bool) -> Divergence | None:
+def _pairs(
+    seen: Observation, old: str, new: str, name: str, values: bool, varied: Judgement | None
+) -> Divergence | None:
     for label in seen.values:
         if old in label and label.replace(old, new) in seen.values:
-            found = _pair(seen, label, label.replace(old, new), name, values)
+            found = _pair(seen, label, label.replace(old, new), name, values, varied)
             if found is not None:
                 return found
     return None
 
 
-def _pair(seen: Observation, first: str, second: str, name: str, values: bool) -> Divergence | None:
+def _pair(
+    seen: Observation, first: str, second: str, name: str, values: bool, varied: Judgement | None
+) -> Divergence | None:
     if first not in seen.values:
         return None
     a = Observation(values={second: seen.values[first]})
     b = Observation(values={second: seen.values[second]})
-    return _rename(compare(a, b, values=values), name)
+    return _rename(compare(a, b, values=values, varied=varied), name)
 
 
 def _rename(found: Divergence | None, name: str) -> Divergence | None:
@@ -176,9 +182,17 @@ RELATIONS: Mapping[str, Relation] = {
 
 
 def check_relation(
-    relation: Relation, case: Case, run: Callable[[Case], Observation], *, values: bool = True
+    relation: Relation,
+    case: Case,
+    run: Callable[[Case], Observation],
+    *,
+    values: bool = True,
+    varied: Callable[[Case], Judgement | None] = lambda case: None,
 ) -> Divergence | None:
-    """Run the two variants and compare them, or return None if the relation does not apply."""
+    """Run the two variants and compare them, or return None if the relation does not apply.
+
+    varied: returns what `compare` takes under that name, for the first variant.
+    """
     pair = relation.pair(case)
     if pair is None:
         return None
@@ -191,7 +205,8 @@ def check_relation(
     else:
         # The two sources have different lines: compare whether they raise, not where.
         first, second = _lineless(first), _lineless(second)
-    return _rename(compare(first, second, values=values), relation.name)
+    found = compare(first, second, values=values, varied=varied(pair[0]))
+    return _rename(found, relation.name)
 
 
 def _together(

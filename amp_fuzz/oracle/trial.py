@@ -12,6 +12,8 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend
+from amp_fuzz.backends.base import kernels_of, shadows_of
+from amp_fuzz.backends.determinism import Spread
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare, single
 from amp_fuzz.cases.program import returning_all
@@ -36,6 +38,9 @@ class _Kept:
     bare: dict[Hashable, Trial] = field(default_factory=dict)  # by imitation
     runs: dict[str, Observation] = field(default_factory=dict)  # of the backend, by case
     right: Mapping[str, torch.Tensor | None] | None = None
+    varying: dict[Hashable, Mapping[str, Spread]] = field(default_factory=dict)  # by imitation
+    varied: set[str] = field(default_factory=set)
+    unjudged: set[str] = field(default_factory=set)  # of what varied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +88,7 @@ class Trial:
         wider bands of its `Numerics`.
         """
         backend, case = self.backend, self.case
-        if backend.exact or not backend.values:
+        if not backend.values or (backend.exact and self.varied_judge() is None):
             return self
         if self.compare() is None:
             return self
@@ -147,8 +152,17 @@ class Trial:
         skip: labels to leave out. unjudged: collects the labels that no shadow could judge.
         """
         rounding = None if self.backend.exact else self._judgement(unjudged)
-        sides = self.expected, self.observed
-        return compare(*sides, values=self.backend.values, rounding=rounding, skip=skip)
+        return self._compared(self.expected, self.observed, rounding, skip)
+
+    def _compared(
+        self,
+        first: Observation,
+        second: Observation,
+        rounding: Judgement | None = None,
+        skip: Skip = lambda label: False,
+    ) -> Divergence | None:
+        varied, values = self.varied_judge(rounding), self.backend.values
+        return compare(first, second, values=values, rounding=rounding, varied=varied, skip=skip)
 
     def within(self) -> Divergence | None:
         """Check the relations inside the observation; bits only if the backend repeats them."""
@@ -157,7 +171,7 @@ class Trial:
     def holds_within(self, seen: Observation) -> Divergence | None:
         """Check the relations that must hold inside any observation of the case."""
         values = self.backend.values and self.backend.repeats
-        return within(self.case, seen, values=values)
+        return within(self.case, seen, values=values, varied=self.varied_judge())
 
     def changed(self, skip: Skip = lambda label: False) -> Divergence | None:
         """Run both sides again and return what changed. If results are exact, run each three times.
@@ -170,7 +184,7 @@ class Trial:
         if self.backend.exact:
             turns = [reference, backend, backend, reference, reference, backend]
         for first, side in turns:
-            found = compare(first, side(self.case), values=self.backend.values, skip=skip)
+            found = self._compared(first, side(self.case), skip=skip)
             if found is not None:
                 return found
         return None
@@ -180,12 +194,59 @@ class Trial:
         if not self.backend.exact:
             return True
         again = self.run(self.case)
-        return compare(self.observed, again, values=self.backend.values) is None
+        return self._compared(self.observed, again) is None
 
     def raises_another(self) -> bool:
         """Return whether both sides raise different errors; exact ones may differ in wording."""
         both = self.expected.raised is not None and self.observed.raised is not None
         return both and not self.backend.exact and not alike(self.expected, self.observed)
+
+    # -- kernels that vary ------------------------------------------------------------------------
+
+    @property
+    def varied(self) -> set[str]:
+        """The labels of values that differed as documented, so far."""
+        return self._kept.varied
+
+    @property
+    def unjudged(self) -> set[str]:
+        """Those of them of which nothing can be said."""
+        return self._kept.unjudged
+
+    def varying(self) -> Mapping[str, Spread]:
+        """Return the labels of values that depend on kernels documented as nondeterministic."""
+        if self.imitated not in self._kept.varying:
+            with self.within_scope():
+                found = self.backend.reference().traced(self.case, kernels_of(self.backend))
+            self._kept.varying[self.imitated] = found.spread
+        return self._kept.varying[self.imitated]
+
+    def varied_judge(self, otherwise: Judgement | None = None) -> Judgement | None:
+        """Return what judges values that such kernels may have changed; None if none can.
+
+        otherwise: judges the other values, by default bit for bit.
+        """
+        if self.case.plan.deterministic or not self.backend.values or not kernels_of(self.backend):
+            return None
+
+        def judge(label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
+            spread = self.varying().get(label)
+            if spread is None:
+                return (otherwise or differ)(label, want, got)
+            self.varied.add(label)
+            if spread == "any":
+                self.unjudged.add(label)
+                return None
+            found = self._judgement(self.unjudged)(label, want, got)
+            # Where one order of a sum leaves the range, another need not.
+            return None if found is not None and found.kind == "range" else found
+
+        return judge
+
+    def varied_in(self, variant: Case) -> Judgement | None:
+        """Return `varied_judge` for a variant of the case."""
+        kept = _Kept(varied=self.varied, unjudged=self.unjudged)
+        return replace(self, case=variant, _kept=kept).varied_judge()
 
     # -- rounding ---------------------------------------------------------------------------------
 
@@ -204,7 +265,7 @@ class Trial:
             scope = partial(_scope, self.scope, self.choice)
             run = partial(_shadowed, self.case, self.backend, scope, **self._how)
             with scope():
-                written = self.backend.reference().casts(self.case)
+                written = shadows_of(self.backend).casts(self.case)
             promised = partial(run, promise="written") if written else None
             self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
         return self._kept.shadows[self.imitated]
@@ -244,4 +305,4 @@ def _shadowed(
     case: Case, backend: Backend, scope: Scope, *args: Any, **how: Any
 ) -> tuple[Observation, dict[str, Band]]:
     with scope():
-        return backend.reference().shadowed(case, *args, **how)
+        return shadows_of(backend).shadowed(case, *args, **how)

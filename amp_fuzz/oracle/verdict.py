@@ -23,7 +23,8 @@ class Verdict:
     """The verdict on a case on a backend.
 
     known: the ids of the entries that explain the divergence, joined by +. unjudged: how many
-    values differ that cannot be judged. uncompiled: it agreed, but the compiler made no graph of
+    values differ that cannot be judged. varied: how many differ as kernels do that torch documents
+    as nondeterministic. uncompiled: it agreed, but the compiler made no graph of
     it. platform: see `Observation`. notes: facts that do not affect the outcome;
     `amp_fuzz.findings.notes` finds more of them later. seen: what the reference did.
     """
@@ -36,6 +37,7 @@ class Verdict:
     kernels: Sequence[KernelCall] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     unjudged: int = 0
+    varied: int = 0
     uncompiled: bool = False
     platform: str = ""
     notes: tuple[Note, ...] = ()
@@ -59,6 +61,7 @@ class Verdict:
             known=self.known,
             at=list(counts).index(_key(kernel)) if kernel else -1,
             unjudged=self.unjudged,
+            varied=self.varied,
             uncompiled=self.uncompiled,
             platform=self.platform,
             notes=self.notes,

@@ -168,7 +168,9 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     kind, op, known: of its divergence, as in `DivergenceRecord`, or "". Only the first of similar
     divergences is recorded with its case; these fields count the others. at: the index in `kernels`
     of that op's kernel, or -1. unjudged: how many values differ in a bit where no shadow could
-    follow, so they are not judged. uncompiled: it agreed, but the compiler made no graph of it.
+    follow, so they are not judged. varied: how many differ in a bit because they are computed by
+    kernels that torch documents as nondeterministic. uncompiled: it agreed, but the compiler made
+    no graph of it.
     groups: fingerprints of its causes, if it diverged and no known list explains it. platform: the
     platform of a backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for JAX. notes: at
     most one of each group.
@@ -186,6 +188,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     known: str = ""
     at: int = -1
     unjudged: int = 0
+    varied: int = 0
     uncompiled: bool = False
     groups: tuple[str, ...] = ()
     platform: str = ""

@@ -75,8 +75,9 @@ class RunData:
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row for each task that ended.
     damage: one line for each unreadable record. unjudged: by backend, how many values differ in a
-    bit and could not be judged, and in how many cases. uncompiled: by backend, how many cases
-    agreed without being compiled. notes: by group. incidents: workers that died without a finding.
+    bit and could not be judged, and in how many cases. varied: the same of
+    values that differ as torch documents. uncompiled: by backend, how many cases agreed without
+    being compiled. notes: by group. incidents: workers that died without a finding.
     state: ``killed`` if nothing runs and the end of the run was never recorded.
     """
 
@@ -91,6 +92,7 @@ class RunData:
     records: tuple[DivergenceRecord, ...]
     damage: tuple[str, ...] = ()
     unjudged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    varied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Mapping[str, int] = field(default_factory=dict)
     incidents: tuple[IncidentRecord, ...] = ()
     state: Literal["ended", "running", "killed"] = "ended"
@@ -153,6 +155,7 @@ class _Tally:
     damage: list[str] = field(default_factory=list)
     incidents: list[IncidentRecord] = field(default_factory=list)
     unjudged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    varied: dict[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Counter[str] = field(default_factory=Counter)
     notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
@@ -180,6 +183,9 @@ class _Tally:
         for note in record.notes:
             _, counts = self.notes.setdefault(note.group, (note, Counter()))
             counts[record.backend] += 1
+        if record.varied:
+            values, cases = self.varied.get(record.backend, (0, 0))
+            self.varied[record.backend] = values + record.varied, cases + 1
         if record.unjudged:
             values, cases = self.unjudged.get(record.backend, (0, 0))
             self.unjudged[record.backend] = values + record.unjudged, cases + 1
@@ -244,6 +250,7 @@ class _Tally:
             records=tuple(self.records),
             damage=tuple(self.damage),
             unjudged=self.unjudged,
+            varied=self.varied,
             uncompiled=self.uncompiled,
             incidents=tuple(self.incidents),
             notes=tuple(

@@ -659,6 +659,11 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             f"{plural(lost, 'new diverging case')} left no record to replay: run again with "
             f"--seed={data.run.seed}"
         )
+    for on, (values, cases) in data.varied.items():
+        yield (
+            f"{on}: {plural(cases, 'case')} varied, as documented: {plural(values, 'value')}, "
+            "computed by kernels that torch lists as nondeterministic"
+        )
     for on, (values, cases) in data.unjudged.items():
         yield (
             f"{on}: not judged: {plural(values, 'value')} in {plural(cases, 'case')}, which differ "

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, Precise, backends
+from amp_fuzz.backends.base import kernels_of
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
@@ -516,6 +517,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
     """
     backend = backends()[task.backend]
     ops = runnable(select(settings.ops or ("*",)), backend)
+    varies = backend.values and backend.exact and bool(kernels_of(backend))
 
     def drawn(focus: Sequence[Op], *which: object) -> Case:
         return draw_case(
@@ -527,6 +529,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
             statements=settings.max_statements,
             fused=not backend.exact,
             precisions=backend.precisions if isinstance(backend, Precise) else (),
+            varies=varies,
         )
 
     count = 0

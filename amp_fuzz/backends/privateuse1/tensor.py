@@ -109,7 +109,7 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         asked = torch.device(asked)
         device = None if asked == _CPU else _placed(asked)
         kwargs = {**kwargs, "device": _CPU}
-    out = func(*_held(args), **{name: _held(value) for name, value in kwargs.items()})
+    out = kernel(func, _held(args), {name: _held(value) for name, value in kwargs.items()})
     written = _written(func)
     if not written:
         if device is None:
@@ -128,6 +128,14 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return tuple(
         _wrapped(o, device) if o_own is None else o_own for o, o_own in zip(out, own, strict=True)
     )
+
+
+def kernel(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a kernel of the device on the held tensors: the CPU's.
+
+    A device with kernels of its own replaces this function.
+    """
+    return func(*args, **kwargs)
 
 
 def _body(func: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ same value as what they were made from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -71,6 +71,8 @@ class Shadow(TorchDispatchMode):
             where the sum of the absolute values leaves the range.
         in_turn: the copies of sums lose what one loses that adds one term after the other.
         products: how an implementation may round the inputs of products; None: it does not.
+        adding: tells the ops that add in the dtype of their result, in any order, as the atomic
+            additions of a GPU do: their inputs are off by up to ``4 u(nominal)``.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -97,12 +99,14 @@ class Shadow(TorchDispatchMode):
         reorders: bool = False,
         in_turn: bool = False,
         products: Products | None = None,
+        adding: Callable[[Any], bool] | None = None,
         promise: Promise = "none",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.reach, self.promise = samples, reach, promise
         self.flushes, self.reorders, self.in_turn = flushes, reorders, in_turn
         self.products = products
+        self.adding = adding
         self._seed, self._calls = seed, 0  # `_begin` seeds both generators, for each op
         self._generator = torch.Generator()
         # For what only a bounded run draws: results of one op stay in step with one that is not.
@@ -216,9 +220,10 @@ class Shadow(TorchDispatchMode):
         quiet = exact is not None and equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(is_short, [results[0], *call.tensors])))
         rounds = self._promised(call)
+        rough = self.adding is not None and self.adding(call.func)
         narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in CONVERTING))
         inputs = [
-            self._flushed(copies if still else self._perturbed(copies, t, narrow), t)
+            self._flushed(copies if still else self._perturbed(copies, t, narrow, rough), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         if self.products is not None and (factor := call.factor) is not None:
@@ -465,16 +470,21 @@ class Shadow(TorchDispatchMode):
         return found[0] if found else None
 
     def _perturbed(
-        self, copies: torch.Tensor, nominal: torch.Tensor, narrow: float = 0.0
+        self,
+        copies: torch.Tensor,
+        nominal: torch.Tensor,
+        narrow: float = 0.0,
+        rough: bool = False,
     ) -> torch.Tensor:
         """Return copies of an input, all but the clean one off by up to 4 u(compute).
 
-        narrow: the roundoff of a dtype that the op may cast them to before.
+        narrow: the roundoff of a dtype that the op may cast them to before. rough: off by up to
+        4 u(nominal) instead, since the op rounds to that dtype again and again.
         """
         if nominal.dtype not in UNIT_ROUNDOFF:
             return copies
         compute = torch.float64 if nominal.dtype in (torch.float64, torch.complex128) else None
-        u = 4 * UNIT_ROUNDOFF[compute or torch.float32]
+        u = 4 * UNIT_ROUNDOFF[nominal.dtype if rough else compute or torch.float32]
         if narrow > UNIT_ROUNDOFF[nominal.dtype]:
             u += narrow
         off = copies.clone(memory_format=torch.contiguous_format)
