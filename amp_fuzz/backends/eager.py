@@ -13,7 +13,7 @@ from amp_fuzz.backends.base import Availability, Backend
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
 
-__all__ = ["EagerBackend", "backends"]
+__all__ = ["EagerBackend", "backends", "has_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class EagerBackend(TorchRepros, TorchBackend):
 
     def availability(self) -> Availability:
         """Return whether torch has the device here."""
-        if self.device == "cpu" or _is_available(self.device):
+        if has_device(self.device):
             return TorchBackend.availability(self)
         return Availability("missing", f"no {self.device} device is visible to torch here")
 
@@ -38,7 +38,10 @@ class EagerBackend(TorchRepros, TorchBackend):
         return replace(self, watched=watched)
 
 
-def _is_available(device: str) -> bool:
+def has_device(device: str) -> bool:
+    """Return whether torch has the CPU, or a device of its own, here."""
+    if device == "cpu":
+        return True
     module = getattr(torch, device, None)
     if device == "mps":
         module = getattr(torch.backends, "mps", None)
