@@ -233,7 +233,7 @@ def steps_of(target: Target, out: Path, workers: int) -> list[Step]:
             90,
             (
                 *("benchmarks/faults.py", f"--device={target.device}", f"--workers={workers}"),
-                *("--seconds=20", "--budget={seconds}", f"--output={out / 'faults.json'}"),
+                *("--seconds=8", "--budget={seconds}", f"--output={out / 'faults.json'}"),
             ),
         ),
         Step(

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
+from amp_fuzz.backends.privateuse1 import Autocast, module
 from amp_fuzz.plugins import inherited
 from amp_fuzz.reference.tables import DEVICES, load_table
 
@@ -45,6 +46,8 @@ _RULES = load_table(DEVICE if DEVICE in DEVICES else "cuda").rules
 POLICIES: Mapping[str, str] = {name: rule.policy.value for name, rule in _RULES.items()}
 
 KEYSET: Any = DispatchKeySet(getattr(DispatchKey, KEY))
+# A device in Python has no quirks of upstream's C++, and a cache that Python can reach.
+_CPP = KEY != "AutocastPrivateUse1"
 # Bound before anything is registered over it: see `Wrapper.cached`.
 _PRELU: Any = torch.library.get_kernel("aten::prelu", KEY)
 # In which order GCC evaluates the arguments of a call, and so in which autocast casts them.
@@ -132,10 +135,13 @@ class Wrapper:
         self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]
     ) -> Value:
         """Pass ``dtype=float32`` where the caller gave none, if the first argument is eligible."""
-        changed = dict(kwargs)
+        given = {p.name: value for p, value in kernel.given(args, kwargs)}
         if isinstance(args[0], torch.Tensor) and self.eligible(args[0]):
-            changed["dtype"] = kwargs.get("dtype") or torch.float32
-        return kernel.overload(*args, **changed)
+            given["dtype"] = given.get("dtype") or torch.float32
+        named = {p.name: given.pop(p.name) for p in kernel.parameters if p.kwarg_only and p.name in given}
+        last = max((i for i, p in enumerate(kernel.parameters) if p.name in given), default=-1)
+        positional = [given.get(p.name, p.default_value) for p in kernel.parameters[: last + 1]]
+        return kernel.overload(*positional, **named)
 
     def append_dtype(
         self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]
@@ -167,13 +173,16 @@ class Wrapper:
         """Return the tensors that have a say in the promote policy: upstream asks no optional."""
         found: list[torch.Tensor] = []
         for parameter, value in kernel.given(args, kwargs):
-            if isinstance(parameter.type, torch.OptionalType):
+            if _CPP and isinstance(parameter.type, torch.OptionalType):
                 continue
             found += [t for t in _listed(value) if isinstance(t, torch.Tensor)]
         return found
 
     def promoted(self, tensors: Iterable[torch.Tensor]) -> torch.dtype:
         """Return the widest dtype of the tensors; upstream knows the autocast dtype and float32."""
+        if not _CPP:
+            dtypes = {t.dtype for t in tensors if self.eligible(t)} or {self.low}
+            return dtypes.pop() if len(dtypes) == 1 else torch.float32
         current = low = self.low
         for tensor in tensors:
             if not self.eligible(tensor):
@@ -239,6 +248,9 @@ class Wrapper:
         Nothing gives Python that cache; but torch's own kernel of ``prelu`` casts any tensor
         through it and keeps the cast for its backward, with its place in the graph.
         """
+        if not _CPP:
+            own: Any = next(kept.cache for kept in module._kept if isinstance(kept, Autocast))
+            return own.cast(tensor, low)
         # Hooks of our own, or a checkpoint around it would drop what is kept.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
             through = _PRELU.call_boxed(KEYSET, tensor, tensor.new_ones(1, dtype=low))
