@@ -9,6 +9,13 @@ JOBS      ?= 3
 TEST_ARGS ?=
 # The torch of `make test-torch`: each has a file in constraints/
 TORCH     ?=
+# `make gpu`: the device, by default the one that torch sees here, and the folder of results. `make gpu-bundle`:
+# the interpreter of the machine without a network, and what to bring it.
+DEVICE       ?=
+OUT          ?= gpu-results
+MINUTES      ?= 9
+GPU_PYTHON   ?= 3.12
+GPU_PACKAGES ?= msgspec hypothesis pytest pandas click rich jinja2 filelock packaging psutil
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -28,7 +35,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv fuzz open pages test test-all test-torch lint types format clean distclean
+.PHONY: help venv fuzz open pages test test-all test-torch gpu gpu-bundle lint types format clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -73,6 +80,17 @@ test-torch: $(OTHER)/.installed  ## run the tests, then `amp-fuzz`, on another t
 	$(OTHER)/bin/amp-fuzz $(FUZZ_ARGS) --store=$(OTHER)/findings --report=$(OTHER)/report || \
 	  failed="$$failed amp-fuzz"; \
 	if [ -n "$$failed" ]; then echo "failed on torch $(TORCH): $$failed" >&2; exit 1; fi
+
+# With the interpreter that has torch, not .venv: nothing is installed or downloaded.
+gpu:  ## run everything on an accelerator, 9 minutes (PYTHON=python3 DEVICE=privateuse1 OUT=gpu-results)
+	@$(PYTHON) benchmarks/gpu.py --device=$(DEVICE) --minutes=$(MINUTES) --output=$(OUT)
+
+# pip matches the numbers of manylinux exactly.
+gpu-bundle:  ## download wheels for a machine without a network to wheels/ (GPU_PYTHON=3.12 GPU_PACKAGES=msgspec)
+	@$(PYTHON) -m pip download -qq --dest wheels --only-binary=:all: --constraint constraints/shared.txt \
+	  --implementation cp --python-version $(GPU_PYTHON) \
+	  $(foreach n,28 27 24 17 5,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64 $(GPU_PACKAGES)
+	@echo "bring wheels/ along: $$(du -sh wheels | cut -f1), for Python $(GPU_PYTHON)"
 
 lint: $(STAMP)  ## check style and formatting
 	$(BIN)/ruff check .

@@ -2,22 +2,36 @@
 
 Writes ``benchmarks/faults.json`` and from it ``docs/faults.md``. A part that is not run is kept as
 it was. Seconds are CPU seconds of one core, so that a busy machine does not change what is found.
+
+``--device=cuda`` seeds the same faults in the autocast of another device; the result goes to
+``--output``, and there are no proofs of which faults cannot be told there. ``--budget`` is for all
+faults together, by the clock: those of single policies are then a sample, the same each time.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
+import math
+import os
+import random
 import statistics
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# Read when the library of faults is imported, here and in the processes that are started.
+for _word in sys.argv:
+    if _word.startswith("--device="):
+        os.environ["FAULTS_DEVICE"] = _word.partition("=")[2]
 
 from benchmarks.common import ROOT, Row, arguments, conditions, read, write
 from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
@@ -39,11 +53,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for each fault (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the engine's draws (default 0)")
     parser.add_argument("--report", action="store_true", help="only write the page again")
+    parser.add_argument("--device", default="cpu", help="cuda, or one that a plugin installs")
+    parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write this file alone")
     options = parser.parse_args()
+    importlib.import_module("torch._dynamo")  # 7 s of CPU time at the first checkpoint of a fork
+    options.deadline = time.monotonic() + options.budget
     warnings.simplefilter("ignore")
     both = options.policy == options.semantic
-    part = options.only is not None or options.limit is not None
-    result = read(JSON)
+    alone = options.output is not None or options.device != "cpu"
+    part = options.only is not None or options.limit is not None or alone
+    result = Row(device=options.device) if alone else read(JSON)
     if options.report:
         TABLE.write_text(table(result))
         return 0
@@ -57,6 +77,7 @@ def main() -> int:
         result[section] = search(names, options)
         show(section, result[section]["faults"])
         result["run"] = conditions(options.seed, options.seconds)
+        write(options.output, result)
         if not part:
             write(JSON, result)
             TABLE.write_text(table(result))
@@ -70,19 +91,25 @@ def _semantic(names: Sequence[str], options: argparse.Namespace) -> Row:
         fault = {**SEMANTIC, **CONTROLS}[name]
         return hunt(fault, seconds=options.seconds, seed=options.seed).json()
 
-    rows = list(isolated(search, [*CONTROLS, *names], options.workers))
+    half = time.monotonic() + options.budget * 0.6
+    rows = list(isolated(search, [*CONTROLS, *names], options.workers, half))
     controls = [r for r in rows if r["name"] in CONTROLS]
     return {"controls": controls, "faults": _ordered(rows, names)}
 
 
 def _policy(names: Sequence[str], options: argparse.Namespace) -> Row:
-    steps, control = record(seconds=options.seconds, seed=options.seed)
+    if math.isfinite(options.budget):
+        names = random.Random(options.seed).sample(names, len(names))
+    # In another process: no fork survives that an accelerator is in use here.
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        way = pool.submit(record, seconds=options.seconds, seed=options.seed)
+        steps, control = way.result()
     print(f"the engine's way: {control.cases} cases in {control.seconds:.0f} s", flush=True)
 
     def search(name: str) -> Row:
         return hunt_along(POLICY[name], steps).json()
 
-    rows = list(isolated(search, names, options.workers))
+    rows = list(isolated(search, names, options.workers, options.deadline))
     return {"controls": [control.json()], "faults": _ordered(rows, names)}
 
 
@@ -90,13 +117,18 @@ def _ordered(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     return sorted((r for r in rows if r["name"] in names), key=lambda r: names.index(r["name"]))
 
 
-def isolated(search: Callable[[str], Row], names: Sequence[str], workers: int) -> Iterator[Row]:
-    """Search for each fault in a process of its own: one that kills it is found, as a crash."""
+def isolated(
+    search: Callable[[str], Row], names: Sequence[str], workers: int, until: float = math.inf
+) -> Iterator[Row]:
+    """Search for each fault in a process of its own: one that kills it is found, as a crash.
+
+    until: the time after which no other search begins.
+    """
     context = get_context("fork")
     waiting, done = list(reversed(names)), 0
     running: dict[Any, tuple[str, Any]] = {}
-    while waiting or running:
-        while waiting and len(running) < workers:
+    while running or (waiting and time.monotonic() < until):
+        while waiting and len(running) < workers and time.monotonic() < until:
             name = waiting.pop()
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_child, args=(theirs, search, name))

@@ -13,6 +13,7 @@ it runs once more, too. Neither run counts in a sum.
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import sys
@@ -33,6 +34,7 @@ from amp_fuzz.cases import inputs
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.patching import patched
+from amp_fuzz.plugins import inherited
 from amp_fuzz.records.store import Writer
 from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream import shipped
@@ -45,14 +47,18 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="eager-cpu")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="by the clock, at most")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    inherited()
     torch.set_num_threads(1)
     settings = Settings(backends=(args.backend,), seed=args.seed, known=shipped())
     judge = judge_of(backends()[args.backend], settings.known)
     # A first round pays for imports that ops make at their first call.
-    measure(Task(args.backend, "*", (), 500, args.seed + 1), settings, judge)
-    result = measure(Task(args.backend, "*", (), args.cases, args.seed), settings, judge)
+    start = time.monotonic()
+    measure(Task(args.backend, "*", (), 500, args.seed + 1), settings, judge, args.seconds / 3)
+    left = args.seconds - (time.monotonic() - start)
+    result = measure(Task(args.backend, "*", (), args.cases, args.seed), settings, judge, left)
     result |= {
         "backend": args.backend,
         "seed": args.seed,
@@ -63,8 +69,14 @@ def main() -> None:
     show(args.output, result)
 
 
-def measure(task: Task, settings: Settings, judge: Judge) -> dict[str, object]:
-    """Judge the cases of a task and return the rate and what each part costs, in CPU time."""
+def measure(
+    task: Task, settings: Settings, judge: Judge, seconds: float = math.inf
+) -> dict[str, object]:
+    """Judge the cases of a task and return the rate and what each part costs, in CPU time.
+
+    seconds: by the clock, after which no other case begins.
+    """
+    until, by_clock = time.monotonic() + seconds, 0.0
     parts: defaultdict[str, float] = defaultdict(float)
     statements: list[int] = []
     outcomes: defaultdict[str, int] = defaultdict(int)
@@ -89,12 +101,16 @@ def measure(task: Task, settings: Settings, judge: Judge) -> dict[str, object]:
         writer = Writer(Path(folder) / "records.jsonl")
         cases = draw(task, settings)
         while (case := timed("generation", next, cases, None)) is not None:
+            began = time.monotonic()
+            if began > until:
+                break
             timed("source", compiled, case)
             timed("inputs", drawn, case)
             verdict = judge.judge(case)
             for part, seconds in verdict.seconds.items():
                 parts[part] += seconds
             timed("records", lambda v: writer.write(v.record(task.family)), verdict)
+            by_clock += time.monotonic() - began
             timed("bare", backend.run, [case])
             timed("reference, again", backend.reference().run, case)
             outcomes[verdict.outcome] += 1
@@ -107,6 +123,7 @@ def measure(task: Task, settings: Settings, judge: Judge) -> dict[str, object]:
         "outcomes": dict(outcomes),
         "values a program": round(statistics.mean(statements), 2),
         "cases a CPU second": round(count / total, 1),
+        "cases a second by the clock": round(count / by_clock, 1),
         "bare runs a CPU second": round(count / bare, 1),
         "share of CPU time": {k: round(v / total, 3) for k, v in parts.items()},
         "judged / bare": round(total / bare, 2),

@@ -43,6 +43,15 @@ def run(path):
 """
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs an accelerator where torch sees none."""
+    if item.get_closest_marker("gpu") is not None:
+        from tests.helpers import accelerator
+
+        if not accelerator():
+            pytest.skip("needs an accelerator that torch can use")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have JAX keep what it compiles where these tests do, not with the user's."""

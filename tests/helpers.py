@@ -24,6 +24,7 @@ from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
 from amp_fuzz.cases.case import Case, load
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, select
+from amp_fuzz.plugins import inherited
 from amp_fuzz.strategies import drawing
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "F16",
     "STEADY",
     "WrongKernel",
+    "accelerator",
     "call",
     "case",
     "drawn",
@@ -61,6 +63,13 @@ def stored(folder: str) -> dict[str, Case]:
     """Return the case files of a folder of tests/cases, by their names."""
     paths = (Path(__file__).parent / "cases" / folder).glob("*.json")
     return {path.stem: load(path) for path in sorted(paths)}
+
+
+def accelerator() -> str:
+    """Return the device type of the accelerator that torch sees here, or ""."""
+    inherited()  # the environment may name a module that installs one
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "" if found is None else found.type
 
 
 def eager() -> Backend:

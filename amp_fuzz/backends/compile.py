@@ -17,7 +17,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -25,10 +27,11 @@ import torch
 
 from amp_fuzz.backends import bisection, harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
+from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.export import DATA_DEPENDENT
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.prelude import in_thread
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime
+from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, within
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
@@ -46,6 +49,8 @@ from amp_fuzz.cases.program import (
     transform,
 )
 from amp_fuzz.patching import patched
+from amp_fuzz.reference import as_device, load_table
+from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
@@ -56,7 +61,7 @@ LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
 @dataclass(frozen=True, slots=True)
 class CompileBackend(TorchRepros, TorchBackend):
-    """``torch.compile(program, backend=rung)`` on the CPU.
+    """``torch.compile(program, backend=rung)``, on the CPU or another device of torch's own.
 
     label: distinguishes it from others of its rung. dynamic, options: arguments of
     `torch.compile`. told: ``backward_pass_autocast`` tells torch which autocast will surround the
@@ -75,13 +80,18 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     @property
     def name(self) -> str:
-        """``compile[inductor]``, ``compile[inductor+dynamic]``, ..."""
-        return f"compile[{self.rung}{'+' + self.label if self.label else ''}]"
+        """``compile[inductor]``, ``compile[inductor+dynamic]``, ``compile[inductor]@cuda``, ..."""
+        name = f"compile[{self.rung}{'+' + self.label if self.label else ''}]"
+        return name if self.device == "cpu" else f"{name}@{self.device}"
 
     def availability(self) -> Availability:
         """Return whether this torch can compile here."""
+        if not has_device(self.device):
+            return Availability("missing", f"no {self.device} device is visible to torch here")
         if self.rung == "inductor" and _compiler() is None:
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
+        if self.rung == "inductor" and self.device != "cpu" and find_spec("triton") is None:
+            return Availability("missing", "pip install triton")
         return TorchBackend.availability(self)
 
     def fit(self, case: Case) -> Case:
@@ -328,7 +338,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     def ladder(self) -> Sequence[Backend]:
         """Return the rungs below this one; for a variant of a rung, that rung too."""
         rungs = LADDER[: LADDER.index(self.rung) + bool(self.label)]
-        return [CompileBackend(rung) for rung in rungs]
+        return [CompileBackend(rung, device=self.device) for rung in rungs]
 
     @property
     def promise(self) -> Promise:
@@ -340,10 +350,27 @@ class CompileBackend(TorchRepros, TorchBackend):
         """Return the reference on the same device.
 
         Inductor sums in its own loops, and passes channels-last tensors to torch's convolutions.
+        Other devices than the CPU have kernels that sum in another order on every rung.
         """
         runtime = TorchBackend.reference(self).runtime
-        numerics = Numerics(reorders=self.rung == "inductor")
-        return ReferenceRuntime(runtime, numerics=numerics, promise=self.promise)
+        reorders = self.rung == "inductor" or self.device != "cpu"
+        how: Any = {"numerics": Numerics(reorders=reorders), "promise": self.promise}
+        if self.device == "cpu":
+            return ReferenceRuntime(runtime, **how)
+        return ShadowedOnCPU(runtime, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowedOnCPU(ReferenceRuntime):
+    """The reference on an accelerator. Its shadows are on the CPU, where their arithmetic is."""
+
+    def shadowed(self, case: Case, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
+        """Run one case with shadows, on CPU tensors that are cast as the device's."""
+        device = self.runtime.device
+        scope = partial(as_device, device, load_table(device), tensors="cpu")
+        runtime = replace(within(self.runtime, scope), place=lambda tensor: tensor)
+        # Named explicitly: a class with slots is not the class that `super` was compiled for.
+        return ReferenceRuntime.shadowed(replace(self, runtime=runtime), case, *args, **how)
 
 
 def _opaque(case: Case) -> Case:
@@ -433,7 +460,7 @@ def _compiler() -> str | None:
 
 
 def backends() -> list[Backend]:
-    """Return the ladder, and Inductor's variants."""
+    """Return the ladder and Inductor's variants on the CPU, and the ladder on CUDA."""
     return [
         *(CompileBackend(rung) for rung in LADDER),
         CompileBackend("inductor", "dynamic", dynamic=True),
@@ -441,4 +468,5 @@ def backends() -> list[Backend]:
         CompileBackend("inductor", "default", told=False),
         CompileBackend("inductor", "casts", options=(("emulate_precision_casts", True),)),
         CompileBackend("inductor", "freezing", freezing=True),
+        *(CompileBackend(rung, device="cuda") for rung in LADDER),
     ]

@@ -16,7 +16,7 @@ from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.reference.tables import load_table
 
-__all__ = ["EagerBackend", "backends"]
+__all__ = ["EagerBackend", "backends", "has_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class EagerBackend(TorchRepros, TorchBackend):
 
     def availability(self) -> Availability:
         """Return whether torch has the device here."""
-        if self.device == "cpu" or _is_available(self.device):
+        if has_device(self.device):
             if self.device == "cuda":
                 prepare_cuda()
             return TorchBackend.availability(self)
@@ -53,7 +53,10 @@ class EagerBackend(TorchRepros, TorchBackend):
         return replace(self, watched=watched)
 
 
-def _is_available(device: str) -> bool:
+def has_device(device: str) -> bool:
+    """Return whether torch has the CPU, or a device of its own, here."""
+    if device == "cpu":
+        return True
     module = getattr(torch, device, None)
     if device == "mps":
         module = getattr(torch.backends, "mps", None)

@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_fuzz import catalogue
-from amp_fuzz.backends import prelude
+from amp_fuzz.backends import accelerator, prelude
 from amp_fuzz.backends.custom_op import custom_op
 from amp_fuzz.backends.determinism import algorithms
 from amp_fuzz.backends.source import driver_source, imports_of, program_source
@@ -166,7 +166,11 @@ def _code(text: str, filename: str) -> CodeType:
 
 
 def run(case: Case, runtime: Runtime) -> Observation:
-    """Run a case and return the observation, which includes exceptions of the case."""
+    """Run a case and return the observation, which includes exceptions of the case.
+
+    Values of an accelerator are fetched to the CPU. Raises `accelerator.DeviceFailure` if the
+    accelerator fails.
+    """
     return _run(case, runtime, compiled(case), {})
 
 
@@ -193,20 +197,35 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
         if runtime.driver is not None:
             names = {**names, **runtime.driver(names)}
         exec(driver, names)
+        away = not runtime.fake and accelerator.computes(runtime.device)
         tensors = _inputs(case, runtime)
-        torch.default_generator.manual_seed(case.seed)
+        (torch if away else torch.default_generator).manual_seed(case.seed)
         try:
             if case.plan.thread == "whole":
                 runtime.thread(names["drive"], *tensors)
             else:
                 names["drive"](*tensors)
         except Exception as error:  # the case's own; an interrupt passes
+            if away:
+                accelerator.check(runtime.device, error)
             seen.raised = _raised(error, source)
+        if away:
+            seen.values = _fetched(seen, runtime)
     seen.seconds = time.perf_counter() - start
     seen.leaked = changes(before, runtime.state())
     if seen.leaked:
         runtime.reset()
     return seen
+
+
+def _fetched(seen: Observation, runtime: Runtime) -> dict[str, torch.Tensor | None]:
+    """Return the observed values on the CPU."""
+    with _disable_current_modes():  # this is not part of the case
+        try:
+            return accelerator.fetched(runtime.device, seen.values)
+        except Exception as error:
+            accelerator.check(runtime.device, error)
+            raise
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object], how: str = "") -> str | None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.backends import harness
 from amp_fuzz.backends.base import Availability, Backend, Call
 from amp_fuzz.backends.determinism import EXACT, Kernels, listed
 from amp_fuzz.backends.devices import policies_of
@@ -65,9 +64,9 @@ class VendorBackend(TorchRepros, TorchBackend):
         return found or [guess] * (guess in sys.modules)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Run cases one by one; values are moved to the CPU."""
+        """Run cases one by one."""
         _state(self.device)
-        return [_fetched(harness.run(case, self.runtime())) for case in cases]
+        return TorchBackend.run(self, cases)
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         """Call a callable unchanged."""
@@ -84,7 +83,7 @@ class VendorBackend(TorchRepros, TorchBackend):
         if not self.exact:
             return self.shadows()
         scope = partial(as_device, self.device, self.table)
-        return _Fetched(reference_runtime(self.device, scope=scope).runtime)
+        return reference_runtime(self.device, scope=scope)
 
     def kernels(self) -> Kernels:
         """Return the kernels that the device's module says are nondeterministic, or none.
@@ -103,22 +102,6 @@ class VendorBackend(TorchRepros, TorchBackend):
         """Return the case; the CPU's deterministic algorithms are not the device's."""
         asks = case.plan.deterministic and not self.exact
         return case.with_plan(deterministic=False) if asks else case
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched(ReferenceRuntime):
-    """The reference on the device; values are moved to the CPU."""
-
-    def run(self, case: Case) -> Observation:
-        """Run one case."""
-        # Named explicitly: a class with slots is not the class that `super` was compiled for.
-        return _fetched(ReferenceRuntime.run(self, case))
-
-
-def _fetched(seen: Observation) -> Observation:
-    """Return the observation with its values on the CPU, where they can be compared."""
-    values = {n: None if v is None else v.detach().cpu() for n, v in seen.values.items()}
-    return replace(seen, values=values)
 
 
 @lru_cache(maxsize=4)

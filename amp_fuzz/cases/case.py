@@ -137,8 +137,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._check_transform()
 
     def _check_transform(self) -> None:
-        free = ("contexts", "backward", "backward_context", "transform")
-        free += ("precision", "deterministic")  # they change numbers, not how it is driven
+        free = (
+            *("contexts", "backward", "backward_context", "transform"),
+            *("precision", "deterministic"),
+        )
         others = [f for f in msgspec.structs.fields(self) if f.name not in free]
         if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
             raise ProgramError(

@@ -357,7 +357,9 @@ def audit(
     Closing the iterator (an interrupt) ends the workers.
     """
     known = tuple(known)
-    waiting = deque((b.name, op.name) for b in chosen for op in _able(b, ops))
+    able = [(b.name, {op.name for op in _able(b, ops)}) for b in chosen]
+    # Op after op: an audit that is cut short has compared the same ops on all backends.
+    waiting = deque((name, op.name) for op in ops for name, own in able if op.name in own)
     while waiting:
         running: dict[Future[list[Cell]], tuple[str, str]] = {}
         lost: list[tuple[str, str]] = []

@@ -261,7 +261,7 @@ def test_a_baseline_holds_findings_of_the_device(vendor: Vendor) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     unnamed = vendor.run("baseline", "check", fault="policy")
     assert unnamed.returncode == 5
-    assert "named by --device=mydev" in " ".join(unnamed.stdout.split())
+    assert "with --device=mydev" in " ".join(unnamed.stdout.split())
     there = vendor.run("baseline", "check", "--device=mydev", fault="policy")
     assert there.returncode == 0, there.stdout + there.stderr
     assert "still there" in there.stdout

@@ -11,6 +11,8 @@ from torch._C import DispatchKey
 
 from tests.faults.fault import Fault, patched
 from tests.faults.wrapper import (
+    DEVICE,
+    KEY,
     KEYSET,
     POLICIES,
     Kernel,
@@ -214,13 +216,17 @@ _skips(
 _skips(
     "other-half-not-cast",
     "a 16-bit tensor that is not of the autocast dtype is not cast",
-    lambda k, i, p, t, to: t.dtype.itemsize == 2 and t.dtype is not torch.get_autocast_dtype("cpu"),
+    lambda k, i, p, t, to: (
+        t.dtype.itemsize == 2 and t.dtype is not torch.get_autocast_dtype(DEVICE)
+    ),
     *_MIXED,
 )
 _skips(
     "fp32-bfloat16-only",
     "the fp32 policy does nothing in a float16 context",
-    lambda k, i, p, t, to: to is torch.float32 and torch.get_autocast_dtype("cpu") is torch.float16,
+    lambda k, i, p, t, to: (
+        to is torch.float32 and torch.get_autocast_dtype(DEVICE) is torch.float16
+    ),
     *_MIXED,
 )
 
@@ -507,7 +513,7 @@ class _Results(OwnCache):
         return self.kept[key][1]
 
 
-_AFTER = torch._C._dispatch_keyset_full_after(DispatchKey.AutocastCPU)
+_AFTER = torch._C._dispatch_keyset_full_after(getattr(DispatchKey, KEY))
 
 
 @_fault("autocast-within", "autocast stays on inside an op: its parts are cast again", *_MIXED)

@@ -13,6 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from tests.faults.fault import Fault, patched
+from tests.faults.wrapper import DEVICE
 
 __all__ = ["FAULTS"]
 
@@ -228,11 +229,11 @@ def _inherits() -> AbstractContextManager[None]:
     start = threading.Thread.start
 
     def inheriting(self: Any) -> None:
-        enabled, dtype = _is_enabled("cpu"), _dtype_of("cpu")
+        enabled, dtype = _is_enabled(DEVICE), _dtype_of(DEVICE)
         run = self.run
 
         def wrapped() -> None:
-            with _Autocast("cpu", dtype, enabled):
+            with _Autocast(DEVICE, dtype, enabled):
                 run()
 
         if enabled:
@@ -308,8 +309,9 @@ def _recomputes(name: str, what: str, state: Callable[[], Any]) -> None:
 
     def kwargs(device_type: str = "cuda") -> Any:
         # Two contexts are entered: of the device, and of the CPU.
-        device, _ = _kwargs(device_type)
-        return state() if device_type == "cpu" else device, state()
+        device, cpu = _kwargs(device_type)
+        own = state() if device_type == DEVICE else device
+        return own, state() if DEVICE == "cpu" else cpu
 
     _fault(name, what, *_GRAD, "raise", "relation")(
         lambda: patched(torch.utils.checkpoint, _get_autocast_kwargs=kwargs)
@@ -318,8 +320,8 @@ def _recomputes(name: str, what: str, state: Callable[[], Any]) -> None:
 
 def _current() -> dict[str, Any]:
     return {
-        "enabled": _is_enabled("cpu"),
-        "dtype": _dtype_of("cpu"),
+        "enabled": _is_enabled(DEVICE),
+        "dtype": _dtype_of(DEVICE),
         "cache_enabled": torch.is_autocast_cache_enabled(),
     }
 
@@ -358,7 +360,7 @@ def _backward_under(name: str, what: str, **state: Any) -> None:
         caller = sys._getframe(1).f_globals
         if caller.get("autocast") is not torch.autocast:
             return honest(*args, **kwargs)
-        with _Autocast("cpu", **state):
+        with _Autocast(DEVICE, **state):
             return honest(*args, **kwargs)
 
     _fault(name, what, *_GRAD, "raise", "relation")(

@@ -28,7 +28,7 @@ from amp_fuzz.runs.engine import Event, Settings, Suspected, Task, explore, plan
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.fault import Fault
-from tests.faults.wrapper import Kernel, Value, Wrapper, installed
+from tests.faults.wrapper import DEVICE, Kernel, Value, Wrapper, installed
 
 __all__ = ["Hunt", "Step", "hunt", "hunt_along", "plan_way", "record"]
 
@@ -72,7 +72,7 @@ def _rounds(seed: int) -> Iterator[tuple[Task, Settings]]:
     """Yield the tasks of one ordinary run after another; only the minimiser is off."""
     for number in count():
         settings = Settings(
-            backends=("eager-cpu",),
+            backends=(_backend().name,),
             cases=_ROUND,
             seed=seed_of(seed, number),
             known=shipped(),
@@ -83,7 +83,7 @@ def _rounds(seed: int) -> Iterator[tuple[Task, Settings]]:
 
 
 def _backend() -> Backend:
-    return backends()["eager-cpu"]
+    return backends()[f"eager-{DEVICE}"]
 
 
 def hunt(fault: Fault, *, seconds: float = 60.0, seed: int = 0, cases: int = 0) -> Hunt:

@@ -1,13 +1,17 @@
 """What torch's C++ wrapper around an autocast kernel does, in Python, over the real kernels.
 
-`Wrapper` is an honest copy of aten/src/ATen/autocast_mode.{h,cpp} for one device type, the CPU,
-upstream's quirks included; a fault is a subclass that gets one thing wrong. `installed` registers
-it over torch's own kernels on ``AutocastCPU``, so that the state, the dispatcher, the context
+`Wrapper` is an honest copy of aten/src/ATen/autocast_mode.{h,cpp} for one device type, upstream's
+quirks included; a fault is a subclass that gets one thing wrong. `installed` registers it over
+torch's own kernels on the device's autocast key, so that the state, the dispatcher, the context
 managers and autograd around it are torch's own. It shares no line with `amp_fuzz.reference`.
+
+The device is the CPU, or the one that the environment variable FAULTS_DEVICE names: ``cuda``, or a
+device on PrivateUse1 that a plugin installs.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +21,13 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
-from amp_fuzz.reference import load_table
+from amp_fuzz.backends.privateuse1 import Autocast, module
+from amp_fuzz.plugins import inherited
+from amp_fuzz.reference.tables import DEVICES, load_table
 
 __all__ = [
+    "DEVICE",
+    "KEY",
     "KEYSET",
     "POLICIES",
     "Kernel",
@@ -30,15 +38,18 @@ __all__ = [
     "registered",
 ]
 
-# The CPU's table, overload -> policy: what there is to corrupt.
-POLICIES: Mapping[str, str] = {
-    name: rule.policy.value for name, rule in load_table("cpu").rules.items()
-}
+inherited()
+DEVICE = os.environ.get("FAULTS_DEVICE", "cpu")
+KEY = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}.get(DEVICE, "AutocastPrivateUse1")
+_RULES = load_table(DEVICE if DEVICE in DEVICES else "cuda").rules
+# The device's table, overload -> policy: what there is to corrupt.
+POLICIES: Mapping[str, str] = {name: rule.policy.value for name, rule in _RULES.items()}
 
-_KEY: Any = DispatchKey.AutocastCPU
-KEYSET: Any = DispatchKeySet(_KEY)
+KEYSET: Any = DispatchKeySet(getattr(DispatchKey, KEY))
+# A device in Python has no quirks of upstream's C++, and a cache that Python can reach.
+_CPP = KEY != "AutocastPrivateUse1"
 # Bound before anything is registered over it: see `Wrapper.cached`.
-_PRELU: Any = torch.library.get_kernel("aten::prelu", "AutocastCPU")
+_PRELU: Any = torch.library.get_kernel("aten::prelu", KEY)
 # In which order GCC evaluates the arguments of a call, and so in which autocast casts them.
 _LAST_FIRST = "GCC" in torch.__config__.show()
 
@@ -49,6 +60,22 @@ def overload_of(name: str) -> Any | None:
     """Return the OpOverload of ``sum.dim_IntList``, or None if this torch lacks it."""
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+
+
+def twin_of(name: str) -> Any | None:
+    """Return the overload with the same arguments and then a dtype, or None."""
+    rule = _RULES.get(name)
+    if rule is not None and rule.redispatch is not None:
+        return overload_of(rule.redispatch)
+    own = overload_of(name)._schema.arguments  # type: ignore[union-attr]
+    types = [(a.name, str(a.type)) for a in own]
+    packet = getattr(torch.ops.aten, name.partition(".")[0])
+    for other in packet.overloads():
+        twin = getattr(packet, other)
+        *first, last = twin._schema.arguments
+        if [(a.name, str(a.type)) for a in first] == types and last.name == "dtype":
+            return twin
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +106,7 @@ class Wrapper:
     @property
     def low(self) -> torch.dtype:
         """The autocast dtype."""
-        return torch.get_autocast_dtype("cpu")
+        return torch.get_autocast_dtype(DEVICE)
 
     def call(
         self, kernel: Kernel, keys: Any, args: Sequence[Value], kwargs: Mapping[str, Value]
@@ -94,6 +121,8 @@ class Wrapper:
         """Cast and call; the wrapper's key is excluded."""
         if kernel.policy == "fp32_set_opt_dtype":
             return self.set_dtype(kernel, args, kwargs)
+        if kernel.policy == "fp32_append_dtype":
+            return self.append_dtype(kernel, args, kwargs)
         to = self.target(kernel, args, kwargs)
         return self.invoke(kernel, self.cast_all(kernel, args, kwargs, to), len(args))
 
@@ -106,10 +135,29 @@ class Wrapper:
         self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]
     ) -> Value:
         """Pass ``dtype=float32`` where the caller gave none, if the first argument is eligible."""
-        changed = dict(kwargs)
+        given = {p.name: value for p, value in kernel.given(args, kwargs)}
         if isinstance(args[0], torch.Tensor) and self.eligible(args[0]):
-            changed["dtype"] = kwargs.get("dtype") or torch.float32
-        return kernel.overload(*args, **changed)
+            given["dtype"] = given.get("dtype") or torch.float32
+        named = {
+            p.name: given.pop(p.name) for p in kernel.parameters if p.kwarg_only and p.name in given
+        }
+        last = max((i for i, p in enumerate(kernel.parameters) if p.name in given), default=-1)
+        positional = [given.get(p.name, p.default_value) for p in kernel.parameters[: last + 1]]
+        return kernel.overload(*positional, **named)
+
+    def append_dtype(
+        self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]
+    ) -> Value:
+        """Call the overload that takes a dtype too: float32, if the first argument is eligible."""
+        twin = twin_of(kernel.name)
+        assert twin is not None
+        given = [p.default_value for p in kernel.parameters]
+        places = {p.name: i for i, p in enumerate(kernel.parameters)}
+        given[: len(args)] = args
+        for name, value in kwargs.items():
+            given[places[name]] = value
+        first = args[0]
+        return twin(*given, dtype=torch.float32 if self.eligible(first) else first.dtype)
 
     def target(
         self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]
@@ -127,13 +175,16 @@ class Wrapper:
         """Return the tensors that have a say in the promote policy: upstream asks no optional."""
         found: list[torch.Tensor] = []
         for parameter, value in kernel.given(args, kwargs):
-            if isinstance(parameter.type, torch.OptionalType):
+            if _CPP and isinstance(parameter.type, torch.OptionalType):
                 continue
             found += [t for t in _listed(value) if isinstance(t, torch.Tensor)]
         return found
 
     def promoted(self, tensors: Iterable[torch.Tensor]) -> torch.dtype:
         """Return the widest dtype of the tensors; upstream knows the autocast dtype and float32."""
+        if not _CPP:
+            dtypes = {t.dtype for t in tensors if self.eligible(t)} or {self.low}
+            return dtypes.pop() if len(dtypes) == 1 else torch.float32
         current = low = self.low
         for tensor in tensors:
             if not self.eligible(tensor):
@@ -179,7 +230,8 @@ class Wrapper:
 
     def eligible(self, tensor: torch.Tensor) -> bool:
         """Return whether autocast may cast a tensor."""
-        return tensor.is_floating_point() and tensor.dtype is not torch.float64
+        own = tensor.device.type == DEVICE
+        return own and tensor.is_floating_point() and tensor.dtype is not torch.float64
 
     def cacheable(self, tensor: torch.Tensor, to: torch.dtype, low: torch.dtype) -> bool:
         """Return whether the weight cache may hold the cast of a tensor."""
@@ -198,9 +250,12 @@ class Wrapper:
         Nothing gives Python that cache; but torch's own kernel of ``prelu`` casts any tensor
         through it and keeps the cast for its backward, with its place in the graph.
         """
+        if not _CPP:
+            own: Any = next(kept.cache for kept in module._kept if isinstance(kept, Autocast))
+            return own.cast(tensor, low)
         # Hooks of our own, or a checkpoint around it would drop what is kept.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
-            through = _PRELU.call_boxed(KEYSET, tensor, torch.ones(1, dtype=low))
+            through = _PRELU.call_boxed(KEYSET, tensor, tensor.new_ones(1, dtype=low))
             kept: torch.Tensor = through.grad_fn._saved_self
         return kept
 
@@ -243,13 +298,13 @@ def _entry(wrapper: Wrapper, kernel: Kernel) -> Callable[..., Any]:
 
 @contextmanager
 def registered(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Register Python kernels on ``AutocastCPU`` for a block."""
+    """Register Python kernels on the device's autocast key for a block."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel"
             for name, kernel in kernels.items():
-                library.impl(name, kernel, "AutocastCPU", with_keyset=True)
+                library.impl(name, kernel, KEY, with_keyset=True)
         yield
     finally:
         library._destroy()

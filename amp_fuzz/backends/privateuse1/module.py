@@ -43,6 +43,9 @@ class DeviceModule:
         """Return that it needs no initialisation."""
         return True
 
+    def synchronize(self, device: object = None) -> None:
+        """Do nothing: a kernel has ended when its call returns."""
+
     def device_count(self) -> int:
         """Return the number of devices."""
         return 1

@@ -144,10 +144,11 @@ def _code_of(error: Exception) -> Exit | None:
     kinds: tuple[type[Exception], ...]
     kinds = (BaselineError, CaseError, ConfigError, KnownError, ProgramError, StoreError)
     if "amp_fuzz.backends.base" in sys.modules:  # it imports torch: not only to ask this
+        from amp_fuzz.backends.accelerator import DeviceFailure
         from amp_fuzz.backends.base import BackendError
         from amp_fuzz.backends.registry import MissingBackend
 
-        kinds = (*kinds, BackendError)
+        kinds = (*kinds, BackendError, DeviceFailure)
         if isinstance(error, MissingBackend):
             return Exit.MISSING
     return Exit.USAGE if isinstance(error, kinds) else None
