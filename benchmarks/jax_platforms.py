@@ -42,7 +42,7 @@ from tests.faults.tpu import FAULTS
 
 JSON = Path(__file__).with_suffix(".json")
 PRODUCTS = ("matmul", "conv*")
-STATEMENTS = 5
+STATEMENTS = 3
 CPU = Platform("cpu", "cpu")
 # The ops at which each fault is aimed, and the precision that shows it.
 AIMS: dict[str, tuple[tuple[str, ...], str]] = {
