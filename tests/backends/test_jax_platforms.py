@@ -73,9 +73,8 @@ def test_roundoffs_are_those_of_the_documented_formats() -> None:
     assert roundoffs == [2.0**-8, 1.5 * 2.0**-16]
 
 
-def test_only_the_cpu_adds_in_turn_and_a_gpu_keeps_subnormal_numbers() -> None:
-    made = [numerics(p, in_turn=True) for p in (CPU, H100, TPU)]
-    assert [(n.flushes, n.in_turn) for n in made] == [(True, True), (False, False), (True, False)]
+def test_a_gpu_keeps_subnormal_numbers() -> None:
+    assert [numerics(p).flushes for p in (CPU, H100, TPU)] == [True, False, True]
 
 
 def test_a_case_has_a_precision_and_keeps_its_id_without_one() -> None:
