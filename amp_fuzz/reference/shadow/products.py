@@ -123,8 +123,9 @@ def _outer(func: Any) -> bool:
     """Return whether a call multiplies for the gradient of a product with a vector."""
     if func is not torch.ops.aten.mul.Tensor:
         return False
-    node = torch._C._current_autograd_node()
-    return node is not None and node.name() in _SUMS
+    # None outside of a backward pass, which its type does not say.
+    name = getattr(torch._C._current_autograd_node(), "name", str)
+    return name() in _SUMS
 
 
 def factors(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[bool] | None:
