@@ -24,9 +24,9 @@ def numerics(platform: Platform) -> Numerics:
     """Return the arithmetic of a platform."""
     return Numerics(
         reorders=True,
-        # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on. A TPU's
-        # bfloat16 has no subnormal numbers (https://cloud.google.com/tpu/docs/bfloat16). xla_gpu_ftz
-        # is off by default.
+        # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on. A TPU has no
+        # subnormal numbers of bfloat16 (https://cloud.google.com/tpu/docs/bfloat16). xla_gpu_ftz is
+        # off by default.
         flushes=platform.name != "gpu",
         in_turn=True,  # in the CPU's loops; nothing promises another order elsewhere
         products=_products(platform),
