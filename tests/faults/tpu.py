@@ -18,7 +18,7 @@ from amp_fuzz.backends.jax.platforms import Platform
 from amp_fuzz.cases.case import Case
 from tests.faults.lowerings import FAULTS as LOWERINGS
 
-__all__ = ["FAULTS", "Simulated", "simulate"]
+__all__ = ["FAULTS", "Exclusive", "Simulated", "simulate"]
 
 Bind = Callable[[Any, Any], Any]
 Multiply = Callable[[Bind, Any, Any], Any]
@@ -199,3 +199,9 @@ class Simulated:
     def expect(self, case: Case) -> Observation:
         """Run a case under the reference."""
         return self.honest.expect(case)
+
+
+class Exclusive(Simulated):
+    """A simulated TPU that says that it takes one process."""
+
+    exclusive = True

@@ -119,7 +119,7 @@ class JaxBackend(TorchBackend):
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors, which it treats as the device's."""
-        found = partial(numerics_of, self.process, in_turn=True)
+        found = partial(numerics_of, self.process)
         return replace(_reference(self.device), found=found)
 
     def facts(self) -> Facts:

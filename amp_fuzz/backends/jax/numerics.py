@@ -16,30 +16,28 @@ DRAWN: tuple[Precision, ...] = ("default", "default", "default", "default", "hig
 """The precisions of products, each as often as a case draws it."""
 
 _BFLOAT16, _BFLOAT16_3X = Products(digits=8), Products(digits=8, passes=3)
-# PTX: the lower 13 bits of a .tf32 operand are ignored, unless cvt.rna rounded them before.
+# Which kernels round to it (cvt.rna.tf32 of PTX) and which truncate is not documented.
 _TF32 = Products(digits=11, truncates=True)
 
 
-def numerics(platform: Platform, *, in_turn: bool = False) -> Numerics:
-    """Return the arithmetic of a platform.
-
-    in_turn: its loops add in turn; this is asked only of the CPU.
-    """
+def numerics(platform: Platform) -> Numerics:
+    """Return the arithmetic of a platform."""
     return Numerics(
         reorders=True,
-        # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on, and TPUs have
-        # no subnormal numbers. xla_gpu_ftz is off by default.
+        # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on. A TPU has no
+        # subnormal numbers of bfloat16 (https://cloud.google.com/tpu/docs/bfloat16). xla_gpu_ftz is
+        # off by default.
         flushes=platform.name != "gpu",
-        in_turn=in_turn and platform.name == "cpu",
+        in_turn=True,  # in the CPU's loops; nothing promises another order elsewhere
         products=_products(platform),
     )
 
 
-def numerics_of(process: Apart, *, in_turn: bool = False) -> Numerics:
+def numerics_of(process: Apart) -> Numerics:
     """Return the arithmetic of the platform that a process with JAX found; starts it."""
     platform = process.said()
     assert isinstance(platform, Platform), platform
-    return numerics(platform, in_turn=in_turn)
+    return numerics(platform)
 
 
 def _products(platform: Platform) -> Mapping[Precision, Products]:

@@ -81,6 +81,8 @@ def _rounded(x: torch.Tensor, digits: int, *, truncates: bool = False) -> torch.
     fraction, exponent = torch.frexp(x)
     scaled = torch.ldexp(fraction, torch.tensor(digits))
     made = torch.ldexp((scaled.trunc() if truncates else scaled.round()), exponent - digits)
+    limit = torch.finfo(torch.float32).max  # as that of bfloat16 and TensorFloat-32, nearly
+    made = torch.where(made.abs() > limit, made.sign() * torch.inf, made)
     return torch.where(torch.isfinite(x), made, x)
 
 
@@ -112,11 +114,25 @@ def _positions(func: Any) -> tuple[tuple[int, str], ...] | None:
     return tuple((i, a.name) for i, a in enumerate(func._schema.arguments) if a.name in added)
 
 
+# Their gradients are outer products, or a number times a vector, which torch multiplies element by
+# element. XLA may make them products without a sum.
+_SUMS = frozenset(f"{name}Backward0" for name in ("Addmv", "Dot", "Mv", "Vdot"))
+
+
+def _outer(func: Any) -> bool:
+    """Return whether a call multiplies for the gradient of a product with a vector."""
+    if func is not torch.ops.aten.mul.Tensor:
+        return False
+    # None outside of a backward pass, which its type does not say.
+    name = getattr(torch._C._current_autograd_node(), "name", str)
+    return name() in _SUMS
+
+
 def factors(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[bool] | None:
     """Return which of a call's tensors are factors of a product; None: it is no product."""
     added = _positions(func)
     if added is None:
-        return None
+        return [True] * len(tensors_in((args, kwargs))) if _outer(func) else None
     left = {id(args[i]) for i, _ in added if i < len(args)}
     left |= {id(kwargs[name]) for _, name in added if name in kwargs}
     left |= {id(value) for name, value in kwargs.items() if name == "out"}

@@ -23,10 +23,10 @@ _WINDOW = 32
 
 
 def lost(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return what float32 loses in a sum, a mean, or the mean of squares of a loss.
+    """Return what float32 or float64 loses in a sum, a mean, or the mean of squares of a loss.
 
     Float64, of the shape of the result: by how much a sum in turn is larger than the exact one.
-    None: another op, or terms of another dtype than float32 and what is computed in it.
+    None: another op, or terms of another dtype than these and what is computed in float32.
     """
     given = bound(func, args, kwargs)
     if func is _aten.mse_loss.default:
@@ -45,7 +45,8 @@ def lost(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.T
     over = tuple(d % terms.dim() for d in dims) if dims else tuple(range(terms.dim()))
     own = terms.detach().numpy()
     with np.errstate(all="ignore"):
-        off = _in_turn(own, over).astype(np.float64) - own.sum(over, np.float64, keepdims=True)
+        off = _in_turn(own, over) - own.sum(over, np.longdouble, keepdims=True)
+    off = off.astype(np.float64)
     off = np.where(np.isfinite(off), off, 0.0)
     if averages:
         off = off / np.prod([own.shape[d] for d in over])
@@ -57,14 +58,16 @@ _SUMS = frozenset((_aten.sum.default, _aten.sum.dim_IntList)) | _MEANS
 
 
 def _float(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """Return terms as float32, where they are added in it."""
+    """Return terms as float32, where they are added in it, or as float64."""
     wide = dtype or x.dtype
+    if wide is torch.float64:
+        return x.detach().to(wide)
     narrow = wide in (torch.float32, torch.bfloat16, torch.float16)
     return x.detach().to(wide).float() if narrow else None
 
 
 def _in_turn(x: np.ndarray[Any, Any], over: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return sums over axes, which stay with size 1, each addition rounded to float32."""
+    """Return sums over axes, which stay with size 1, each addition rounded to the dtype."""
     while any(x.shape[d] > _WINDOW for d in over):
         sizes = {d: min(_WINDOW, x.shape[d]) for d in over}
         missing = [-n % sizes.get(d, 1) for d, n in enumerate(x.shape)]
@@ -80,5 +83,5 @@ def _in_turn(x: np.ndarray[Any, Any], over: Sequence[int]) -> np.ndarray[Any, An
 def _added(x: np.ndarray[Any, Any], over: Sequence[int]) -> np.ndarray[Any, Any]:
     rest = [d for d in range(x.ndim) if d not in over]
     flat = x.transpose(*rest, *over).reshape(*(x.shape[d] for d in rest), -1)
-    found = np.add.accumulate(flat, axis=-1, dtype=np.float32)[..., -1]
+    found = np.add.accumulate(flat, axis=-1, dtype=x.dtype)[..., -1]
     return found.reshape([1 if d in over else n for d, n in enumerate(x.shape)])

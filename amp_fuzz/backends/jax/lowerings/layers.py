@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from amp_fuzz.backends.jax.lowerings.products import precisely
 from amp_fuzz.backends.jax.lowerings.reductions import norm
 from amp_fuzz.backends.jax.lowerings.table import (
     Array,
@@ -569,7 +570,8 @@ def _cdist(a: Array, b: Array, p: float, mode: int | None) -> Array:
 def _euclidean(a: Array, b: Array) -> Array:
     squares = (jnp.sum(x * x, -1) for x in (a, b))
     rows, columns = squares
-    made = rows[..., :, None] + columns[..., None, :] - 2 * jnp.matmul(a, jnp.swapaxes(b, -1, -2))
+    inner = precisely(a, jnp.swapaxes(b, -1, -2))
+    made = rows[..., :, None] + columns[..., None, :] - 2 * inner
     root = derived(jnp.sqrt, lambda r, v: jnp.where(r == 0, 0, 1 / (2 * jnp.where(r == 0, 1, r))))
     return root(jnp.maximum(made, 0))
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from amp_fuzz.backends.jax.lowerings.products import precisely
 from amp_fuzz.backends.jax.lowerings.reductions import safe_softmax
 from amp_fuzz.backends.jax.lowerings.table import Array, cast, lower, opmath, spread
 
@@ -330,7 +331,7 @@ def _solved(b: Array, x: Array, upper: bool) -> Array:
 
 def _factor_gradient(common: Array, x: Array, upper: bool) -> Array:
     """Return torch's gradient of a factor, for all elements, including the other triangle."""
-    return -jnp.matmul(x, common) if upper else -jnp.matmul(common, x)
+    return -precisely(x, common) if upper else -precisely(common, x)
 
 
 @lower("cholesky_inverse")
@@ -345,7 +346,7 @@ def _cholesky_inverse(x: Array, upper: bool = False) -> Array:
 
     def back(given: tuple[Array, Array], grad: Array) -> tuple[Array]:
         x, made = given
-        common = jnp.matmul(made, jnp.matmul(grad + _turned(grad), made))
+        common = precisely(made, precisely(grad + _turned(grad), made))
         return (_factor_gradient(common, x, upper),)
 
     inverse.defvjp(keep, back)
@@ -365,7 +366,7 @@ def _cholesky_solve(b: Array, x: Array, upper: bool = False) -> Array:
     def back(given: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
         x, made = given
         pulled = _solved(grad, x, upper)
-        common = jnp.matmul(pulled, _turned(made))
+        common = precisely(pulled, _turned(made))
         return pulled, _factor_gradient(common + _turned(common), x, upper)
 
     solve.defvjp(keep, back)

@@ -20,7 +20,7 @@ from amp_fuzz.backends.jax.lowerings.table import (
 )
 from amp_fuzz.catalogue.promotion import is_float
 
-__all__ = ["product"]
+__all__ = ["precisely", "product"]
 
 
 def product(a: Array, b: Array) -> Array:
@@ -28,6 +28,14 @@ def product(a: Array, b: Array) -> Array:
     if not (is_float(a.dtype.name) or jnp.issubdtype(a.dtype, jnp.complexfloating)):
         return jnp.matmul(cast(a, "int64"), cast(b, "int64")).astype(a.dtype)
     return jnp.matmul(a, b)
+
+
+def precisely(a: Array, b: Array) -> Array:
+    """Return a product inside a lowering of something else, in float32 whatever the precision.
+
+    JAX's own decompositions ask for it, too.
+    """
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 for _name in ("mm", "bmm", "mv", "dot"):
