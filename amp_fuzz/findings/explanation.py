@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends.base import shadows_of
 from amp_fuzz.backends.flips import Decision, Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, bits, quiet
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
@@ -28,6 +29,7 @@ from amp_fuzz.findings.supervision.worker import prepared
 from amp_fuzz.oracle import Divergence, Rounding, compare, differ
 from amp_fuzz.oracle.compare import describe, real, same
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.records.schema import Note
 from amp_fuzz.reference.shadow.band import Band, distance
 from amp_fuzz.reference.shadow.mode import Promise, Reach
@@ -171,14 +173,17 @@ def _values(
     case: Case, backend: Backend, expected: Observation, observed: Observation, promise: Promise
 ) -> Iterator[Value]:
     bands: dict[str, Band] = {}
-    runtime = backend.reference()
-    if backend.values and not backend.exact and runtime.follows():
+    runtime, varying = shadows_of(backend), set[str]()
+    if (trial := Trial(case, backend, expected, observed)).varied_judge() is not None:
+        varying = set(trial.varying())
+    if backend.values and (varying or not backend.exact) and runtime.follows():
         _, bands = runtime.shadowed(case, CONFIRM, CONFIRM, promise=promise)
     for label, want in expected.values.items():
         if label not in observed.values:
             break
         got = observed.values[label]
-        said, differs = _compared(want, got, bands.get(label), backend)
+        band = bands.get(label) if label in varying or not backend.exact else None
+        said, differs = _compared(want, got, band, backend)
         yield Value(label, describe(want), describe(got), said, differs)
     for side, seen in (("the reference", expected), (backend.name, observed)):
         if seen.raised is not None:
@@ -200,7 +205,7 @@ def _compared(
         return "no values: a fake tensor", False
     if same(want, got):
         return "the same bits", False
-    if not backend.exact and band is not None:
+    if band is not None:
         if (band.nominal.dtype, band.nominal.shape) != (want.dtype, want.shape) or not band.known:
             return f"{_bitwise(want, got)}; no shadow could follow", False
         away = distance(band, got)
@@ -264,8 +269,10 @@ def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> 
         rounding = Rounding(shadowed, unjudged) if runtime.follows() else differ
         if isinstance(rounding, Rounding) and runtime.casts(case):
             rounding.promised = partial(shadowed, promise="written")
-    found = compare(expected, observed, values=backend.values, rounding=rounding)
-    return found is None and not unjudged
+    trial = Trial(case, backend, expected, observed, scope=partial(deciding, flip))
+    varied = trial.varied_judge(rounding)
+    found = compare(expected, observed, values=backend.values, rounding=rounding, varied=varied)
+    return found is None and not unjudged and not trial.unjudged
 
 
 def _words(decisions: list[Decision], flip: Flip) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from amp_fuzz.backends import Backend, facts_of, prelude
-from amp_fuzz.backends.base import Repros
+from amp_fuzz.backends.base import Repros, shadows_of
 from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.backends.source import driver_source, imports_of
 from amp_fuzz.backends.torch_state import torch_state
@@ -103,6 +103,10 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
     body = _KINDS[_kind(finding)](script)
     if not backend.values:
         body = [part.replace(_VALUES, "") for part in body]
+    cleanup = tuple(backend.cleanup())
+    if case.plan.deterministic:
+        body.insert(0, _WORKSPACE + _DETERMINISTIC if backend.device == "cuda" else _DETERMINISTIC)
+        cleanup = (*cleanup, "torch.use_deterministic_algorithms(False)")
     whole = joined(body)
     return Pieces(
         head(case, backend, finding),
@@ -111,8 +115,12 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
         tuple(_helpers(whole)),
         tuple(body),
         "".join(f"\nimport {module}" for module in _modules(case)),
-        tuple(backend.cleanup()),
+        cleanup,
     )
+
+
+_DETERMINISTIC = "torch.use_deterministic_algorithms(True)"
+_WORKSPACE = 'os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it\n'
 
 
 def _kind(finding: Found) -> str:
@@ -239,7 +247,7 @@ def _bits(script: Script) -> list[str]:
 def _rounding(script: Script) -> list[str]:
     """Compare values with the rounding band: its centre and unit, as literals."""
     label = script.finding.where
-    reference = script.backend.reference()
+    reference = shadows_of(script.backend)
     left_out = script.finding.observed.endswith("(excess precision)")
     promised = script.finding.kind == "precision"
     promise: Promise = reference.promise if promised else "none"

@@ -17,9 +17,10 @@ import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import Availability, Backend, imitation
-from amp_fuzz.backends.base import Calls
+from amp_fuzz.backends.base import Calls, kernels_of
+from amp_fuzz.backends.determinism import Kernels, Trace
 from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.reference import ReferenceRuntime, surrounded
+from amp_fuzz.backends.reference import ReferenceRuntime, surrounded, within
 from amp_fuzz.cases.case import Case, Plan, inferring
 from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE
@@ -124,6 +125,14 @@ class Checked:
     def reference(self) -> CheckedReference:
         """Return the reference, which calls the same subject."""
         return CheckedReference(self.inner.reference().runtime, self)
+
+    def kernels(self) -> Kernels:
+        """Return the kernels that are documented as nondeterministic."""
+        return kernels_of(self.inner)
+
+    def shadows(self) -> CheckedReference:
+        """Return the reference: a callable cannot be moved to the CPU."""
+        return self.reference()
 
     def _observe(self, case: Case) -> Observation:
         found: Observation = self.inner.called(
@@ -245,6 +254,19 @@ class CheckedReference(ReferenceRuntime):
         runtime = replace(base, scope=scope, noted=note)
         with self._calling():
             return self.checked.called(runtime, self._plan(case), self._wrapped(case)), bands
+
+    def traced(self, case: Case, kernels: Kernels) -> Trace:
+        """Call the subject, and return what is computed from the results of some kernels.
+
+        On a device, no shadow can follow it: nothing can be said of these values.
+        """
+        trace = Trace(kernels)
+        runtime = replace(within(self._runtime(), lambda: trace), noted=trace.note)
+        with self._calling():
+            self.checked.called(runtime, self._plan(case), self._wrapped(case))
+        if self.checked.exact:
+            trace.spread = dict.fromkeys(trace.spread, "any")
+        return trace
 
     def _calling(self) -> AbstractContextManager[list[torch.dtype]]:
         """Return a context that tracks the casts that a backend must not leave out."""

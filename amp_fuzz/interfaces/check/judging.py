@@ -12,6 +12,7 @@ from amp_fuzz.cases.program import Program
 from amp_fuzz.interfaces.check.adapters import Checked, case_of
 from amp_fuzz.interfaces.check.trace import names_called
 from amp_fuzz.oracle import Divergence, Rounding, compare
+from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
@@ -59,6 +60,7 @@ def others(checked: Checked, found: Judged) -> list[Divergence]:
         promised = partial(run, promise="written") if checked.casts else None
         rounding = Rounding(run, promised=promised)
     checked.seen.update(expected=found.expected, observed=found.observed)
+    varied = Trial(found.case, checked, found.expected, found.observed).varied_judge(rounding)
     divergences: list[Divergence] = []
     with quiet():
         while True:
@@ -67,6 +69,7 @@ def others(checked: Checked, found: Judged) -> list[Divergence]:
                 found.observed,
                 values=checked.values,
                 rounding=rounding,
+                varied=varied,
                 skip=skipped.__contains__,
             )
             if one is None:
