@@ -116,8 +116,8 @@ def here() -> Platform:
         )
     try:
         devices = jax.devices()
-    except RuntimeError as error:
-        first = str(error).partition("\n")[0]
+    except (AssertionError, RuntimeError) as error:  # jax 0.10.2 asserts that a plugin is there
+        first = str(error).partition("\n")[0] or "no plugin"
         asked = os.environ.get("JAX_PLATFORMS", "")
         way = f"JAX_PLATFORMS={asked}: install its plugin, or set" if asked else "set"
         raise PlatformError(f"JAX finds no device ({first}): {way} JAX_PLATFORMS=cpu") from error
@@ -174,7 +174,7 @@ def _asked(settings: tuple[tuple[str, str], ...]) -> Platform | str:
         return str(answer["error"]) if "error" in answer else Platform(**answer)
     except (IndexError, TypeError, ValueError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return f"JAX does not start ({last}): reinstall it with pip install 'amp-fuzz[jax]'"
+        return f"JAX does not start ({last}): mend JAX_* and XLA_FLAGS, or reinstall amp-fuzz[jax]"
 
 
 def _main() -> None:
