@@ -312,6 +312,16 @@ def test_values_that_could_not_be_judged_are_said(tmp_path: Path) -> None:
     assert note.startswith("eager-cpu: not judged: 4 values in 2 cases")
 
 
+def test_cases_that_varied_as_documented_are_counted(tmp_path: Path) -> None:
+    one, other = msgspec.structs.replace(ran(), varied=2), ran(case=case(COS))
+    store = store_of(tmp_path, [one, other, msgspec.structs.replace(one, id="1" * 16)])
+    (note,) = [n for n in view_of(store).notes if "varied" in n]
+    assert note == (
+        "eager-cpu: 2 cases varied, as documented: 4 values, computed by kernels that torch lists "
+        "as nondeterministic"
+    )
+
+
 def test_cases_that_agreed_without_a_graph_are_said(tmp_path: Path) -> None:
     """A compiler that compiled nothing has passed nothing."""
     left = msgspec.structs.replace(ran(), uncompiled=True)
