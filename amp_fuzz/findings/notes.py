@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Set
 from dataclasses import replace
-from functools import partial
+from functools import partialmethod
 
 import msgspec
 
@@ -371,7 +371,10 @@ def _came(seen: Observation, made: tuple[str, ...]) -> str:
 
 def under_policies(runtime: ReferenceRuntime, table: PolicyTable, device: str) -> ReferenceRuntime:
     """Return a reference that applies another device's policies to tensors of a device."""
-    autocast = partial(reference.autocast, table=replace(table, device=device))
+
+    class autocast(reference.autocast):
+        __init__ = partialmethod(reference.autocast.__init__, table=replace(table, device=device))
+
     return replace(runtime, runtime=replace(runtime.runtime, autocast=autocast))
 
 

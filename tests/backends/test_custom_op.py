@@ -22,6 +22,7 @@ from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import custom_ops as reference_custom_ops
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.versions import holds
 from tests.faults.fault import patched
 from tests.helpers import Run, call, case, under, x
 
@@ -267,3 +268,13 @@ def test_ops_replace_each_other() -> None:
         "amp_fuzz::program"
     ]
     assert dir(torch.ops.amp_fuzz).count("program") <= 1
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_autocast_is_registered_for_devices_that_this_torch_documents(device: str) -> None:
+    """Until torch 2.11: "Valid `device_type` include: "cpu" and "cuda"."."""
+    one = case(INPUTS_2, call("mm", "x0", "x1"), entry="register_autocast", backward="none")
+    fitted = backends()[f"fake-{device}"].fit(one)
+    only = device != "cuda" and holds("<2.12")
+    assert fitted.plan.entry == ("custom_op" if only else "register_autocast")
+    assert backends()["eager-cpu"].fit(one) == one

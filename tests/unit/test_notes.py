@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from packaging.version import Version
 
 from amp_fuzz.backends import backends
@@ -16,7 +17,7 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.findings import notes
 from amp_fuzz.findings.groups import Groups
-from amp_fuzz.findings.notes import Memory, notes_of
+from amp_fuzz.findings.notes import Memory, notes_of, under_policies
 from amp_fuzz.records.schema import NOTE_KINDS, CaseRecord, Note, NoteRecord
 from amp_fuzz.reference import Policy, PolicyTable, load_table, tabled_devices, tables
 from amp_fuzz.runs.engine import Settings, Task, explore
@@ -248,3 +249,12 @@ def test_the_smallest_case_of_a_group_is_kept_for_replay() -> None:
     assert [record.case for record in kept] == [large, EXP]
     counted = [e for e in events if isinstance(e, CaseRecord)]
     assert all(len(record.notes) == 1 for record in counted)
+
+
+def test_another_devices_policies_can_be_those_of_torchscripts_reference() -> None:
+    """It derives a class from the runtime's autocast."""
+    for name in ("eager-cpu", "script"):
+        runtime = under_policies(backends()[name].reference(), load_table("cuda"), "cpu")
+        with quiet():
+            assert runtime.run(NO_POLICY).raised is None
+            assert runtime.run(EXP).values["v0"].dtype == torch.float32

@@ -406,7 +406,9 @@ def test_a_worker_that_is_no_fork_says_why(store: Store, monkeypatch: pytest.Mon
 
 # -- in which op ----------------------------------------------------------------------------------
 
-KILLING = Settings(("eager-cpu",), cases=30, ops=("bmm", "exp", "einsum"), seed=3, minimize=0)
+# On torch 2.7, no mode looks into an einsum under inference_mode (`findings.entered.inside`).
+CALLING = ("einsum",) if hasattr(torch.library, "get_kernel") else ()
+KILLING = Settings(("eager-cpu",), cases=30, ops=("bmm", "exp", *CALLING), seed=3, minimize=0)
 
 
 @pytest.fixture
@@ -433,7 +435,7 @@ def died_in(store: Store) -> dict[str, list[str]]:
     """Return by op the fingerprints of the cases that a run died of."""
     found: dict[str, list[str]] = {}
     for record in store.records("r1"):
-        if isinstance(record, DivergenceRecord):
+        if isinstance(record, DivergenceRecord) and record.kind in ("crash", "timeout"):
             found.setdefault(record.op, []).append(record.fingerprint)
     return found
 
