@@ -364,9 +364,7 @@ class CompileBackend(TorchRepros, TorchBackend):
 class ShadowedOnCPU(ReferenceRuntime):
     """The reference on an accelerator. Its shadows are on the CPU, where their arithmetic is."""
 
-    def shadowed(
-        self, case: Case, *args: Any, **how: Any
-    ) -> tuple[Observation, dict[str, Band]]:
+    def shadowed(self, case: Case, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
         """Run one case with shadows, on CPU tensors that are cast as the device's."""
         device = self.runtime.device
         scope = partial(as_device, device, load_table(device), tensors="cpu")

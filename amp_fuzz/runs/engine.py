@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend, backends
+from amp_fuzz.backends import Backend, accelerator, backends
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
@@ -413,6 +413,7 @@ def explore(
                     met = yield from _examined(judge, verdict, task, settings, groups, seen)
                 yield Suspected(None)
             record = _met(record, met)
+        accelerator.emptied(judge.backend.device)
         yield record
         if settings.fail_fast and record.outcome == "diverged":
             break

@@ -216,13 +216,17 @@ _skips(
 _skips(
     "other-half-not-cast",
     "a 16-bit tensor that is not of the autocast dtype is not cast",
-    lambda k, i, p, t, to: t.dtype.itemsize == 2 and t.dtype is not torch.get_autocast_dtype(DEVICE),
+    lambda k, i, p, t, to: (
+        t.dtype.itemsize == 2 and t.dtype is not torch.get_autocast_dtype(DEVICE)
+    ),
     *_MIXED,
 )
 _skips(
     "fp32-bfloat16-only",
     "the fp32 policy does nothing in a float16 context",
-    lambda k, i, p, t, to: to is torch.float32 and torch.get_autocast_dtype(DEVICE) is torch.float16,
+    lambda k, i, p, t, to: (
+        to is torch.float32 and torch.get_autocast_dtype(DEVICE) is torch.float16
+    ),
     *_MIXED,
 )
 

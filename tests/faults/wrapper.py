@@ -138,7 +138,9 @@ class Wrapper:
         given = {p.name: value for p, value in kernel.given(args, kwargs)}
         if isinstance(args[0], torch.Tensor) and self.eligible(args[0]):
             given["dtype"] = given.get("dtype") or torch.float32
-        named = {p.name: given.pop(p.name) for p in kernel.parameters if p.kwarg_only and p.name in given}
+        named = {
+            p.name: given.pop(p.name) for p in kernel.parameters if p.kwarg_only and p.name in given
+        }
         last = max((i for i, p in enumerate(kernel.parameters) if p.name in given), default=-1)
         positional = [given.get(p.name, p.default_value) for p in kernel.parameters[: last + 1]]
         return kernel.overload(*positional, **named)
@@ -298,11 +300,12 @@ def _entry(wrapper: Wrapper, kernel: Kernel) -> Callable[..., Any]:
 def registered(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Register Python kernels on the device's autocast key for a block."""
     library = torch.library.Library("aten", "IMPL")
+    how = {} if _CPP else {"allow_override": True}  # of kernels in Python
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel"
             for name, kernel in kernels.items():
-                library.impl(name, kernel, KEY, with_keyset=True)
+                library.impl(name, kernel, KEY, with_keyset=True, **how)
         yield
     finally:
         library._destroy()
