@@ -3,8 +3,8 @@
 Writes ``benchmarks/faults.json`` and from it ``docs/faults.md``. A part that is not run is kept as
 it was. Seconds are CPU seconds of one core, so that a busy machine does not change what is found.
 
-``--device=cuda`` seeds the same faults in the autocast of another device; the result goes to
-``--output``, and there are no proofs of which faults cannot be told there. ``--budget`` is for all
+``FAULTS_DEVICE=cuda`` seeds the same faults in the autocast of another device: then the result goes
+to ``--output``, and nothing is proven about faults that cannot be told. ``--budget`` is for all
 faults together, by the clock: those of single policies are then a sample, the same each time.
 """
 
@@ -14,7 +14,6 @@ import argparse
 import fnmatch
 import importlib
 import math
-import os
 import random
 import statistics
 import sys
@@ -28,14 +27,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-# Read when the library of faults is imported, here and in the processes that are started.
-for _word in sys.argv:
-    if _word.startswith("--device="):
-        os.environ["FAULTS_DEVICE"] = _word.partition("=")[2]
 
 from benchmarks.common import ROOT, Row, arguments, conditions, read, write
 from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
 from tests.faults.hunt import hunt, hunt_along, record
+from tests.faults.wrapper import DEVICE
 
 JSON, TABLE = ROOT / "benchmarks" / "faults.json", ROOT / "docs" / "faults.md"
 
@@ -53,7 +49,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for each fault (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the engine's draws (default 0)")
     parser.add_argument("--report", action="store_true", help="only write the page again")
-    parser.add_argument("--device", default="cpu", help="cuda, or one that a plugin installs")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write this file alone")
     options = parser.parse_args()
@@ -61,9 +56,9 @@ def main() -> int:
     options.deadline = time.monotonic() + options.budget
     warnings.simplefilter("ignore")
     both = options.policy == options.semantic
-    alone = options.output is not None or options.device != "cpu"
+    alone = options.output is not None or DEVICE != "cpu"
     part = options.only is not None or options.limit is not None or alone
-    result = Row(device=options.device) if alone else read(JSON)
+    result = Row(device=DEVICE) if alone else read(JSON)
     if options.report:
         TABLE.write_text(table(result))
         return 0

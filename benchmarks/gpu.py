@@ -30,6 +30,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,11 @@ def environment() -> dict[str, str]:
 
     Nothing is built: entry points are read from a folder of metadata, which is written here.
     """
-    if sys.version_info < (3, 11):
-        raise Missing(f"{sys.executable} is Python {platform.python_version()}: it needs 3.11")
-    import tomllib
+    try:
+        import tomllib
+    except ImportError:
+        here = f"{sys.executable} is Python {platform.python_version()}"
+        raise Missing(f"{here}: give one from 3.11 on: make gpu PYTHON=/path/to/python") from None
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     shutil.rmtree(SETUP, ignore_errors=True)
@@ -181,9 +184,10 @@ class Target:
 def target_of(device: str) -> Target:
     """Return the names of a device; the stand-in is a vendor's device, and compiles on the CPU."""
     if device != _STANDIN:
-        return Target(device, f"eager-{device}", f"compile[inductor]@{device}")
+        names = f"eager-{device}", f"compile[inductor]@{device}"
+        return Target(device, *names, environment={"FAULTS_DEVICE": device})
     own, plugin = "ampdev", "benchmarks.standin"
-    inherited = {"AMP_FUZZ_PLUGINS": plugin, "AMP_FUZZ_DEVICE": own}
+    inherited = {"AMP_FUZZ_PLUGINS": plugin, "AMP_FUZZ_DEVICE": own, "FAULTS_DEVICE": own}
     options = (f"--device={own}", f"--plugins={plugin}")
     return Target(own, f"eager-{own}", "compile[inductor]", options, inherited)
 
@@ -232,8 +236,8 @@ def steps_of(target: Target, out: Path, workers: int) -> list[Step]:
             f"the CPU's seeded faults on {target.device}",
             90,
             (
-                *("benchmarks/faults.py", f"--device={target.device}", f"--workers={workers}"),
-                *("--seconds=8", "--budget={seconds}", f"--output={out / 'faults.json'}"),
+                *("benchmarks/faults.py", f"--workers={workers}", "--seconds=8"),
+                *("--budget={seconds}", f"--output={out / 'faults.json'}"),
             ),
         ),
         Step(
@@ -268,10 +272,8 @@ def performed(step: Step, seconds: float, environment: Mapping[str, str], out: P
         except subprocess.TimeoutExpired:
             stopped = True
             process.send_signal(signal.SIGINT)  # a command writes what it has
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                pass
         finally:
             _end(process)
     lines = (out / f"{step.name}.log").read_text(errors="replace").splitlines()
@@ -287,10 +289,8 @@ def performed(step: Step, seconds: float, environment: Mapping[str, str], out: P
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a step and what it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -459,8 +459,9 @@ def table(result: Row) -> Iterator[str]:
         yield f"{pair}: {', '.join(f'{n} {kind}' for kind, n in found['cells'].items())}"
     for section in ("semantic", "policy"):
         if rows := result["faults"].get(section, {}).get("faults"):
-            yield f"faults, {section}: {sum(r['found'] for r in rows)} of {len(rows)} tried are found"
-    if result["speed"]:
+            found_ = sum(row["found"] for row in rows)
+            yield f"faults, {section}: {found_} of {len(rows)} tried are found"
+    if result["speed"].get("cases"):
         yield f"speed: {result['speed']['cases a second by the clock']} cases a second"
     yield f"findings: {len(result['runs']['findings'])}"
 
@@ -527,7 +528,7 @@ def _facts(device: str, around: Mapping[str, str]) -> Row:
     words = (sys.executable, __file__, "--facts", f"--device={device}")
     done = subprocess.run(words, env=dict(around), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Missing((done.stdout.strip() or done.stderr.strip()))
+        raise Missing(done.stdout.strip() or done.stderr.strip())
     found: Row = json.loads(done.stdout.splitlines()[-1])
     return found
 

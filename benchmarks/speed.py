@@ -116,6 +116,8 @@ def measure(
             outcomes[verdict.outcome] += 1
             statements.append(len(case.program.outputs))
         writer.close()
+    if not statements:
+        return {"cases": 0}
     bare, again = parts.pop("bare"), parts.pop("reference, again")
     total, count = sum(parts.values()), len(statements)
     return {

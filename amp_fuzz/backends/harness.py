@@ -198,7 +198,8 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
             names = {**names, **runtime.driver(names)}
         exec(driver, names)
         away = not runtime.fake and accelerator.computes(runtime.device)
-        tensors = _inputs(case, runtime)
+        with accelerator.checked(runtime.device) if away else nullcontext():
+            tensors = _inputs(case, runtime)
         (torch if away else torch.default_generator).manual_seed(case.seed)
         try:
             if case.plan.thread == "whole":
@@ -220,12 +221,8 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
 
 def _fetched(seen: Observation, runtime: Runtime) -> dict[str, torch.Tensor | None]:
     """Return the observed values on the CPU."""
-    with _disable_current_modes():  # this is not part of the case
-        try:
-            return accelerator.fetched(runtime.device, seen.values)
-        except Exception as error:
-            accelerator.check(runtime.device, error)
-            raise
+    with _disable_current_modes(), accelerator.checked(runtime.device):  # not part of the case
+        return accelerator.fetched(runtime.device, seen.values)
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object], how: str = "") -> str | None:

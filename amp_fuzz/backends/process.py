@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import flips, imitation
+from amp_fuzz.backends.accelerator import DeviceFailure
 from amp_fuzz.backends.flips import Decision, Flip
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.imitation import Composed
@@ -128,7 +129,7 @@ class Apart:
         self._owner = 0
 
     def run(self, case: Case, *, reference: bool = False) -> Observation:
-        """Run a case. Raises `ApartError` if the process cannot start.
+        """Run a case. Raises `ApartError` if the process cannot start, and `DeviceFailure`.
 
         If the case kills it, this process dies in the same way, and its supervisor records the case
         as a crash.
@@ -170,6 +171,8 @@ class Apart:
             answer: _Answer | Exception = pipe.recv()
         except (EOFError, OSError):
             self._die()
+        if isinstance(answer, DeviceFailure) and answer.kind == "lost":
+            self.close()  # the next case has a new one
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -252,6 +255,8 @@ def serve(descriptor: int, parent: int) -> None:
                 return
             try:
                 pipe.send(_answered(sides, ask))
+            except DeviceFailure as failure:
+                pipe.send(failure)
             except Exception as error:  # our own error: errors of a case are observed
                 pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
 

@@ -268,9 +268,11 @@ def unanswered(
 class IncidentRecord(msgspec.Struct, frozen=True, tag="incident"):
     """A worker process died or gave no answer, but this is not a finding.
 
-    Either its case gave an answer in another process, or the case was a candidate of the minimiser.
-    of: for a candidate, the id of the case being minimised, else "". kind: ``crash`` or
-    ``timeout``. detail: how the process ended. output: the last lines that it wrote.
+    Its case gave an answer in another process, or was a candidate of the minimiser, or the device
+    had too little memory for it. of: for a candidate, the id of the case being minimised, else "".
+    kind: ``crash``, ``timeout``, or ``memory`` if the device ran out of it. detail: how the process
+    ended. output: the last lines that it wrote. unjudged: there was too little memory even for the
+    case alone.
     """
 
     backend: str
@@ -280,6 +282,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, tag="incident"):
     detail: str
     output: str = ""
     of: str = ""
+    unjudged: bool = False
 
 
 def incident_line(record: IncidentRecord) -> str:
@@ -287,6 +290,8 @@ def incident_line(record: IncidentRecord) -> str:
     what = f"{record.detail}, case {record.case.id} of {record.backend}"
     if record.of:
         return f"{what}: a smaller form of {record.of}, which goes on without it"
+    if record.unjudged:
+        return f"{what}: also when it ran alone, so it was not judged"
     return f"{what}: it gave an answer when it ran again, so the case is not to blame"
 
 

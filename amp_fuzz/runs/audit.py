@@ -23,6 +23,7 @@ from multiprocessing import connection, get_context
 import msgspec
 
 from amp_fuzz.backends import Backend, backends, unsupported
+from amp_fuzz.backends.accelerator import DeviceFailure, or_ends
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.case import Case, Plan
@@ -288,8 +289,13 @@ def judged(backend: Backend, cases: Iterable[Case], known: Sequence[Known] = ())
 
 def _judged(backend: Backend, known: Sequence[Known], case: Case) -> Cell:
     case = backend.fit(case)
-    expected = backend.reference().run(case)
-    observed = backend.run([case])[0]
+    try:
+        expected = backend.reference().run(case)
+        observed = backend.run([case])[0]
+    except DeviceFailure as failure:
+        if failure.kind != "memory":
+            raise
+        return _cell(backend, case, *("raises OutOfMemoryError",) * 2, None)
     record: DivergenceRecord | None = None
     if compare(expected, observed, values=backend.values) is not None:
         verdict = judge_of(backend, known, relations="none").judge(case)
@@ -428,4 +434,5 @@ def run_cells(backend: str, cases: Sequence[Case], known: tuple[Known, ...] = ()
 
     torch.set_num_threads(1)
     inherited()
-    return judged(backends()[backend], cases, known)
+    with or_ends():
+        return judged(backends()[backend], cases, known)

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend, Precise, backends
+from amp_fuzz.backends import Backend, Precise, accelerator, backends
 from amp_fuzz.backends.base import kernels_of
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
@@ -414,6 +414,7 @@ def explore(
                     met = yield from _examined(judge, verdict, task, settings, groups, seen)
                 yield Suspected(None)
             record = _met(record, met)
+        accelerator.emptied(judge.backend.device)
         yield record
         if settings.fail_fast and record.outcome == "diverged":
             break

@@ -2,6 +2,9 @@
 
 A worker that dies or hangs costs one case. If this case kills a second worker too, it is a finding,
 a crash or a timeout; otherwise it is an incident. Another worker continues with the rest.
+
+So does a worker whose device no longer works after an error: it ends. A case for which the device
+has too little memory runs once more, alone. If there is too little then too, it is an incident.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import accelerator, backends
+from amp_fuzz.backends.accelerator import BLOCKING, DeviceFailure
 from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
@@ -109,10 +113,14 @@ def unshared(settings: Settings) -> str:
     fork.
     """
     for name in settings.backends:
-        backend = backends()[name]
-        if backend.values and backend.device not in ("cpu", "privateuse1"):
+        if _accelerated(name):
             return f"{name} computes on an accelerator, and that does not survive a fork"
     return unforkable()
+
+
+def _accelerated(name: str) -> bool:
+    backend = backends()[name]
+    return backend.values and backend.device not in ("cpu", "privateuse1")
 
 
 # -- the supervisor -------------------------------------------------------------------------------
@@ -132,10 +140,11 @@ _NUMBER, _RUNNING, _NOTED = range(3)
 
 @dataclass(frozen=True, slots=True)
 class _Death:
-    """How a worker ended."""
+    """How a worker ended. lost: it ended itself, because its device no longer worked."""
 
-    kind: Literal["crash", "timeout"]
+    kind: Literal["crash", "timeout", "memory"]
     detail: str
+    lost: bool = False
 
 
 @dataclass(slots=True)
@@ -144,7 +153,8 @@ class _Worker:
 
     reached: the kernels that cases of its task reached. noted: how many cases it had noted when the
     current one was first seen, at `since`, after `used` seconds of CPU time. held: bytes of memory
-    when it was ready; a fork also holds its parent's.
+    when it was ready; a fork also holds its parent's. blocking: its device's kernels end before
+    their calls return.
     """
 
     number: int
@@ -153,6 +163,7 @@ class _Worker:
     shared: Any
     folder: Path
     entered: Any
+    blocking: bool = False
     task: Task | None = None
     ready: bool = False
     fresh: bool = True
@@ -294,7 +305,7 @@ class Supervisor:
         if any(self._late(task) > _GRACE for task in tasks):
             self.stopped = self.cut = True
 
-    def _start(self) -> _Worker:
+    def _start(self, *, blocking: bool = False) -> _Worker:
         folder = self.store.run_path(self.run_id)
         number = 1 + max(map(_number, folder.glob("worker-*.log")), default=-1)
         while True:  # another supervisor of this run may start one, too
@@ -312,14 +323,18 @@ class Supervisor:
         about = (self.settings, str(self.store.root), self.run_id, number, shared, entered)
         # Since the last fork, a user's test may have started something that does not survive one.
         self.apart = unshared(self.settings) or self.apart
-        process = start(_worker_main, theirs, *about, fork=not unshared(self.settings))
+        fork, more = not unshared(self.settings), BLOCKING if blocking else None
+        process = start(_worker_main, theirs, *about, fork=fork, environment=more)
         theirs.close()
-        return _Worker(number, process, ours, shared, folder, entered)
+        return _Worker(number, process, ours, shared, folder, entered, blocking)
 
     def _give(self, worker: _Worker, task: Task) -> Iterator[Event]:
-        if task.confirms is not None and not worker.fresh:
+        confirms = task.confirms is not None
+        # Only then is an error raised by the statement whose kernel it is of.
+        blocking = confirms and _accelerated(task.backend)
+        if (confirms and not worker.fresh) or worker.blocking != blocking:
             yield from self._end(worker)
-            worker = self._start()
+            worker = self._start(blocking=blocking)
             self.workers.append(worker)
         worker.task, worker.fresh, worker.reached = task, False, set()
         worker.shared[_NUMBER], worker.noted = task.first, -1
@@ -336,6 +351,9 @@ class Supervisor:
                 except (EOFError, OSError):
                     how = f"the worker died {death(worker.process)}"
                     yield from self._lost(worker, _Death("crash", how))
+                    continue
+                if isinstance(event, DeviceFailure):
+                    yield from self._lost(worker, _failed(event))
                     continue
                 yield from self._note(worker, event)
             if worker.task is not None and now - worker.looked > _WATCH:
@@ -361,7 +379,9 @@ class Supervisor:
             return _Death("timeout", f"no answer after {spent}")
         return None
 
-    def _note(self, worker: _Worker, event: Event | None) -> Iterator[Event]:
+    def _note(self, worker: _Worker, event: Event | DeviceFailure | None) -> Iterator[Event]:
+        if isinstance(event, DeviceFailure):
+            return  # it was ended for another reason meanwhile
         if event is None:
             worker.ready, worker.noted = True, -1
             worker.held = usage(worker.process.pid or 0).memory
@@ -448,9 +468,11 @@ class Supervisor:
             yield from self._candidate(worker, alone, suspected, case)
         elif task.confirms is None:
             self.queue.append(replace(alone, confirms=incident, suspect=suspect))
+        elif how.kind == "memory":
+            yield self._happened(msgspec.structs.replace(incident, unjudged=True))
         else:
-            suspect = suspect if suspect == task.suspect else ""
-            if how.kind == "crash" and not backends()[task.backend].ladder():
+            suspect = suspect if how.lost or suspect == task.suspect else ""
+            if how.kind == "crash" and not how.lost and not backends()[task.backend].ladder():
                 self.queue.append(replace(alone, confirms=incident, suspect=suspect, told=True))
             else:
                 yield self._crashed(incident, suspect)
@@ -518,6 +540,11 @@ class Supervisor:
         for _ in self._end_workers():
             pass  # nobody listens; findings are kept
         self.writer.close()
+
+
+def _failed(failure: DeviceFailure) -> _Death:
+    lost = failure.kind == "lost"
+    return _Death("crash" if lost else "memory", str(failure), lost)
 
 
 def _trace(worker: _Worker) -> None:
@@ -652,12 +679,17 @@ def _worker_main(
                     pipe.send(_told(task, settings, note, entered))
                     continue
                 covered = Covered(store, task.backend)
+                accelerator.bounded(backends()[task.backend].device, settings.memory)
                 for event in _task(task, settings, writer, note, groups, covered):
                     pipe.send(event)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the supervisor is done with us
     except StoreError as error:
         pipe.send(Failed(str(error), usage=True))
+    except DeviceFailure as failure:
+        sys.stderr.write(f"{failure}\n{failure.frames}\n")
+        pipe.send(failure)
+        os._exit(1)  # an ordinary end would wait for the device
     except Exception:
         import traceback
 

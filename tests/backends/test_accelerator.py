@@ -6,19 +6,28 @@ device on PrivateUse1.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from amp_fuzz.backends import Backend, accelerator, backends
+from amp_fuzz.backends import Backend, accelerator, backends, privateuse1
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.build import BF16, call, case, under, x
+from amp_fuzz.cases.case import Case
+from amp_fuzz.interfaces.cli import main
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord
+from amp_fuzz.records.store import Store
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests import helpers
+from tests.forks import forked
 from tests.helpers import WrongKernel, drawn
 
 # -- on an accelerator ----------------------------------------------------------------------------
@@ -136,3 +145,91 @@ def test_a_compiled_program_agrees_and_a_wrong_one_is_found(rung: str) -> None:
     assert verdict.outcome == "agreed", verdict.divergence
     assert verdict.unjudged == 0
     assert judge_of(WrongKernel(backend, "mm")).judge(program).outcome == "diverged"
+
+
+# -- a device that fails --------------------------------------------------------------------------
+
+needs_device = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of some cases came to."""
+
+    code: int
+    text: str
+    records: list[object]
+
+    def of(self, kind: type) -> list[Any]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@pytest.fixture
+def ran(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
+    """Return a function that runs cases, and one more, on the device of `fragile`."""
+
+    def run(*cases: Case, more: Sequence[str] = ()) -> Outcome:
+        (tmp_path / "cases").mkdir()
+        for each in cases:
+            (tmp_path / "cases" / f"{each.id}.json").write_bytes(each.json())
+        root = str(Path(__file__).parents[2])
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("AMP_FUZZ_")}
+        words = (
+            *("run", "--device=fragile", "--plugins=tests.backends.fragile", "--corpus=cases"),
+            *("--backends=eager-fragile", "--cases=1", "--ops=relu", "--workers=1", "--seed=1"),
+        )
+        done = forked(
+            main,
+            (*words, *more),
+            folder=tmp_path,
+            environment={**environment, "PYTHONPATH": root},
+            files=tmp_path_factory.mktemp("outputs"),
+            seconds=500,
+        )
+        store = Store(tmp_path / ".amp-fuzz")
+        records = [r for name in store.runs() for r in store.records(name)]
+        return Outcome(done.code, done.out + done.err, records)
+
+    return run
+
+
+def _chain(op: str, size: int, seed: int = 0) -> Case:
+    calls = call(op, "x0", to="v0"), call("relu", "v0", to="v1"), call("cos", "v1", to="v2")
+    return case([x("x0", size)], *calls, seed=seed)
+
+
+@needs_device
+def test_a_lost_device_costs_one_case_and_its_statement_is_named(
+    ran: Callable[..., Outcome],
+) -> None:
+    bad, good = _chain("sin", 3), [_chain("exp", 4), _chain("sin", 5)]
+    done = ran(bad, *good)
+    assert done.code == 1, done.text
+    (found,) = done.of(DivergenceRecord)
+    assert (found.kind, found.op, found.case.id) == ("crash", "sin", bad.id)
+    assert "fragile no longer works: RuntimeError: fragile error" in found.observed
+    assert {c.id for c in good} <= {record.id for record in done.of(CaseRecord)}
+    assert not done.of(IncidentRecord)
+
+
+@needs_device
+def test_memory_is_given_back_between_cases(ran: Callable[..., Outcome]) -> None:
+    done = ran(*(_chain("exp", 8, seed) for seed in range(12)))
+    assert done.code == 0, done.text
+    assert len(done.of(CaseRecord)) == 13
+    assert not done.of(IncidentRecord)
+
+
+@needs_device
+def test_too_little_memory_is_counted_and_is_no_finding(ran: Callable[..., Outcome]) -> None:
+    large, small = _chain("exp", 5000), _chain("exp", 4)
+    done = ran(large, small, more=("--memory=4",))
+    assert done.code == 0, done.text
+    assert not done.of(DivergenceRecord)
+    (incident,) = done.of(IncidentRecord)
+    assert (incident.kind, incident.case.id, incident.unjudged) == ("memory", large.id, True)
+    # The device has more: it is shared.
+    assert "fragile is out of memory" in incident.detail
+    assert "its limit is 4.0 GiB" in incident.detail
+    assert small.id in {record.id for record in done.of(CaseRecord)}
+    assert "also when it ran alone, so it was not judged" in " ".join(done.text.split())

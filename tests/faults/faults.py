@@ -1,8 +1,8 @@
 """The library of faults: ways to corrupt torch's autocast, each a context manager over real torch.
 
-`POLICY` gives every op of the device's table every other policy that its schema allows. `CUT` lets no
-gradient through to one tensor argument of one op that has a 16-bit policy. `SEMANTIC` gets
-one rule of autocast wrong each: casts and the weight cache (`casts`), contexts, threads,
+`POLICY` gives every op of the device's table every other policy that its schema allows. `CUT` lets
+no gradient through to one tensor argument of one op that has a 16-bit policy. `SEMANTIC` gets one
+rule of autocast wrong each: casts and the weight cache (`casts`), contexts, threads,
 checkpoints and backward passes (`contexts`).
 """
 

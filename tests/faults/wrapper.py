@@ -300,11 +300,12 @@ def _entry(wrapper: Wrapper, kernel: Kernel) -> Callable[..., Any]:
 def registered(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Register Python kernels on the device's autocast key for a block."""
     library = torch.library.Library("aten", "IMPL")
+    how = {} if _CPP else {"allow_override": True}  # of kernels in Python
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel"
             for name, kernel in kernels.items():
-                library.impl(name, kernel, KEY, with_keyset=True)
+                library.impl(name, kernel, KEY, with_keyset=True, **how)
         yield
     finally:
         library._destroy()

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
@@ -75,24 +75,39 @@ def start(
     *args: object,
     fork: bool | None = None,
     stands_in: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
     """Start ``entry(*args)`` in a new process that leads a new process group.
 
     It ends with its group when its parent ends. fork: whether to fork this process; by default if
     that is safe. stands_in: whether it acts for this process: it keeps the signal handlers, and may
-    start processes in this way too.
+    start processes in this way too. environment: variables that it has beside those of this one.
     """
     fork = not unforkable() if fork is None else fork
     context = get_context("fork" if fork else "spawn")
     process: BaseProcess = context.Process(  # type: ignore[attr-defined]
         target=_lead, args=(fork, stands_in, entry, *args), daemon=not stands_in
     )
-    with no_interrupts(), warnings.catch_warnings():
+    with no_interrupts(), warnings.catch_warnings(), _having(environment or {}):
         # Python 3.12 warns about forking with threads, such as xdist's; the fork needs none of
         # them.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
+
+
+@contextmanager
+def _having(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _lead(fork: bool, stands_in: bool, entry: Callable[..., object], *args: object) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from amp_fuzz.backends.accelerator import DeviceFailure, or_ends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case
@@ -190,18 +191,32 @@ def _asking(job: Job, judge: Judge, target: Target) -> Callable[[Case], Answer]:
         raises = job.blind or reference.run(job.case).raised is not None
         words = tuple(shlex.split(job.check))
         return _Check(words, job.timeout * 0.9, None if raises else reference)
-    return asker(judge, target)
+    return _with_memory(asker(judge, target))
+
+
+def _with_memory(ask: Callable[[Case], Answer]) -> Callable[[Case], Answer]:
+    """Return a function that skips a candidate for which the device has too little memory."""
+
+    def asked(case: Case) -> Answer:
+        try:
+            return ask(case)
+        except DeviceFailure as failure:
+            if failure.kind != "memory":
+                raise
+            return Answer("skipped")
+
+    return asked
 
 
 def answer(pipe: connection.Connection, job: Job) -> None:
     """Judge a case in this process and send the answer."""
     prepared()
-    with quiet():
+    with quiet(), or_ends():
         judge = _judge(job)
         if job.check:
             pipe.send(_asking(job, judge, _CHECKED)(job.case))
         else:
-            pipe.send(answer_of(judge.judge(job.case)))
+            pipe.send(_with_memory(lambda case: answer_of(judge.judge(case)))(job.case))
     pipe.send(None)
 
 
@@ -218,7 +233,7 @@ def run(
 
     prepared()
     try:
-        with quiet():
+        with quiet(), or_ends():
             _search(pipe, job, target, answers, seconds)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is done with us
