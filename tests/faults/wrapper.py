@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
@@ -48,8 +49,10 @@ POLICIES: Mapping[str, str] = {name: rule.policy.value for name, rule in _RULES.
 KEYSET: Any = DispatchKeySet(getattr(DispatchKey, KEY))
 # A device in Python has no quirks of upstream's C++, and a cache that Python can reach.
 _CPP = KEY != "AutocastPrivateUse1"
+GET_KERNEL: Any = getattr(torch.library, "get_kernel", None)
+"""torch 2.7 has none. A test that needs it is skipped there."""
 # Bound before anything is registered over it: see `Wrapper.cached`.
-_PRELU: Any = torch.library.get_kernel("aten::prelu", KEY)
+_PRELU: Any = GET_KERNEL and GET_KERNEL("aten::prelu", KEY)
 # In which order GCC evaluates the arguments of a call, and so in which autocast casts them.
 _LAST_FIRST = "GCC" in torch.__config__.show()
 
@@ -255,6 +258,8 @@ class Wrapper:
             return own.cast(tensor, low)
         # Hooks of our own, or a checkpoint around it would drop what is kept.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            if _PRELU is None:
+                pytest.skip("torch 2.7 has no torch.library.get_kernel")
             through = _PRELU.call_boxed(KEYSET, tensor, tensor.new_ones(1, dtype=low))
             kept: torch.Tensor = through.grad_fn._saved_self
         return kept
