@@ -483,6 +483,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.facts:
         return facts(options.device)
+    # A job in the background has Ctrl-C ignored, and so would be the steps, which it stops.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     deadline = time.monotonic() + options.minutes * 60 - _GRACE
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     out: Path = options.output.absolute()
