@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / ".gpu"  # an installation without a build: entry points, and what was in wheels/
 WHEELS = ROOT / "wheels"
@@ -79,8 +81,10 @@ def environment() -> dict[str, str]:
     )
     (info / "entry_points.txt").write_text(text)
     path = [str(ROOT), str(SETUP), str(site), os.environ.get("PYTHONPATH", "")]
+    # Dozens of processes import torch, which is slow where nothing keeps the bytecode.
+    dropped = ("AMP_FUZZ_", "PYTHONDONTWRITEBYTECODE")
     return {
-        **{k: v for k, v in os.environ.items() if not k.startswith("AMP_FUZZ_")},
+        **{k: v for k, v in os.environ.items() if not k.startswith(dropped)},
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "160",
@@ -479,6 +483,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.facts:
         return facts(options.device)
+    # A job in the background has Ctrl-C ignored, and so would be the steps, which it stops.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     deadline = time.monotonic() + options.minutes * 60 - _GRACE
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     out: Path = options.output.absolute()
@@ -509,7 +516,9 @@ def main() -> int:
         left = deadline - time.monotonic()
         seconds = left * step.share / sum(other.share for other in steps[number:])
         print(f"{step.name}: {step.what}, at most {seconds:.0f} s", flush=True)
-        around_step = {**around, **target.environment}
+        # What compiles is no vendor's device.
+        more = {} if step.name == "compiled" else target.environment
+        around_step = {**around, **more}
         result["steps"][step.name] = performed(step, seconds - _GRACE, around_step, out)
         result["runs"] = outcomes(out / "store")
         result["audit"] = cells(out / "audit" / "audit.csv", target.eager)

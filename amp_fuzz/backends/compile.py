@@ -145,6 +145,8 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
         """Return why a callable cannot be called, or "": only modules can be frozen."""
+        if self.device != "cpu":
+            return "callables are compiled on the CPU only: use eager on that device"
         return "only modules can be frozen" if self.freezing and not modules else ""
 
     def infers(self, function: Callable[..., Any]) -> bool:
