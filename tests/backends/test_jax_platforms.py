@@ -16,10 +16,12 @@ from amp_fuzz.backends.jax.platforms import Platform, PlatformError, found
 from amp_fuzz.backends.process import Apart
 from amp_fuzz.backends.torchax.backend import Mode, TorchaxBackend, installed
 from amp_fuzz.cases.case import Case, loads
+from amp_fuzz.config import Options
 from amp_fuzz.findings.minimize.plans import plans
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.reference.shadow.products import Products
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.runs.setup import prepare
 from tests.faults.tpu import FAULTS
 from tests.helpers import call, case, x
 
@@ -227,19 +229,26 @@ def test_a_wrong_product_beside_the_rounding_is_found(tpu: Tpu, fault: str, prec
     assert tpu.judged(products(precision), fault=fault) == "value"
 
 
-@needs_jax
-def test_the_process_of_an_exclusive_platform_ends_when_another_starts(tmp_path: Path) -> None:
-    file = tmp_path / "fault"
-    file.write_text("")
-    first, second = (
-        Apart("tests.faults.tpu:Exclusive", str(file), "jax", "cuda", False, False)
-        for _ in range(2)
-    )
+# -- a device of one process ----------------------------------------------------------------------
+
+
+def test_the_process_of_an_exclusive_device_ends_when_another_starts() -> None:
+    first, second = Apart("tests.faults.tpu:Exclusive"), Apart("tests.faults.tpu:Exclusive")
+    assert first.said() == "exclusive"
+    assert second.said() == "exclusive"
     one = products("default")
-    first.run(one)
     second.run(one)
-    assert first._process is None
-    assert second._process is not None
+    assert (first._process, second._process is None) == (None, False)
     first.run(one)
-    assert second._process is None
+    assert (first._process is None, second._process) == (False, None)
     first.close()
+
+
+@needs_jax
+@pytest.mark.parametrize(("alone", "workers"), [(True, 1), (False, 4)])
+def test_a_device_of_one_process_has_a_run_of_one_worker(
+    alone: bool, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JaxBackend, "alone", lambda self: alone)
+    options = Options(backends=("jax", "eager-cpu"), workers=4, seed=0)
+    assert prepare(options).settings.workers == workers
