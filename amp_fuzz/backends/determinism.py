@@ -167,7 +167,8 @@ _SHAPED = frozenset(
 class Trace(TorchDispatchMode):
     """Follows what is computed from the results of documented kernels, by the memory of tensors.
 
-    spread: label -> how far runs may differ there. noted: all labels that were met. ran: the kernels that ran, as ``op.overload``.
+    spread: label -> how far runs may differ there. noted: all labels that were met. ran: the
+    kernels that ran, as ``op.overload``.
     """
 
     def __init__(self, kernels: Kernels) -> None:

@@ -215,7 +215,7 @@ class Trial:
         if self.imitated not in self._kept.varying:
             with self.within_scope():
                 found = self.backend.reference().traced(self.case, kernels_of(self.backend))
-            # A run that raises under a mode alone has no labels after that: nothing is known of them.
+            # If a run raises under a mode alone, nothing is known of the labels after that.
             lost = self.expected.values.keys() - found.noted
             lost = {label for label in lost if self.expected.values[label] is not None}
             self._kept.varying[self.imitated] = {**dict.fromkeys(lost, "any"), **found.spread}
