@@ -142,6 +142,24 @@ def _split(name: str) -> Callable[[Any, Called], Any]:
     return kernel
 
 
+def _wide(kernel: Callable[[Any, Called], Any]) -> Callable[[Any, Called], Any]:
+    """Return a kernel that adds in float32 and rounds once, as convolutions do."""
+
+    def wide(func: Any, given: Called) -> Any:
+        narrow = (torch.bfloat16, torch.float16)
+        dtypes = {v.dtype for v in given.values() if isinstance(v, torch.Tensor)}
+        if not dtypes or not dtypes <= {*narrow} or len(dtypes) > 1:
+            return kernel(func, given)
+        low = dtypes.pop()
+        cast = {n: v.float() if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+        found = kernel(func, cast)
+        if isinstance(found, torch.Tensor):
+            return found.to(low)
+        return tuple(t if t is None else t.to(low) for t in found)
+
+    return wide
+
+
 def _added(one: Any, two: Any) -> Any:
     if isinstance(one, (tuple, list)):
         return type(one)(_added(a, b) for a, b in zip(one, two, strict=True))
@@ -189,9 +207,9 @@ _KERNELS: dict[str, Callable[[Any, Called], Any]] = {
     "nanmedian": _chosen,
     "nll_loss_forward": _lost,
     "nll_loss2d_forward": _lost,
-    "convolution": _split("input"),
-    "_convolution": _split("input"),
-    "convolution_backward": _split("grad_output"),
+    "convolution": _wide(_split("input")),
+    "_convolution": _wide(_split("input")),
+    "convolution_backward": _wide(_split("grad_output")),
     "_ctc_loss_backward": _split("grad"),
     "_embedding_bag_dense_backward": _split("grad"),
 }

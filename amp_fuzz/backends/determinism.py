@@ -167,7 +167,8 @@ _SHAPED = frozenset(
 class Trace(TorchDispatchMode):
     """Follows what is computed from the results of documented kernels, by the memory of tensors.
 
-    spread: label -> how far runs may differ there. ran: the kernels that ran, as ``op.overload``.
+    spread: label -> how far runs may differ there. noted: all labels that were met. ran: the
+    kernels that ran, as ``op.overload``.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -175,10 +176,12 @@ class Trace(TorchDispatchMode):
         self.kernels = kernels
         self.ran: set[str] = set()
         self.spread: dict[str, Spread] = {}
+        self.noted: set[str] = set()
         self._memories: dict[int, tuple[Any, Spread]] = {}  # holding them, so none is used again
 
     def note(self, label: str, tensor: torch.Tensor) -> None:
         """Take down whether the value of a label varies."""
+        self.noted.add(label)
         if (spread := self._of([tensor])) is not None:
             self.spread[label] = spread
 

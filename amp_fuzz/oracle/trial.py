@@ -218,7 +218,10 @@ class Trial:
         if self.imitated not in self._kept.varying:
             with self.within_scope():
                 found = self.backend.reference().traced(self.case, kernels_of(self.backend))
-            self._kept.varying[self.imitated] = found.spread
+            # If a run raises under a mode alone, nothing is known of the labels after that.
+            lost = self.expected.values.keys() - found.noted
+            lost = {label for label in lost if self.expected.values[label] is not None}
+            self._kept.varying[self.imitated] = {**dict.fromkeys(lost, "any"), **found.spread}
         return self._kept.varying[self.imitated]
 
     def varied_judge(self, otherwise: Judgement | None = None) -> Judgement | None:

@@ -6,6 +6,7 @@ A process can have one such device, so each check runs in a fork.
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def what_is_not_documented_is_a_finding() -> None:
     from tests import atomics
 
     def noise(found: torch.Tensor) -> torch.Tensor:
-        return found.mul_(1 + 1e-3 * torch.randint(9, ()))
+        return found.mul_(1 + 1e-3 * random.randrange(9))
 
     atomics.FAULTS["noise"] = noise
     assert "nondeterminism" in kinds(judged(ADD, "mul", "noise"))
