@@ -477,7 +477,7 @@ def main() -> int:
     parser.add_argument("--device", default="", help=f"cuda or {_STANDIN} (default: what is here)")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all steps (default 9)")
     parser.add_argument("--output", type=Path, default=ROOT / "gpu-results", metavar="FOLDER")
-    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
+    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 16))
     parser.add_argument("--only", default="", metavar="STEP,...", help="only these steps")
     parser.add_argument("--facts", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
