@@ -52,6 +52,9 @@ class Here:
     def run(self, case: Case, *, reference: bool = False) -> Observation:
         return self.sides.expect(case) if reference else self.sides.observe(case)
 
+    def said(self) -> object:
+        return self.sides.said
+
 
 def main() -> int:
     """Run what the command line asks for and return an exit code: 1 if a fault was not found."""

@@ -16,6 +16,7 @@ import torch
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.jax.backend import JaxBackend, backends, record
 from amp_fuzz.backends.jax.lowerings.missing import NOT_LOWERED
+from amp_fuzz.backends.jax.platforms import Platform
 from amp_fuzz.backends.process import Apart
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import DType, InferenceMode, NoGrad
@@ -107,6 +108,9 @@ class Here:
 
     def run(self, case: Case) -> Observation:
         return self.seen
+
+    def said(self) -> Platform:
+        return Platform("cpu", "cpu")
 
 
 def test_a_nan_that_a_sum_loses_is_not_of_range() -> None:

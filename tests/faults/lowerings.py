@@ -121,6 +121,7 @@ class Faulty:
 
     def __init__(self, file: str, *args: Any) -> None:
         self.file, self.honest = Path(file), Program(*args)
+        self.said, self.exclusive = self.honest.said, self.honest.exclusive
 
     def observe(self, case: Case) -> Observation:
         """Run a case under the fault."""
