@@ -8,7 +8,7 @@ Products round their inputs as a TPU's do (`tests/faults/tpu.py`); all else is t
 has a product, and its precision is drawn. Each observation is judged twice: with the arithmetic of
 a TPU, and with that of a CPU, which must object to some, or the first judgement says nothing. What
 also diverges on the CPU as it is, without rounded products, is no false alarm: it is counted apart.
-``faults`` seeds faults beside the rounding. A hunt continues where it stopped; both write to
+``faults`` seeds faults beside the rounding. Both continue where they stopped, and write to
 ``benchmarks/jax_platforms.json``.
 """
 
@@ -160,7 +160,7 @@ def hunt(kind: str, name: str, cases: int, folder: Path) -> dict[str, Any]:
     file.write_text("")
     process = simulated(kind, file)
     judge = judge_of(backend_of(kind, process), shipped())
-    row: dict[str, Any] = {"name": name, "what": FAULTS[name], "found": False, "cases": cases}
+    row: dict[str, Any] = {"what": FAULTS[name], "found": False, "cases": cases}
     drawn = draw(Task(kind, "faults", ops, cases, 0), Settings((kind,), max_statements=STATEMENTS))
     with quiet():
         for number, case in enumerate(drawn, 1):
@@ -184,7 +184,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="?", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=Path, default=Path(".amp-fuzz/jax-platforms"))
-    parser.add_argument("--only", metavar="NAME")
+    parser.add_argument("--only", metavar="NAME", help="hunt for this fault, again if need be")
     options: argparse.Namespace = parser.parse_args()
     torch.set_num_threads(1)
     options.records.mkdir(parents=True, exist_ok=True)
@@ -195,16 +195,12 @@ def main() -> int:
         result.setdefault("honest", {})[options.kind] = made
         show(JSON, result)
         return int(bool(made["not explained"]))
-    rows = []
+    rows = result.setdefault("faults", {}).setdefault(options.kind, {})
     with tempfile.TemporaryDirectory() as folder:
-        for name in [options.only] if options.only else FAULTS:
-            rows.append(hunt(options.kind, name, options.cases, Path(folder)))
-            sys.stdout.write(f"{rows[-1]}\n")
-            sys.stdout.flush()
-    if not options.only:
-        result["faults"] = rows
-        show(JSON, result)
-    return int(not all(row["found"] for row in rows))
+        for name in [options.only] if options.only else [n for n in FAULTS if n not in rows]:
+            rows[name] = hunt(options.kind, name, options.cases, Path(folder))
+            show(JSON, result)
+    return int(not all(row["found"] for row in rows.values()))
 
 
 if __name__ == "__main__":
