@@ -4,7 +4,7 @@
 
     torch.compile(torch.fft.fft2, backend="eager")(torch.ones(6, 2), dim=(1, 0))
 
-**What torch does** (2.7.1, 2.11.0), from stage `eager` on, without autocast too. The meta kernel of
+**What torch does** (2.7.1, 2.9.1, 2.11.0), from stage `eager` on, without autocast too. The meta kernel of
 `_fft_c2c` computes wrong strides and raises "setStorage: sizes [6, 2], strides [6, 1], ... are out of
 bounds". Eager computes the transform. `ifft2`, `fftn` and `ifftn` are the same.
 
