@@ -25,6 +25,17 @@ dtype.
 
 **Upstream.** Not reported that we know of.
 
+## compile-linalg-checks: a singular matrix is not refused
+
+    torch.compile(torch.linalg.inv, backend="aot_eager")(torch.zeros(2, 2))
+
+**What torch does** (2.7.1, 2.9.1, 2.11.0), from stage `aot_eager` on. Eager raises `_LinAlgError`.
+The compiled program answers NaN: AOTAutograd drops `_linalg_check_errors`, which has no output.
+`linalg.cholesky`, `linalg.solve`, `linalg.tensorinv` and others are the same.
+
+**Upstream.** [#151309](https://github.com/pytorch/pytorch/issues/151309), mended by
+[#184111](https://github.com/pytorch/pytorch/pull/184111): torch 2.13.0 raises.
+
 ## compile-full-overflow: infinite, and not refused
 
 **What torch does** (2.13.0), on stage `inductor`; `masked_fill` from `aot_eager_decomp_partition`
@@ -121,6 +132,30 @@ BUGS = (
                         x("x1", 3, dtype="int64", domain="index", bound=3),
                     ],
                     call("multilabel_margin_loss", "x0", "x1"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-linalg-checks",
+        what="linalg functions that refuse a matrix in eager answer NaN or garbage when compiled",
+        why="AOTAutograd drops _linalg_check_errors, which has no output",
+        link="https://github.com/pytorch/pytorch/issues/151309",
+        torch=">=2.7,<2.13",
+        seen="2.11.0",
+        backends=("compile[aot_*", "compile[inductor*"),
+        kinds=("raise",),
+        ops=("*",),
+        expected="^_LinAlgError: ",
+        observed="^no error$",
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 2, 2, values=bits_of([0.0] * 4, "float32"))],
+                    call("linalg.inv", "x0"),
                     contexts=(),
                     backward="none",
                 ),
