@@ -20,7 +20,6 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.forks import forked
 from tests.helpers import call, case, drawn, x
@@ -39,9 +38,9 @@ TIMES = 8  # of these many runs of a sum of 60 numbers one at least differs
 
 def judged(one: Case, op: str = "", way: str = "") -> list[Verdict]:
     """Return the verdicts of several runs, with or without a wrong kernel."""
-    from benchmarks.nondeterminism import device
+    from benchmarks.nondeterminism import device, known
 
-    judge = judge_of(device((op, way)), shipped())
+    judge = judge_of(device((op, way)), known())
     with quiet():
         return [judge.judge(one) for _ in range(TIMES)]
 
@@ -134,9 +133,9 @@ def a_check_says_that_it_cannot_judge() -> None:
 
 
 def drawn_cases_agree_or_are_known() -> None:
-    from benchmarks.nondeterminism import AIMS, device
+    from benchmarks.nondeterminism import AIMS, device, known
 
-    judge, outcomes, varied = judge_of(device(), shipped()), Counter[str](), 0
+    judge, outcomes, varied = judge_of(device(), known()), Counter[str](), 0
     with quiet():
         for one in drawn(60, "atomics", focus=AIMS, seed="random", varies=True, statements=6):
             verdict = judge.judge(one)
