@@ -300,7 +300,7 @@ def test_no_worker_is_a_fork_once_a_fork_is_not_safe_any_more(
 ) -> None:
     forks = []
 
-    def started(*args: object, fork: bool) -> None:
+    def started(*args: object, fork: bool, environment: object) -> None:
         forks.append(fork)
         raise StopIteration
 
