@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,27 @@ def test_doctor_and_records_name_the_platform_and_the_versions() -> None:
 
 
 @needs_jax
+def test_jax_is_not_started_where_it_can_only_find_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is said without it is what it says."""
+    for name in [n for n in os.environ if n.startswith(("JAX_", "XLA_", "TPU_"))]:
+        monkeypatch.delenv(name)
+    if platforms._plugins():
+        pytest.skip("a plugin of JAX is installed")
+    honest = platforms._asked
+    said = honest(())
+    monkeypatch.setattr(platforms, "_asked", lambda settings: f"asked with {settings}")
+    assert found() == said
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(PlatformError, match="asked with"):
+        found()
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(platforms, "_plugins", lambda: True)
+    with pytest.raises(PlatformError, match="asked with"):
+        found()
+
+
 def test_settings_that_change_numbers_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "tensorfloat32")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")

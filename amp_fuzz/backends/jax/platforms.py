@@ -16,6 +16,8 @@ This file imports only the standard library, so that `found` may run it as a scr
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -149,13 +151,30 @@ def multiplying(precision: str) -> Iterator[None]:
 def found() -> Platform:
     """Return the platform that a process would find, without taking it.
 
-    A short process asks JAX, once for each environment. Raises `PlatformError`.
+    A short process asks JAX, once for each environment: it takes seconds, and is left out where
+    only the CPU can be found. Raises `PlatformError`.
     """
     settings = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_", "TPU_"))}
+    if not settings and not _plugins():
+        return _cpu()
     state = _asked(tuple(sorted(settings.items())))
     if isinstance(state, str):
         raise PlatformError(state)
     return state
+
+
+@cache
+def _plugins() -> bool:
+    """Return whether a package is installed in which JAX looks for other platforms."""
+    named = importlib.metadata.entry_points(group="jax_plugins")
+    return bool(named) or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu")))
+
+
+@cache
+def _cpu() -> Platform:
+    """Return what JAX finds without plugins and settings."""
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
+    return Platform("cpu", "cpu", versions=", ".join(versions))
 
 
 @cache

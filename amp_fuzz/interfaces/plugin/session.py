@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from amp_fuzz import config as configuration
-from amp_fuzz.backends import BackendError, backends, matching
+from amp_fuzz.backends import BackendError, matching
 from amp_fuzz.backends.devices import with_device
 from amp_fuzz.backends.registry import MissingBackend
 from amp_fuzz.cases.program import ProgramError
@@ -109,9 +109,8 @@ def _session(config: pytest.Config) -> FuzzSession:
         store_option=store_option(str(options.store) if named else ""),
         processes=getattr(config, "workerinput", {}).get("workercount", 1),
     )
-    states = {name: backend.availability() for name, backend in backends().items()}
-    wanted = {b.name for b in matching(options.backends)}
-    missing = {n: s for n, s in states.items() if s.status != "ready" and n in wanted}
+    states = {b.name: b.availability() for b in matching(options.backends)}
+    missing = {name: state for name, state in states.items() if state.status != "ready"}
     kept: list[AnyJob] = [*again]
     findings: list[Kept] = []
     trouble: list[str] = []
