@@ -35,6 +35,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE # hundreds of processes import torch
 .PHONY: help venv fuzz open pages test test-all test-torch gpu gpu-bundle lint types format clean distclean
 
 help:  ## show this list
