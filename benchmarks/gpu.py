@@ -82,14 +82,13 @@ def environment() -> dict[str, str]:
     (info / "entry_points.txt").write_text(text)
     path = [str(ROOT), str(SETUP), str(site), os.environ.get("PYTHONPATH", "")]
     # Dozens of processes import torch, which is slow where nothing keeps the bytecode.
-    dropped = ("AMP_FUZZ_", "PYTHONDONTWRITEBYTECODE")
+    dropped = ("AMP_FUZZ_", "PYTHONDONTWRITEBYTECODE", "NVIDIA_TF32_OVERRIDE")
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(dropped)},
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "160",
-        # float32 is float32, and cuBLAS repeats itself: other settings are for a run to vary.
-        "NVIDIA_TF32_OVERRIDE": "0",
+        # cuBLAS repeats itself: other settings are for a run to vary.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # Asking whether there is a device must not make later forks impossible.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -351,7 +350,6 @@ def _cuda() -> Row:
             "fp16 reduced-precision reduction": matmul.allow_fp16_reduced_precision_reduction,
             "bf16 reduced-precision reduction": matmul.allow_bf16_reduced_precision_reduction,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
-            **{name: os.environ.get(name, "") for name in ("NVIDIA_TF32_OVERRIDE",)},
             **{name: os.environ.get(name, "") for name in ("CUBLAS_WORKSPACE_CONFIG",)},
         },
     }

@@ -227,6 +227,15 @@ class Precise(Protocol):
 
 
 @runtime_checkable
+class Configurable(Protocol):
+    """A backend whose numbers depend on settings of torch: see `amp_fuzz.cases.settings`."""
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """The settings that a case's plan may have; mostly none."""
+
+
+@runtime_checkable
 class Alone(Protocol):
     """A backend whose device may be taken by one process only."""
 

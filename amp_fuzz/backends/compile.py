@@ -30,8 +30,9 @@ from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documenta
 from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.export import DATA_DEPENDENT
 from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.prelude import in_thread
-from amp_fuzz.backends.reference import Numerics, ReferenceRuntime, within
+from amp_fuzz.backends.reference import ReferenceRuntime, within
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
@@ -355,11 +356,10 @@ class CompileBackend(TorchRepros, TorchBackend):
         Other devices than the CPU have kernels that sum in another order on every rung.
         """
         runtime = TorchBackend.reference(self).runtime
-        reorders = self.rung == "inductor" or self.device != "cpu"
-        how: Any = {"numerics": Numerics(reorders=reorders), "promise": self.promise}
-        if self.device == "cpu":
-            return ReferenceRuntime(runtime, **how)
-        return ShadowedOnCPU(runtime, **how)
+        away = self.device != "cpu"
+        kind = ShadowedOnCPU if away else ReferenceRuntime
+        how = numerics(self.device, reorders=self.rung == "inductor" or away)
+        return kind(runtime, numerics=how, promise=self.promise)
 
 
 @dataclass(frozen=True, slots=True)

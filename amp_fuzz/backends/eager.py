@@ -10,7 +10,8 @@ import torch
 
 from amp_fuzz.backends import vendor
 from amp_fuzz.backends.base import Availability, Backend
-from amp_fuzz.backends.determinism import EXACT, Kernels, listed, prepare_cuda
+from amp_fuzz.backends.determinism import Kernels, prepare_cuda
+from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_on_cpu
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
@@ -40,13 +41,13 @@ class EagerBackend(TorchRepros, TorchBackend):
 
     def kernels(self) -> Kernels:
         """Return the documented kernels; none of the CPU, where none has been seen to vary."""
-        return EXACT if self.device == "cpu" else listed(self.device)
+        return numerics(self.device).kernels
 
     def shadows(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors."""
         if self.device == "cpu":
             return self.reference()
-        return reference_on_cpu(self.device, load_table(self.device), self.kernels())
+        return reference_on_cpu(self.device, load_table(self.device), numerics(self.device))
 
     def watching(self, watched: Callable[[Any], Any]) -> Backend:
         """Return the backend with another autocast, built from its own."""

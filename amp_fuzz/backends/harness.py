@@ -25,6 +25,7 @@ from amp_fuzz import catalogue
 from amp_fuzz.backends import accelerator, prelude
 from amp_fuzz.backends.custom_op import custom_op
 from amp_fuzz.backends.determinism import algorithms
+from amp_fuzz.backends.settings import applied
 from amp_fuzz.backends.source import driver_source, imports_of, program_source
 from amp_fuzz.cases import inputs
 from amp_fuzz.cases.case import Case
@@ -189,7 +190,8 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
     seen = Observation()
     before = runtime.state()
     start = time.perf_counter()
-    with algorithms(case.plan.deterministic), runtime.scope():
+    plan = case.plan
+    with algorithms(plan.deterministic), applied(plan.settings), runtime.scope():
         names = {**runtime.names(), **more, **_imported(source.imports)}
         names["observe"] = _observer(seen.values, runtime)
         program, driver = source.codes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,21 +42,29 @@ class Numerics:
 
     reorders: it may add in another order. flushes: numbers below the smallest normal one may count
     as 0. in_turn: a sum of float32 may add one term after the other. products: how it may round the
-    inputs of matrix products and convolutions, by the precision of a case's plan. kernels: those
-    that are documented as nondeterministic. `Shadow` has what follows. `flushes` and `in_turn` make
-    bands wider, and are used only where a value is outside the narrower one.
+    inputs of an op that is a matrix product or a convolution, by the precision of a case's plan.
+    adding: whether an op with inputs of a dtype may add in that dtype. Both are called while the
+    settings of the plan are applied. kernels: those that are documented as nondeterministic.
+    `Shadow` has what follows. `flushes` and `in_turn` make bands wider, and are used only where a
+    value is outside the narrower one.
     """
 
     reorders: bool = False
     flushes: bool = False
     in_turn: bool = False
-    products: Mapping[Precision, Products] = field(default_factory=dict)
+    products: Callable[[Precision, Any], Products | None] | None = None
+    adding: Callable[[Any, torch.dtype], bool] | None = None
     kernels: Kernels = EXACT
 
     @property
     def loose(self) -> bool:
         """Whether there is a wider band."""
         return self.flushes or self.in_turn
+
+    def adds(self, func: Any, dtype: torch.dtype) -> bool:
+        """Return whether an op with inputs of a dtype may add in it, in any order."""
+        also = self.adding is not None and self.adding(func, dtype)
+        return also or self.kernels.adding(func)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +142,8 @@ class ReferenceRuntime:
             flushes=loose and numerics.flushes,
             reorders=numerics.reorders,
             in_turn=loose and numerics.in_turn,
-            products=numerics.products.get(case.plan.precision),
-            adding=numerics.kernels.adding if numerics.kernels else None,
+            products=numerics.products and partial(numerics.products, case.plan.precision),
+            adding=numerics.adds if numerics.kernels or numerics.adding else None,
             promise=promise,
         )
         bands: dict[str, Band] = {}
@@ -244,14 +253,14 @@ def reference_runtime(
     )
 
 
-def reference_on_cpu(device: str, table: PolicyTable, kernels: Kernels) -> ReferenceRuntime:
+def reference_on_cpu(device: str, table: PolicyTable, numerics: Numerics) -> ReferenceRuntime:
     """Return the reference on CPU tensors, which it treats as a device's and shadows can follow.
 
-    kernels: those of the device that may vary from call to call.
+    numerics: the arithmetic of the device.
     """
     found = reference_runtime(device, scope=lambda: as_device(device, table, tensors="cpu"))
     runtime = replace(found.runtime, place=lambda tensor: tensor)
-    return ReferenceRuntime(runtime, numerics=Numerics(reorders=True, kernels=kernels))
+    return ReferenceRuntime(runtime, numerics=numerics)
 
 
 def _named() -> dict[str, object]:

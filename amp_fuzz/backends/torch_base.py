@@ -16,6 +16,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torch_state import reset_state, torch_state
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Context, NoGrad, Region, Role
+from amp_fuzz.cases.settings import drawn_on
 from amp_fuzz.versions import holds
 
 __all__ = ["TorchBackend", "numbers", "under"]
@@ -38,6 +39,11 @@ class TorchBackend:
     def availability(self) -> Availability:
         """Return that torch is here."""
         return Availability("ready", f"torch {torch.__version__}")
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """The settings of torch that change its numbers."""
+        return drawn_on(self.device) if self.values else ()
 
     def supports(self, op: str, form: str) -> bool:
         """Return that every call can be made."""

@@ -19,13 +19,20 @@ from typing import Any
 import torch
 
 from amp_fuzz.backends.base import Availability, Backend, Call
-from amp_fuzz.backends.determinism import EXACT, Kernels, listed
+from amp_fuzz.backends.determinism import Kernels
 from amp_fuzz.backends.devices import policies_of
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.reference import ReferenceRuntime, reference_on_cpu, reference_runtime
+from amp_fuzz.backends.numerics import numerics
+from amp_fuzz.backends.reference import (
+    Numerics,
+    ReferenceRuntime,
+    reference_on_cpu,
+    reference_runtime,
+)
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.settings import drawn_on
 from amp_fuzz.config import OPTIONS
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import PolicyTable, adopt
@@ -86,17 +93,26 @@ class VendorBackend(TorchRepros, TorchBackend):
         return reference_runtime(self.device, scope=scope)
 
     def kernels(self) -> Kernels:
-        """Return the kernels that the device's module says are nondeterministic, or none.
+        """Return the kernels that the device's module says are nondeterministic, or none."""
+        return self._numerics().kernels
 
-        They are those that torch documents of another device: ``torch.NAME.nondeterministic_as()``
-        returns its type, ``"cuda"``.
+    def _numerics(self) -> Numerics:
+        """Return the arithmetic that torch documents of another device.
+
+        ``torch.NAME.computes_as()`` returns the type of that device: ``"cuda"``.
         """
-        says = getattr(getattr(torch, self.device, None), "nondeterministic_as", None)
-        return EXACT if says is None else listed(says())
+        says = getattr(getattr(torch, self.device, None), "computes_as", None)
+        return numerics(self.device if says is None else says())
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """The settings of torch that change the numbers of that other device."""
+        says = getattr(getattr(torch, self.device, None), "computes_as", None)
+        return () if says is None else drawn_on(says())
 
     def shadows(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors."""
-        return reference_on_cpu(self.device, self.table, self.kernels())
+        return reference_on_cpu(self.device, self.table, self._numerics())
 
     def fit(self, case: Case) -> Case:
         """Return the case; the CPU's deterministic algorithms are not the device's."""

@@ -31,6 +31,7 @@ from amp_fuzz.cases.program import (
     transform,
     unwrapped,
 )
+from amp_fuzz.cases.settings import SETTINGS
 
 __all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "Precision", "load", "loads"]
 
@@ -87,6 +88,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         choice: `jax.default_matmul_precision`. ``default`` is what the environment says.
     deterministic: whether torch must use deterministic algorithms
         (`torch.use_deterministic_algorithms`); an op that has none then raises.
+    settings: the lines that set what changes numbers: see `settings`.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -105,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transform: Transform = "none"
     precision: Precision = "default"
     deterministic: bool = False
+    settings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
@@ -113,6 +116,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, field.name)
             if field.name != "contexts" and value != field.default:
                 shown = show_context(value) if isinstance(value, Autocast) else value
+                shown = f"({'; '.join(value)})" if isinstance(value, tuple) else shown
                 words.append(f"{field.name}={shown}")
         return ", ".join([contexts, *words])
 
@@ -133,13 +137,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
         if self.entry != "context" and not self.contexts:
             raise ProgramError(f"$.entry={self.entry!r} needs a context")
+        if unknown := [line for line in self.settings if line not in SETTINGS]:
+            raise ProgramError(f"$.settings has {unknown[0]!r}: use {', '.join(SETTINGS)}")
         if self.transform != "none":
             self._check_transform()
 
     def _check_transform(self) -> None:
         free = (
             *("contexts", "backward", "backward_context", "transform"),
-            *("precision", "deterministic"),
+            *("precision", "deterministic", "settings"),
         )
         others = [f for f in msgspec.structs.fields(self) if f.name not in free]
         if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
@@ -160,6 +166,7 @@ _LATER = (
     b',"transform":"none"',
     b',"precision":"default"',
     b',"deterministic":false',
+    b',"settings":[]',
     b',"values":""',
 )
 

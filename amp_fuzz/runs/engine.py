@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from amp_fuzz.backends import Backend, Precise, accelerator, backends
+from amp_fuzz.backends import Backend, Configurable, Precise, accelerator, backends
 from amp_fuzz.backends.base import kernels_of
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
@@ -531,6 +531,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
             fused=not backend.exact,
             precisions=backend.precisions if isinstance(backend, Precise) else (),
             varies=varies,
+            settings=backend.settings if isinstance(backend, Configurable) else (),
         )
 
     count = 0

@@ -27,6 +27,7 @@ from amp_fuzz.cases.program import (
     returning_all,
     returning_last,
 )
+from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.reference.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
@@ -411,11 +412,13 @@ def draw_case(
     fused: bool = False,
     precisions: Sequence[Precision] = (),
     varies: bool = False,
+    settings: Sequence[str] = (),
 ) -> Case:
     """Draw a case for a device type.
 
     precisions: of products. varies: for a device with nondeterministic kernels: some plans ask for
-    deterministic algorithms. Both are drawn last, so that all else stays the same.
+    deterministic algorithms. settings: that a plan may have; one plan in eight has one or two. All
+    of these are drawn last, so that everything else stays the same.
     """
     plan = draw_plan(source, device, trains=trains)
     program = draw_program(
@@ -433,4 +436,15 @@ def draw_case(
         precision = precisions[integer(source, len(precisions))]
         plan = msgspec.structs.replace(plan, precision=precision)
     case = Case(program, plan, seed)
-    return case.with_plan(deterministic=True) if varies and integer(source, 4) == 3 else case
+    if varies and integer(source, 4) == 3:
+        case = case.with_plan(deterministic=True)
+    return case.with_plan(settings=_settings(source, settings)) if settings else case
+
+
+def _settings(source: Bytes, lines: Sequence[str]) -> tuple[str, ...]:
+    """Draw none of some settings, one, or two that set different things."""
+    if integer(source, 8) < 7:
+        return ()
+    first, second = (lines[integer(source, len(lines))] for _ in range(2))
+    two = integer(source, 4) == 3 and SETTINGS[first].get != SETTINGS[second].get
+    return (first, second) if two else (first,)

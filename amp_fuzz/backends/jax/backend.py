@@ -88,6 +88,11 @@ class JaxBackend(TorchBackend):
         """The precisions of products, each as often as it is drawn."""
         return DRAWN
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """None: torch's settings are not JAX's."""
+        return ()
+
     def alone(self) -> bool:
         """Return whether the platform takes only one process."""
         return found().exclusive

@@ -22,6 +22,7 @@ _TF32 = Products(digits=11, truncates=True)
 
 def numerics(platform: Platform) -> Numerics:
     """Return the arithmetic of a platform."""
+    levels = _products(platform)
     return Numerics(
         reorders=True,
         # XLA's kernels for the CPU run with flush-to-zero and denormals-are-zero on. A TPU has no
@@ -29,7 +30,7 @@ def numerics(platform: Platform) -> Numerics:
         # off by default.
         flushes=platform.name != "gpu",
         in_turn=True,  # in the CPU's loops; nothing promises another order elsewhere
-        products=_products(platform),
+        products=lambda precision, func: levels.get(precision),
     )
 
 

@@ -33,6 +33,8 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         value = getattr(default, field.name)
         if getattr(plan, field.name) != value:
             yield msgspec.structs.replace(plan, **{field.name: value})
+    for line in plan.settings if len(plan.settings) > 1 else ():
+        yield msgspec.structs.replace(plan, settings=(line,))
     for name in ("steps", "calls"):
         if getattr(plan, name) > 2:
             yield msgspec.structs.replace(plan, **{name: 2})

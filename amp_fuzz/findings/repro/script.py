@@ -24,6 +24,7 @@ from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.backends.source import driver_source, imports_of
 from amp_fuzz.backends.torch_state import torch_state
 from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.config import did_you_mean
 from amp_fuzz.findings.repro.parts import PAD, Found, ReproError, Script, head, literal, wrapped
@@ -107,6 +108,9 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
     if case.plan.deterministic:
         body.insert(0, _WORKSPACE + _DETERMINISTIC if backend.device == "cuda" else _DETERMINISTIC)
         cleanup = (*cleanup, "torch.use_deterministic_algorithms(False)")
+    chosen = [SETTINGS[line] for line in case.plan.settings]
+    body = [*(setting.line for setting in chosen), *body]
+    cleanup = (*cleanup, *(setting.undone for setting in chosen))
     whole = joined(body)
     return Pieces(
         head(case, backend, finding),

@@ -70,9 +70,11 @@ class Shadow(TorchDispatchMode):
         reorders: an implementation may add in another order, so that a ``bounded`` copy also ends
             where the sum of the absolute values leaves the range.
         in_turn: the copies of sums lose what one loses that adds one term after the other.
-        products: how an implementation may round the inputs of products; None: it does not.
-        adding: tells the ops that add in the dtype of their result, in any order, as the atomic
-            additions of a GPU do: their inputs are off by up to ``4 u(nominal)``.
+        products: tells of an op how an implementation may round the inputs of its products; None:
+            it does not.
+        adding: tells of an op and its dtype whether it adds in the dtype of its result, in any
+            order, as the atomic additions of a GPU do. Then its inputs are off by up to
+            ``4 u(nominal)``.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -98,8 +100,8 @@ class Shadow(TorchDispatchMode):
         flushes: bool = False,
         reorders: bool = False,
         in_turn: bool = False,
-        products: Products | None = None,
-        adding: Callable[[Any], bool] | None = None,
+        products: Callable[[Any], Products | None] | None = None,
+        adding: Callable[[Any, torch.dtype], bool] | None = None,
         promise: Promise = "none",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -220,16 +222,19 @@ class Shadow(TorchDispatchMode):
         quiet = exact is not None and equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(is_short, [results[0], *call.tensors])))
         rounds = self._promised(call)
-        rough = self.adding is not None and self.adding(call.func)
+        rough = self.adding is not None and any(
+            self.adding(call.func, t.dtype) for t in call.tensors[:1]
+        )
         narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in CONVERTING))
         inputs = [
             self._flushed(copies if still else self._perturbed(copies, t, narrow, rough), t)
             for t, (_, copies) in zip(call.tensors, before, strict=True)
         ]
         if self.products is not None and (factor := call.factor) is not None:
+            rounded = self.products(call.func)
             inputs = [
-                self.products.of(copies, t, self._noise)
-                if multiplied and self.products.rounds(t.dtype)
+                rounded.of(copies, t, self._noise)
+                if rounded is not None and multiplied and rounded.rounds(t.dtype)
                 else copies
                 for t, copies, multiplied in zip(call.tensors, inputs, factor, strict=True)
             ]

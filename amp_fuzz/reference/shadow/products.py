@@ -17,7 +17,7 @@ import torch
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF
 from amp_fuzz.reference.shadow.copies import tensors_in
 
-__all__ = ["Products", "factors"]
+__all__ = ["Products", "convolves", "factors", "multiplies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,16 @@ def _positions(func: Any) -> tuple[tuple[int, str], ...] | None:
     if added is None:
         return None
     return tuple((i, a.name) for i, a in enumerate(func._schema.arguments) if a.name in added)
+
+
+def convolves(func: Any) -> bool:
+    """Return whether an op is a convolution, or the gradient of one."""
+    return "convolution" in func.__name__
+
+
+def multiplies(func: Any) -> bool:
+    """Return whether an op is a product of matrices or vectors."""
+    return _positions(func) is not None and not convolves(func)
 
 
 # Their gradients are outer products, or a number times a vector, which torch multiplies element by

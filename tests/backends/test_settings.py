@@ -1,0 +1,243 @@
+"""Settings of torch that change numbers: what applies them, and the bands under them.
+
+Without a GPU, the bands are proven on a device that is as narrow as CUDA may be: `tests.coarse`. A
+process can have one such device, so each check of it runs in a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import amp_fuzz
+from amp_fuzz.backends import privateuse1, vendor
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.settings import applied
+from amp_fuzz.cases.case import Case, CaseError, loads
+from amp_fuzz.cases.settings import SETTINGS, Setting, drawn_on
+from amp_fuzz.findings.repro.script import repro
+from amp_fuzz.oracle.compare import Divergence
+from amp_fuzz.upstream.explain import judge_of
+from tests.forks import forked
+from tests.helpers import call, case, drawn, x
+
+EAGER = EagerBackend("cpu")
+NO_FLASH = "torch.backends.cuda.enable_flash_sdp(False)"
+SHAPE = (2, 2, 16, 8)
+ATTENTION = case(
+    tuple(x(f"x{i}", *SHAPE) for i in range(3)),
+    call("scaled_dot_product_attention", "x0", "x1", "x2"),
+    backward="none",
+)
+
+
+def now(setting: Setting) -> object:
+    return eval(setting.get, {"torch": torch})
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_a_setting_is_applied_and_set_back(setting: Setting) -> None:
+    assert now(setting) == setting.usual, "torch has another default"
+    with applied([setting.line]):
+        assert now(setting) == setting.value
+    assert now(setting) == setting.usual
+
+
+def test_what_the_user_set_is_set_back() -> None:
+    setting = SETTINGS["torch.backends.cudnn.benchmark = True"]
+    with applied([setting.line]):
+        with applied([setting.line]):
+            pass
+        assert now(setting) is True
+
+
+def test_a_setting_is_set_back_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), applied([NO_FLASH]):
+        _ = 1 / 0
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_plan_without_settings_has_the_json_that_it_had() -> None:
+    assert b"settings" not in case((x("x0", 2),), call("sin", "x0")).json()
+
+
+def test_a_plan_with_settings_is_read_again_and_shown() -> None:
+    one = ATTENTION.with_plan(settings=(NO_FLASH,))
+    assert loads(one.json()) == one
+    assert f"settings=({NO_FLASH})" in str(one.plan)
+
+
+def test_an_unknown_setting_is_refused_and_never_run() -> None:
+    text = ATTENTION.with_plan(settings=(NO_FLASH,)).json()
+    wrong = text.replace(NO_FLASH.encode(), b"torch.evil()")
+    with pytest.raises(CaseError, match=r"\$\.settings has 'torch\.evil\(\)': use torch"):
+        loads(wrong)
+
+
+def test_a_setting_reaches_both_sides() -> None:
+    plain, without = (EAGER.observe(ATTENTION.with_plan(settings=s)) for s in ((), (NO_FLASH,)))
+    assert any(
+        not torch.equal(value, without.values[label])  # type: ignore[arg-type]
+        for label, value in plain.values.items()
+        if value is not None
+    ), "the setting changes nothing here"
+    one = ATTENTION.with_plan(settings=(NO_FLASH,))
+    assert judge_of(EAGER).judge(one).outcome == "agreed"
+
+
+def test_a_backend_that_ignores_a_setting_is_found() -> None:
+    class Ignoring(EagerBackend):
+        def observe(self, case: Case) -> Observation:
+            return EagerBackend.observe(self, case.with_plan(settings=()))
+
+    found = judge_of(Ignoring("cpu")).judge(ATTENTION.with_plan(settings=(NO_FLASH,)))
+    assert found.divergence is not None
+    assert found.divergence.kind == "bitwise"
+
+
+def test_a_script_sets_what_the_case_sets() -> None:
+    (label, *_) = EAGER.observe(ATTENTION).values
+    found = Divergence("bitwise", label, "1", "2")
+    text = repro(ATTENTION.with_plan(settings=(NO_FLASH,)), EAGER, found)
+    assert f"\n{NO_FLASH}\n" in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_settings_of_a_device_are_drawn(device: str) -> None:
+    plans = [one.plan for one in drawn(1500, device, settings=drawn_on(device), statements=1)]
+    seen = Counter(line for plan in plans for line in plan.settings)
+    assert seen.keys() == set(drawn_on(device))
+    some = sum(bool(plan.settings) for plan in plans) / len(plans)
+    assert 0.08 < some < 0.18
+    assert any(len(plan.settings) == 2 for plan in plans)
+
+
+def test_two_settings_of_a_plan_are_of_different_things() -> None:
+    for one in drawn(1500, "cpu", settings=drawn_on("cpu"), statements=1):
+        names = [SETTINGS[line].get for line in one.plan.settings]
+        assert len(set(names)) == len(names)
+
+
+def test_the_rest_of_a_case_does_not_depend_on_settings() -> None:
+    with_some = drawn(40, "cpu", settings=(NO_FLASH,), statements=3)
+    for i, one in enumerate(with_some):
+        (first, *_) = drawn(1, "cpu", seed=i, statements=3)
+        (second, *_) = drawn(1, "cpu", seed=i, statements=3, settings=(NO_FLASH,))
+        assert first == second.with_plan(settings=())
+        assert one.plan.settings in ((), (NO_FLASH,))
+
+
+# -- a device that is as narrow as CUDA may be ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty(vendor.VendorBackend):
+    """The device, narrower than it may be, but not under the reference."""
+
+    wrong: str = ""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        from tests import coarse
+
+        with coarse.faulty(self.wrong) if self.wrong else quiet():
+            return vendor.VendorBackend.run(self, cases)
+
+
+def judged(one: Case, wrong: str = "") -> str:
+    """Return what a case comes to on the device, compared with the CPU by shadow arithmetic."""
+    from amp_fuzz.backends.devices import policies_of
+    from amp_fuzz.reference.tables import adopt
+    from tests import coarse
+
+    table = policies_of(coarse.DEVICE, "cuda")
+    adopt(table)
+    backend = Faulty(device=coarse.DEVICE, table=table, exact=False, wrong=wrong)
+    with quiet():
+        found = judge_of(backend, []).judge(one)
+    return found.divergence.kind if found.divergence else found.outcome
+
+
+def product(dtype: str, op: str, *shapes: tuple[int, ...], settings: Sequence[str] = ()) -> Case:
+    inputs = tuple(x(f"x{i}", *shape, dtype=dtype) for i, shape in enumerate(shapes))
+    names = [f"x{i}" for i in range(len(shapes))]
+    plan: dict[str, Any] = {"contexts": (), "backward": "none", "settings": tuple(settings)}
+    return case(inputs, call(op, *names), **plan)
+
+
+MATRICES = ((24, 33), (33, 24))
+IMAGES = ((2, 3, 9, 9), (8, 3, 3, 3))
+HIGH = "torch.set_float32_matmul_precision('high')"
+NO_TF32 = "torch.backends.cudnn.allow_tf32 = False"
+MATMUL = "torch.backends.cuda.matmul"
+WHOLE16 = f"{MATMUL}.allow_fp16_reduced_precision_reduction = False"
+WHOLE_B16 = f"{MATMUL}.allow_bf16_reduced_precision_reduction = False"
+NARROW16 = f"{MATMUL}.allow_fp16_accumulation = True"
+
+
+def what_a_setting_allows_is_no_finding() -> None:
+    for settings in ((), (HIGH,)):
+        assert judged(product("float32", "mm", *MATRICES, settings=settings)) == "agreed"
+    for settings in ((), (NO_TF32,)):
+        assert judged(product("float32", "conv2d", *IMAGES, settings=settings)) == "agreed"
+    for settings in ((), (WHOLE16,), (NARROW16,)):
+        assert judged(product("float16", "mm", *MATRICES, settings=settings)) == "agreed"
+    for settings in ((), (WHOLE_B16,)):
+        assert judged(product("bfloat16", "mm", *MATRICES, settings=settings)) == "agreed"
+
+
+def what_no_setting_allows_is_found() -> None:
+    assert judged(product("float32", "mm", *MATRICES), "tf32 in products") == "value"
+    one = product("float32", "conv2d", *IMAGES, settings=(NO_TF32,))
+    assert judged(one, "tf32 in convolutions") == "value"
+
+
+def more_than_a_setting_allows_is_found() -> None:
+    one = product("float32", "mm", *MATRICES, settings=(HIGH,))
+    assert judged(one, "bfloat16 instead of tf32") == "value"
+    one = product("float32", "conv2d", *IMAGES)
+    assert judged(one, "bfloat16 instead of tf32") == "value"
+
+
+def sums_of_sixteen_bits_that_are_rounded_are_found() -> None:
+    one = product("float16", "mm", *MATRICES, settings=(WHOLE16,))
+    assert judged(one, "halves of float16") == "value"
+    assert judged(one, "float16 one by one") == "value"
+    one = product("bfloat16", "mm", *MATRICES, settings=(WHOLE_B16,))
+    assert judged(one, "halves of bfloat16") == "value"
+
+
+CHECKS = (
+    what_a_setting_allows_is_no_finding,
+    what_no_setting_allows_is_found,
+    more_than_a_setting_allows_is_found,
+    sums_of_sixteen_bits_that_are_rounded_are_found,
+)
+
+
+def run(words: list[str]) -> int:
+    """Install the device in this process, and run a check."""
+    from tests import coarse
+
+    assert torch.device("cpu") != torch.device(coarse.DEVICE)
+    next(check for check in CHECKS if check.__name__ == words[0])()
+    return 0
+
+
+@pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_a_device_that_is_coarse(check: object, tmp_path: Path) -> None:
+    name = check.__name__  # type: ignore[attr-defined]
+    root = Path(amp_fuzz.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "AMP_FUZZ_DEVICE": "coarse"}
+    environment |= {"AMP_FUZZ_POLICIES": "cuda", "AMP_FUZZ_PLUGINS": "tests.coarse"}
+    place = {"folder": tmp_path, "environment": environment, "files": tmp_path, "seconds": 300}
+    done = forked(run, (name,), **place)  # type: ignore[arg-type]
+    assert done.code == 0, done.out + done.err
