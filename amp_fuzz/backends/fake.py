@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -26,7 +26,9 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.patching import patched
 from amp_fuzz.reference import since
+from amp_fuzz.versions import holds
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
 
@@ -90,11 +92,17 @@ def _mode() -> FakeTensorMode:
 
 @contextmanager
 def fake_tensors(device: str) -> Iterator[None]:
-    """Enter the process's `FakeTensorMode`, silenced, with a device guard for its tensors."""
+    """Enter the process's `FakeTensorMode`, silenced, with a device guard for its tensors.
+
+    `torch.autocast`, which `custom_fwd` enters, asks until 2.9 whether macOS is new enough for
+    bfloat16 on mps. A torch without mps raises there.
+    """
     level = _LOGGER.level
     _LOGGER.setLevel(logging.CRITICAL + 1)
     try:
-        with device_guards.stand_in(device), _mode():
+        macos = patched(torch.backends.mps, "is_macos_or_newer", lambda major, minor: True)
+        own = macos if device == "mps" else nullcontext()
+        with own, device_guards.stand_in(device), _mode():
             yield
     finally:
         _LOGGER.setLevel(level)
@@ -162,6 +170,8 @@ class FakeBackend(TorchRepros, TorchBackend):
     def setup(self, names: Set[str]) -> list[str]:
         """Return the name of the device, its stand-in guard, the fake mode, and autocast."""
         parts = [f'device = "{self.device}"', f"{device_guards.source(self.device)}\n{_MODE}"]
+        if self.device == "mps" and holds("<2.11"):
+            parts.append("torch.backends.mps.is_macos_or_newer = lambda major, minor: True")
         if "autocast" in names:
             parts.append(source_of(FakeAutocast).replace("class FakeAutocast", "class autocast"))
         return parts

@@ -203,3 +203,10 @@ def test_each_part_of_a_state_is_read(name: str) -> None:
     assert f"{name}: {before[name]} became {inside[name]}" in str(changes(before, inside))
     assert torch_state("cpu") == before
     assert set(STATES) == set(before)
+
+
+def test_a_function_with_cast_inputs_enters_autocast_of_mps_without_mps() -> None:
+    """Until torch 2.9, `torch.autocast` asks a torch without mps for the version of macOS."""
+    one = case((x("x0", 2),), call("sin", "x0"), contexts=(BF16,), entry="cast_inputs")
+    verdict = judge_of(backends()["fake-mps"], []).judge(one.with_plan(backward="none"))
+    assert verdict.outcome == "agreed"

@@ -53,10 +53,31 @@ type", and type mismatch errors in a region "are a bug".
 
 **Upstream.** No issue that we know of. [#100621](https://github.com/pytorch/pytorch/pull/100621)
 mended the same check for the CPU in 2023.
+
+## any-query-misses-mtia: recurrent modules raise for mixed dtypes under autocast on mtia
+
+```python
+import torch
+
+torch.set_autocast_enabled("mtia", True)
+print(torch._C._is_any_autocast_enabled())  # torch 2.7 to 2.11: False; 2.13: True
+```
+
+**What torch does** (2.7.1 to 2.11.0). The same as on mps and maia: the question whether any
+autocast is on leaves out mtia. 2.13.0 counts it.
+
+**What the documentation says.** "When entering an autocast-enabled region, Tensors may be any
+type", and type mismatch errors in a region "are a bug".
+
+**What the reference does.** Any enabled device counts.
+
+**Upstream.** No issue that we know of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 from amp_fuzz.backends.imitation import Imitation
@@ -67,8 +88,6 @@ from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
 
-_MISSED = ("mps", "maia")
-
 
 def _asks_cuda(semantics: Semantics) -> Semantics:
     return replace(
@@ -76,14 +95,39 @@ def _asks_cuda(semantics: Semantics) -> Semantics:
     )
 
 
-def _any_enabled(state: State) -> bool:
-    return any(on for device, on in state.enabled.items() if device not in _MISSED)
+def _missing(*devices: str) -> Callable[[Semantics], Semantics]:
+    """Return a change after which these devices do not count where any device does."""
+
+    def change(semantics: Semantics) -> Semantics:
+        def any_enabled(state: State) -> bool:
+            seen = copy(state)
+            seen.enabled = {d: on for d, on in state.enabled.items() if d not in devices}
+            return semantics.any_enabled(seen)
+
+        return replace(semantics, any_enabled=any_enabled)
+
+    return change
 
 
-def _misses_devices(semantics: Semantics) -> Semantics:
-    return replace(semantics, any_enabled=_any_enabled)
-
-
+_GRU = case(
+    [x("x0", 3, 1, 6, dtype="bfloat16"), x("x1", 15, 6), x("x2", 15, 5)],
+    call(
+        "gru",
+        "x0",
+        form="module",
+        to="v0 v1",
+        inputs=6,
+        hidden=5,
+        layers=1,
+        bias=False,
+        first=False,
+        bidirectional=False,
+        names=["weight_ih_l0", "weight_hh_l0"],
+        weights=["x1", "x2"],
+        state=None,
+    ),
+    backward="none",
+)
 _LAYER = {
     "self_attn.in_proj_weight": x("x1", 12, 4, dtype="float16", domain="integers"),
     "self_attn.in_proj_bias": x("x2", 12, dtype="float16", domain="integers"),
@@ -140,30 +184,17 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("!torchax*",),
-        imitation=Imitation(semantics=_misses_devices),
-        examples=(
-            Example(
-                "fake-mps",
-                case(
-                    [x("x0", 3, 1, 6, dtype="bfloat16"), x("x1", 15, 6), x("x2", 15, 5)],
-                    call(
-                        "gru",
-                        "x0",
-                        form="module",
-                        to="v0 v1",
-                        inputs=6,
-                        hidden=5,
-                        layers=1,
-                        bias=False,
-                        first=False,
-                        bidirectional=False,
-                        names=["weight_ih_l0", "weight_hh_l0"],
-                        weights=["x1", "x2"],
-                        state=None,
-                    ),
-                    backward="none",
-                ),
-            ),
-        ),
+        imitation=Imitation(semantics=_missing("mps", "maia")),
+        examples=(Example("fake-mps", _GRU),),
+    ),
+    Bug(
+        id="any-query-misses-mtia",
+        what="RNN, GRU and LSTM raise for inputs and weights of two dtypes under autocast on mtia",
+        why="torch._C._is_any_autocast_enabled() leaves out mtia",
+        torch=">=2.7,<2.13",
+        seen="2.11.0",
+        backends=("!torchax*",),
+        imitation=Imitation(semantics=_missing("mtia")),
+        examples=(Example("fake-mtia", _GRU),),
     ),
 )
