@@ -137,11 +137,16 @@ class Compiled:
     codes: tuple[CodeType, CodeType]
     imports: tuple[str, ...] = ()
 
-    def line(self, filename: str, number: int) -> tuple[int, str]:
-        """Return the line in the whole source, program first, and its text."""
+    def line(self, filename: str, number: int) -> tuple[int, str] | None:
+        """Return the line in the whole source, program first, and its text.
+
+        None: the source has no such line. Code that dynamo makes of a program may have lines of
+        other files under the program's name (seen on torch 2.7).
+        """
         text = self.program if filename == PROGRAM else self.driver
         before = 0 if filename == PROGRAM else self.program.count("\n") + 2
-        return before + number, text.splitlines()[number - 1].strip()
+        lines = text.splitlines()
+        return (before + number, lines[number - 1].strip()) if 0 < number <= len(lines) else None
 
 
 @lru_cache(maxsize=256)
@@ -280,14 +285,14 @@ def _fake(spec: TensorSpec, device: str) -> torch.Tensor:
 
 
 def _raised(error: Exception, source: Compiled) -> Raised:
-    line, text = 0, ""
+    place = 0, ""
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
         if filename in (PROGRAM, DRIVER):
-            line, text = source.line(filename, traceback.tb_lineno)
+            place = source.line(filename, traceback.tb_lineno) or place
         traceback = traceback.tb_next
-    return Raised(type(error).__name__, str(error), line, text)
+    return Raised(type(error).__name__, str(error), *place)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends import BackendError, backends, choose
-from amp_fuzz.backends.harness import changes, quiet
+from amp_fuzz.backends.harness import DRIVER, PROGRAM, changes, compiled, quiet
 from amp_fuzz.backends.torch_state import torch_state
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -210,3 +210,15 @@ def test_a_function_with_cast_inputs_enters_autocast_of_mps_without_mps() -> Non
     one = case((x("x0", 2),), call("sin", "x0"), contexts=(BF16,), entry="cast_inputs")
     verdict = judge_of(backends()["fake-mps"], []).judge(one.with_plan(backward="none"))
     assert verdict.outcome == "agreed"
+
+
+def test_a_line_that_a_source_does_not_have_is_none() -> None:
+    """Dynamo of torch 2.7 makes code with the program's name and lines of other files."""
+    source = compiled(case((x("x0", 2),), call("sin", "x0")))
+    for name, text in ((PROGRAM, source.program), (DRIVER, source.driver)):
+        count = len(text.splitlines())
+        found = source.line(name, count)
+        assert found is not None
+        assert found[1] == text.splitlines()[-1].strip()
+        assert source.line(name, count + 150) is None
+        assert source.line(name, 0) is None

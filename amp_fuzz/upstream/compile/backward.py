@@ -35,6 +35,13 @@ then eager means the same, and must agree. `compile[aot_eager+default]` and
 `compile[inductor+default]` keep the default. The reference that imitates it runs each backward pass
 where the forward stood, and must agree on the whole case.
 
+## compile-backward-untold: before torch 2.9, no backward pass can have another autocast
+
+The same on every rung from aot_eager on: torch 2.7.1 has no `backward_pass_autocast`, so each
+compiled backward pass takes the forward's autocast, wherever it runs. The script above prints
+2.0020, then 2.0000, on 2.7.1 too. With `torch._functorch.config.backward_pass_autocast = "off"`,
+2.9.1 and later print 2.0020 twice.
+
 ## compile-checkpoint-zeros: a gradient of zeros is none
 
 Stage eager, without autocast too. All results of a reentrant checkpoint require grad in eager, and
@@ -88,6 +95,15 @@ def _never_reentrant(semantics: Semantics) -> Semantics:
     return replace(semantics, checkpoint=checkpoint)
 
 
+_ISLAND = case(
+    [x("x0", 8, 8, domain="uniform"), x("w1", 8, 8)],
+    under(
+        Autocast(enabled=False),
+        call("mm", "x0", "w1"),
+        call("mm", "v0", "w1", to="v1"),
+    ),
+)
+
 BUGS = (
     Bug(
         id="compile-backward-autocast",
@@ -98,19 +114,18 @@ BUGS = (
         seen="2.15.0",
         backends=("compile[*+default]",),
         imitation=Imitation(rewrite=_inside),
-        examples=(
-            Example(
-                "compile[aot_eager+default]",
-                case(
-                    [x("x0", 8, 8, domain="uniform"), x("w1", 8, 8)],
-                    under(
-                        Autocast(enabled=False),
-                        call("mm", "x0", "w1"),
-                        call("mm", "v0", "w1", to="v1"),
-                    ),
-                ),
-            ),
-        ),
+        examples=(Example("compile[aot_eager+default]", _ISLAND),),
+    ),
+    Bug(
+        id="compile-backward-untold",
+        what="the backward pass of a compiled program is traced under the autocast around its forward, and nothing changes this",
+        why="there is no torch._functorch.config.backward_pass_autocast before torch 2.9",
+        link="https://github.com/pytorch/pytorch/issues/157104",
+        torch=">=2.7,<2.9",
+        seen="2.7.1",
+        backends=("compile[aot_eager*", "compile[inductor*"),
+        imitation=Imitation(rewrite=_inside),
+        examples=(Example("compile[aot_eager]", _ISLAND),),
     ),
     Bug(
         id="compile-checkpoint-zeros",

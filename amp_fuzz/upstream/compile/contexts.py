@@ -35,17 +35,71 @@ program in eager, but the op of its graph that enters the context has run. autoc
 weight cache when the outermost context ends, and now none is the outermost.
 
 **Upstream.** [#195488](https://github.com/pytorch/pytorch/issues/195488).
+
+## compile-context-resume: a second graph break in nested contexts is a KeyError
+
+```python
+import torch
+
+
+@torch.compile(backend="eager")
+def f(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        torch._dynamo.graph_break()
+        y = x.sin()
+        with torch.autocast("cpu", enabled=False):
+            with torch.autocast("cpu", torch.bfloat16):
+                torch._dynamo.graph_break()
+                return y.cos()
+
+
+f(torch.ones(2))  # torch 2.7.1: InternalTorchDynamoError: KeyError: 598
+```
+
+**What torch does** (2.7.1), from stage `eager` on. dynamo resumes after a graph break in a function
+that enters the contexts again. If that function breaks too, two contexts further in, an offset of
+its bytecode is missing. 2.9.1 and later compile it.
+
+**Upstream.** Not reported that we know of.
 """
 
 from __future__ import annotations
 
 from amp_fuzz.cases.build import BF16, call, case, under, x
-from amp_fuzz.cases.program import InferenceMode
+from amp_fuzz.cases.program import Autocast, InferenceMode
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
 
 BUGS = (
+    Bug(
+        id="compile-context-resume",
+        what="a second graph break, in contexts that are nested in those of the first, is an internal error of dynamo",
+        why="an offset is missing in the bytecode of the function in which dynamo resumes",
+        torch=">=2.7,<2.9",
+        seen="2.7.1",
+        backends=("compile[*",),
+        kinds=("raise",),
+        ops=("*",),
+        expected="^no error$",
+        observed=r"^InternalTorchDynamoError: KeyError: \d+$",
+        examples=(
+            Example(
+                "compile[eager]",
+                case(
+                    [x("x0", 2)],
+                    call("nanquantile", "x0", 0.5, interpolation="nearest"),
+                    under(
+                        Autocast(enabled=False),
+                        under(
+                            BF16, call("nanquantile", "x0", 0.5, interpolation="nearest", to="v1")
+                        ),
+                    ),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
     Bug(
         id="compile-context-leak",
         what="a compiled program that raises in an autocast region leaves autocast on",

@@ -34,6 +34,28 @@ def f(w):
 **Upstream.** [#180823](https://github.com/pytorch/pytorch/issues/180823),
 [#181106](https://github.com/pytorch/pytorch/pull/181106).
 
+## compile-inference-storage: a composite op raises a weak reference
+
+```python
+import torch
+
+
+@torch.compile(backend="aot_eager")
+def f(x):
+    with torch.inference_mode():
+        return torch.dstack([x])
+
+
+f(torch.ones(2))
+# RuntimeError: <weakref at 0x7f...; to 'torch.storage.UntypedStorage' at 0x7f...>
+```
+
+**What torch does** (2.7.1, 2.9.1, 2.11.0). In inference mode, a `FunctionalTensor` looks up the
+base of its storage (`_storage_to_base`). `dstack` and `_weight_norm` make a storage that is not
+there; the text of the error is the missing key. Eager computes the result.
+
+**Upstream.** Not reported that we know of. torch 2.13.0 computes it.
+
 ## compile-inference-index: an index that is a tensor of one integer
 
 ```python
@@ -135,6 +157,38 @@ BUGS = (
                     [x("w0", 2, 3)],
                     under(InferenceMode(), call("broadcast_to", "w0", [2, 3])),
                     call("fmax", "v0", "w0", to="v1"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-inference-storage",
+        what="dstack, _weight_norm and other composite ops fail to compile in an inference_mode region",
+        why="FunctionalTensor looks up a storage that its mode has not met",
+        torch=">=2.7,<2.13",
+        seen="2.11.0",
+        backends=("compile[aot_*", "compile[inductor*"),
+        kinds=("raise",),
+        ops=("*",),
+        expected="^no error$",
+        observed="RuntimeError: <weakref at .* to 'torch.storage.UntypedStorage'",
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0")],
+                    under(InferenceMode(), call("dstack", ["x0"])),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 1), x("x1", 1)],
+                    under(InferenceMode(), call("_weight_norm", "x0", "x1")),
                     contexts=(),
                     backward="none",
                 ),
