@@ -89,6 +89,22 @@ inference mode autograd refuses to save it. The documentation says that inferenc
 saved for backward; it says nothing of traces. The entry explains that error, of a traced program
 that agrees when it is traced outside of inference mode.
 
+## trace-loss-weight: binary_cross_entropy with a weight
+
+```python
+import torch
+
+x = torch.zeros(1)
+loss = torch.nn.functional.binary_cross_entropy
+torch.jit.trace(lambda x: loss(x, x, weight=x), (x,))
+# RuntimeError: expected int at position 0, but got: Tensor
+```
+
+**What torch does** (2.7.1, 2.9.1, 2.11.0). The function asks `torch._C._infer_size` for the shape of
+the weight, and while it is traced sizes are tensors. 2.13.0 traces it.
+
+**Upstream.** Not reported that we know of.
+
 ## trace-check-names: the check of `torch.jit.trace` compares names
 
 ```
@@ -286,6 +302,29 @@ BUGS = (
                 wrong="",
             )
             for written in ((), (call("mm", "x1", "x1", form="out", out="b2", to="v2"),))
+        ),
+    ),
+    Bug(
+        id="trace-loss-weight",
+        what="tracing binary_cross_entropy with a weight raises",
+        why="it calls torch._C._infer_size, which takes integers; while tracing, sizes are tensors",
+        torch=">=2.7,<2.13",
+        seen="2.11.0",
+        backends=("trace*",),
+        kinds=("raise",),
+        ops=("*",),
+        expected="^no error$",
+        observed="^RuntimeError: expected int at position 0, but got: Tensor",
+        examples=(
+            Example(
+                "trace",
+                case(
+                    [x("x0", 1, domain="zeros")],
+                    call("binary_cross_entropy", "x0", "x0", weight="x0"),
+                    contexts=(),
+                    backward="none",
+                ),
+            ),
         ),
     ),
     Bug(
