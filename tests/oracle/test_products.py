@@ -34,7 +34,7 @@ def truncated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def off(made: torch.Tensor, a: torch.Tensor, b: torch.Tensor, how: Products | None) -> Distance:
-    mode = Shadow(64, 0, products=how)
+    mode = Shadow(64, 0, products=lambda func: how)
     with mode:
         band = mode.band(a @ b)
     return distance(band, made)
@@ -90,7 +90,7 @@ def test_inputs_that_need_no_rounding_have_the_band_of_float32() -> None:
 
 
 def test_only_products_have_the_wide_band() -> None:
-    mode = Shadow(64, 0, products=BFLOAT16)
+    mode = Shadow(64, 0, products=lambda func: BFLOAT16)
     x = drawn(64)
     with mode:
         band = mode.band(x * x)
@@ -99,7 +99,7 @@ def test_only_products_have_the_wide_band() -> None:
 
 
 def test_what_is_added_to_a_product_is_not_rounded() -> None:
-    mode = Shadow(64, 0, products=BFLOAT16)
+    mode = Shadow(64, 0, products=lambda func: BFLOAT16)
     a, b, bias = torch.zeros(3, 4), torch.zeros(4, 5), drawn(5)
     with mode:
         band = mode.band(torch.addmm(bias, a, b))
@@ -110,7 +110,7 @@ def test_what_is_added_to_a_product_is_not_rounded() -> None:
 def test_the_gradient_of_a_product_with_a_vector_is_a_product() -> None:
     """The test notices if autograd's private `_current_autograd_node` or the names change."""
     a, v, start = drawn(5, 4).requires_grad_(), drawn(4), drawn(5)
-    mode = Shadow(64, 0, products=BFLOAT16)
+    mode = Shadow(64, 0, products=lambda func: BFLOAT16)
     with mode:
         torch.mv(a, v).backward(start)
         assert a.grad is not None

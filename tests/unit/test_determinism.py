@@ -179,7 +179,7 @@ def test_a_band_holds_sums_in_any_order_of_the_result_s_dtype() -> None:
     torch.manual_seed(3)
     index, source = torch.zeros(40, dtype=torch.int64), torch.randn(40).bfloat16()
     worst = {}
-    for adding in (None, CUDA.adding):
+    for adding in (None, lambda func, dtype: CUDA.adding(func)):
         mode = Shadow(16, adding=adding)
         with mode:
             band = mode.band(torch.zeros(1).bfloat16().index_add(0, index, source))
