@@ -38,20 +38,46 @@ def _products(device: str, func: Any) -> Products | None:
     https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html and
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere.
     """
-    convolution = convolves(func)
     if device == "cuda":
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
             return None
-        flags = torch.backends.cudnn if convolution else torch.backends.cuda.matmul
-        return _TF32 if flags.allow_tf32 else None
-    if device != "cpu" or convolution or not _narrows():
+        said = _said("cudnn", "conv") if _in_cudnn(func) else _said("cuda", "matmul")
+    elif device == "cpu" and not convolves(func):
+        said = _said("mkldnn", "matmul")
+        if said in _ROUNDED and not _narrows():
+            return None
+    else:
         return None
-    return {"medium": _BFLOAT16, "high": _TF32}.get(torch.get_float32_matmul_precision())
+    return _ROUNDED.get(said)
+
+
+_ROUNDED = {"bf16": _BFLOAT16, "tf32": _TF32}
+
+
+def _said(backend: str, op: str) -> str:
+    """Return the precision of float32 in an op: ``ieee``, ``tf32``, ``bf16`` or ``none``."""
+    backends: Any = torch.backends
+    owner = getattr(getattr(backends, backend), op, None)
+    found: str | None = getattr(owner, "fp32_precision", None)
+    if found is not None:  # since torch 2.9
+        return backends.fp32_precision if found == "none" else found
+    if backend == "mkldnn":
+        return {"high": "tf32", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "ieee")
+    flags = backends.cudnn if backend == "cudnn" else backends.cuda.matmul
+    return "tf32" if flags.allow_tf32 else "ieee"
+
+
+def _in_cudnn(func: Any) -> bool:
+    """Return whether an op is a convolution of cuDNN; without cuDNN it is a product of cuBLAS."""
+    return convolves(func) and bool(torch.backends.cudnn.enabled)
 
 
 def _narrows() -> bool:
-    """Return whether oneDNN may multiply float32 in another type on this processor."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Return whether oneDNN is on, and may multiply float32 in another type on this processor."""
+    mkldnn: Any = torch.backends.mkldnn
+    return bool(
+        mkldnn.is_available() and mkldnn.enabled and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def _adds_narrowly(func: Any, dtype: torch.dtype) -> bool:
@@ -61,7 +87,7 @@ def _adds_narrowly(func: Any, dtype: torch.dtype) -> bool:
     reductions and on accumulation in float16.
     """
     matmul = torch.backends.cuda.matmul
-    if not multiplies(func):
+    if not (multiplies(func) or convolves(func)) or _in_cudnn(func):
         return False
     if dtype is torch.float16:
         reduces = matmul.allow_fp16_reduced_precision_reduction

@@ -33,11 +33,6 @@ class Setting:
         """The line that sets it."""
         return self.put.format(repr(self.value))
 
-    @property
-    def undone(self) -> str:
-        """The line that sets it back."""
-        return self.put.format(repr(self.usual))
-
 
 def _flag(name: str, usual: bool, *devices: str) -> Setting:
     name = f"torch.backends.{name}"
@@ -53,8 +48,8 @@ def _attention(kernels: str, *devices: str) -> Setting:
 
 def _multiplying(precision: str) -> Setting:
     put = "torch.set_float32_matmul_precision({})"
-    devices = ("cpu", "cuda", "xpu")
-    return Setting("torch.get_float32_matmul_precision()", put, "highest", precision, devices)
+    name = "torch.get_float32_matmul_precision()"
+    return Setting(name, put, "highest", precision, ("cpu", "cuda"))
 
 
 _ALL = (
@@ -65,7 +60,6 @@ _ALL = (
     _flag("cuda.matmul.allow_fp16_reduced_precision_reduction", True, "cuda"),
     _flag("cuda.matmul.allow_bf16_reduced_precision_reduction", True, "cuda"),
     _flag("cudnn.allow_tf32", True, "cuda"),
-    _flag("cudnn.benchmark", False, "cuda"),
     _flag("cudnn.enabled", True, "cuda"),
     _attention("flash", "cpu", "cuda"),
     _attention("mem_efficient", "cuda"),

@@ -22,7 +22,6 @@ def _linalg(
     name: str,
     mixed: Literal["promotes", "raises"] = "promotes",
     listed: bool = True,
-    torch: str = "",
 ) -> Callable[[Build], Build]:
     """Register a function of torch.linalg: it has an out= and no method."""
     function = f"torch.linalg.{name}"
@@ -34,7 +33,6 @@ def _linalg(
         out=function,
         mixed=mixed,
         floats=FLOATS,
-        torch=torch,
     )
 
 
@@ -248,7 +246,13 @@ def _matrix_power_negative(g: Builder) -> Call:
 # -- decompositions -------------------------------------------------------------------------------
 
 
-@_linalg("matrix_sqrth", torch=">=2.14")
+@op(  # TorchScript alone takes its out=
+    "linalg.matrix_sqrth",
+    "aten::linalg_matrix_sqrth",
+    function="torch.linalg.matrix_sqrth",
+    floats=FLOATS,
+    torch=">=2.14",
+)
 def _matrix_sqrth(g: Builder) -> Call:
     x = draw_square(g, "psd")
     return Call((x,), out(x.shape))

@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from amp_fuzz.backends.determinism import algorithms
+from amp_fuzz.backends.settings import applied
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.inputs import bits_text
 from amp_fuzz.cases.program import (
@@ -108,6 +110,11 @@ def culprit(judge: Judge, case: Case) -> Culprit | None:
     """Return the kernel whose results alone make a case diverge, or None."""
     if case.plan.thread != "none":  # a mode works in one thread only
         return None
+    with algorithms(case.plan.deterministic), applied(case.plan.settings):
+        return _culprit(judge, case)
+
+
+def _culprit(judge: Judge, case: Case) -> Culprit | None:
     with _Told() as told:
         judge.backend.run([case])
     wrong: dict[Any, _Call] = {}
@@ -117,7 +124,7 @@ def culprit(judge: Judge, case: Case) -> Culprit | None:
     for kernel, call in wrong.items():
         if _mended(judge, case, kernel):
             name = str(kernel).removeprefix("aten.").removesuffix(".default")
-            return Culprit(name, _case(call, case.seed))
+            return Culprit(name, _case(call, case))
     return None
 
 
@@ -154,7 +161,7 @@ def _differs(a: Any, b: Any) -> bool:
 # -- one call as a case ---------------------------------------------------------------------------
 
 
-def _case(call: _Call, seed: int) -> Case | None:
+def _case(call: _Call, whole: Case) -> Case | None:
     """Return a call as a case, if the catalogue has an op of the kernel's name."""
     name = call.kernel.overloadpacket.__name__
     if name not in CATALOGUE or "function" not in CATALOGUE[name].forms:
@@ -170,7 +177,8 @@ def _case(call: _Call, seed: int) -> Case | None:
         check(program)
     except ProgramError:
         return None
-    return Case(program, Plan(contexts=(), backward="none"), seed)
+    plan = Plan(contexts=(), backward="none", settings=whole.plan.settings)
+    return Case(program, plan, whole.seed)
 
 
 def _argument(value: Any, specs: list[TensorSpec]) -> Arg:

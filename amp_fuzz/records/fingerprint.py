@@ -227,6 +227,8 @@ def ingredient(case: Case) -> str:
         value = getattr(plan, name)
         if value == plain or (name == "loop" and plan.steps == 1):
             continue
+        if isinstance(value, tuple):
+            value = ", ".join(value)
         found.append(f"{name}={value}" if isinstance(value, str) else name)
     kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
     return "+".join([*found, *sorted(kinds - {"autocast"})])

@@ -20,9 +20,11 @@ import amp_fuzz
 from amp_fuzz.backends import privateuse1, vendor
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.backends.settings import applied
+from amp_fuzz.backends.numerics import numerics
+from amp_fuzz.backends.settings import _precisions, applied
 from amp_fuzz.cases.case import Case, CaseError, loads
 from amp_fuzz.cases.settings import SETTINGS, Setting, drawn_on
+from amp_fuzz.findings.repro.as_test import pytest_form
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.upstream.explain import judge_of
@@ -51,12 +53,57 @@ def test_a_setting_is_applied_and_set_back(setting: Setting) -> None:
     assert now(setting) == setting.usual
 
 
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_a_setting_is_applied_where_flags_are_frozen(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing torch's own test utilities freezes them (`disable_global_flags`)."""
+    flags: dict[str, Any] = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", False)
+    with pytest.raises(RuntimeError, match="not allowed to set"):
+        torch.backends.cudnn.benchmark = True
+    with applied([setting.line]):
+        assert now(setting) == setting.value
+    assert now(setting) == setting.usual
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_no_other_precision_is_left_behind(setting: Setting) -> None:
+    before = _precisions()
+    with applied([setting.line]):
+        pass
+    assert _precisions() == before
+
+
+@pytest.mark.skipif(not _precisions(), reason="torch has no fp32_precision")
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_a_user_may_have_set_precisions_one_by_one(setting: Setting) -> None:
+    """Then torch refuses to say what its older settings are."""
+    own = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [owner.fp32_precision for owner in own]
+    try:
+        for owner, precision in zip(own, ("tf32", "ieee"), strict=True):
+            owner.fp32_precision = precision
+        chosen = _precisions()
+        products = numerics("cuda").products
+        assert products is not None
+        aten = torch.ops.aten
+        assert products("default", aten.mm.default) is not None
+        assert products("default", aten.convolution.default) is None
+        with applied([setting.line]):
+            pass
+        assert _precisions() == chosen
+    finally:
+        for owner, precision in zip(own, before, strict=True):
+            owner.fp32_precision = precision
+
+
 def test_what_the_user_set_is_set_back() -> None:
-    setting = SETTINGS["torch.backends.cudnn.benchmark = True"]
+    setting = SETTINGS[NO_FLASH]
     with applied([setting.line]):
         with applied([setting.line]):
             pass
-        assert now(setting) is True
+        assert now(setting) is False
 
 
 def test_a_setting_is_set_back_after_an_error() -> None:
@@ -106,8 +153,20 @@ def test_a_backend_that_ignores_a_setting_is_found() -> None:
 def test_a_script_sets_what_the_case_sets() -> None:
     (label, *_) = EAGER.observe(ATTENTION).values
     found = Divergence("bitwise", label, "1", "2")
-    text = repro(ATTENTION.with_plan(settings=(NO_FLASH,)), EAGER, found)
-    assert f"\n{NO_FLASH}\n" in text
+    one = ATTENTION.with_plan(settings=(NO_FLASH,))
+    assert f"\n{NO_FLASH}\n" in repro(one, EAGER, found)
+    text = pytest_form(one, EAGER, found)
+    names: dict[str, Any] = {}
+    exec(compile(text, "test", "exec"), names)
+    (test,) = (value for name, value in names.items() if name.startswith("test_"))
+    fixture = names["as_before"].__wrapped__ if hasattr(names["as_before"], "__wrapped__") else None
+    assert fixture is not None
+    around = fixture()
+    next(around)
+    test(None)
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    assert next(around, "ended") == "ended"
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

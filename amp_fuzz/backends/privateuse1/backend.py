@@ -24,6 +24,7 @@ from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import TensorSpec
+from amp_fuzz.cases.settings import drawn_on
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table
 
@@ -53,6 +54,11 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
             return Availability("missing", "needs torch 2.10: pip install 'torch>=2.10'")
         detail = f"torch {torch.__version__}, the policies of {self.device} with CPU kernels"
         return Availability("ready", detail)
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """Those of the CPU, whose kernels it has."""
+        return drawn_on("cpu")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases in the device's process."""

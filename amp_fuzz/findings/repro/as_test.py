@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.findings.repro.parts import PAD, Found
 from amp_fuzz.findings.repro.script import TIMEOUT, imports, joined, pieces
 
@@ -37,9 +38,8 @@ def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "
     contexts = [*patches, *(["FakeTensorMode()"] if entered != fake else [])]
     inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body]))
     test = f"def {name}(as_before):\n{textwrap.indent(inside, PAD)}"
-    code = joined(
-        [*entered, prefix, *parts.helpers, *helpers, _fixture(contexts, parts.cleanup), test]
-    )
+    fixture = _fixture(contexts, parts.cleanup, case.plan.settings)
+    code = joined([*entered, prefix, *parts.helpers, *helpers, fixture, test])
     return f"{parts.head}\n{_imports(code, ahead)}{parts.modules}\n\n\n{code}\n"
 
 
@@ -74,12 +74,16 @@ def _configured(text: str) -> tuple[list[str], list[str]]:
     return ahead, [f"{m[1]}.patch({m[2]}={m[3]})" for m in settings if m]
 
 
-def _fixture(contexts: Sequence[str], after: Sequence[str]) -> str:
+def _fixture(contexts: Sequence[str], after: Sequence[str], settings: Sequence[str]) -> str:
+    chosen = [(f"setting{i}", SETTINGS[line]) for i, line in enumerate(settings, 1)]
     inside = ["yield"]
     for context in reversed(["torch.random.fork_rng(devices=[])", *contexts]):
         inside = [f"with {context}:", *(PAD + line for line in inside)]
     before = "threads = torch.get_num_threads()"
-    lines = [before, *after, *inside, "torch.set_num_threads(threads)", *after]
+    saved = [f"{name} = {setting.get}" for name, setting in chosen]
+    restored = [setting.put.format(name) for name, setting in chosen]
+    restored = ["torch.set_num_threads(threads)", *restored]
+    lines = [before, *saved, *after, *inside, *restored, *after]
     doc = '"""Leave torch as the test found it."""'
     body = "".join(f"{PAD}{line}\n" for line in [doc, *lines])
     return f"@pytest.fixture\ndef as_before():\n{body}"

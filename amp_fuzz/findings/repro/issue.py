@@ -244,12 +244,16 @@ def _where(case: Case, backend: Backend, record: DivergenceRecord) -> str:
 def _driven(case: Case) -> str:
     """Return the plan's fields that differ from the default, except its contexts."""
     fields = msgspec.structs.fields(case.plan)
+    settings = [f"`{line}`" for line in case.plan.settings]
     return ", ".join(
-        f"{f.name}={getattr(case.plan, f.name)}"
-        for f in fields
-        if f.name not in ("contexts", "backward_context")
-        and getattr(case.plan, f.name) != f.default
-        and (f.name, getattr(case.plan, f.name)) != ("backward", "none")
+        [
+            f"{f.name}={getattr(case.plan, f.name)}"
+            for f in fields
+            if f.name not in ("contexts", "backward_context", "settings")
+            and getattr(case.plan, f.name) != f.default
+            and (f.name, getattr(case.plan, f.name)) != ("backward", "none")
+        ]
+        + settings
     )
 
 

@@ -110,7 +110,6 @@ def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
         cleanup = (*cleanup, "torch.use_deterministic_algorithms(False)")
     chosen = [SETTINGS[line] for line in case.plan.settings]
     body = [*(setting.line for setting in chosen), *body]
-    cleanup = (*cleanup, *(setting.undone for setting in chosen))
     whole = joined(body)
     return Pieces(
         head(case, backend, finding),
