@@ -265,13 +265,14 @@ def test_every_value_of_a_plan_comes_up(field: str, value: object) -> None:
 
 def test_every_field_of_a_plan_is_asked_for_here() -> None:
     fields = {f.name for f in msgspec.structs.fields(Plan)}
-    rare = {"precision", "deterministic"}  # only some backends have a choice
+    rare = {"precision", "deterministic", "settings"}  # only some backends have a choice
     assert fields - {"contexts", "backward_context"} - rare == {field for field, _ in PLANS}
 
 
 def test_what_only_some_backends_have_is_drawn_for_them_alone() -> None:
     assert {c.plan.precision for c in many()} == {"default"}
     assert {c.plan.deterministic for c in many()} == {False}
+    assert {c.plan.settings for c in many()} == {()}
     found = list(drawn(60, precisions=("default", "high", "highest"), varies=True))
     assert {c.plan.precision for c in found} == {"default", "high", "highest"}
     assert {c.plan.deterministic for c in found} == {False, True}
