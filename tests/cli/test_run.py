@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -317,6 +319,31 @@ def test_ctrl_c_before_the_run(tmp_path: Path, start: Command) -> None:
     done = running.end()
     assert done.code == 130
     assert "Traceback" not in done.err
+
+
+# Ctrl-C comes while a module is imported.
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+def hook(event, args):
+    if event == "import" and args[0] == "numpy.dtypes" and not fired:
+        fired.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+fired = []
+sys.addaudithook(hook)
+from amp_fuzz.interfaces.cli import main
+code = main(["run", "--backends=eager-cpu", "--cases=1"])
+assert fired
+sys.exit(code)
+"""
+
+
+def test_ctrl_c_that_an_import_swallows(tmp_path: Path, environment: dict[str, str]) -> None:
+    """NumPy's import fails then, and again: "cannot load module more than once per process"."""
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "amp-fuzz: interrupted"
+    assert "Traceback" not in done.stderr
 
 
 # -- disks ----------------------------------------------------------------------------------------

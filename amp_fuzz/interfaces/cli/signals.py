@@ -40,7 +40,11 @@ class Interrupts:
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Let the first signal raise `Interrupted` here, or at the end if it was swallowed."""
+        """Let the first signal raise `Interrupted` here, or at the end if it was swallowed.
+
+        An import may swallow it and then fail: NumPy's "cannot load module more than once per
+        process".
+        """
         before = self.received
         self._raising = before is None
         try:
@@ -49,6 +53,10 @@ class Interrupts:
             yield
             if self.received != before:
                 raise Interrupted
+        except Exception as error:
+            if self.received == before:
+                raise
+            raise Interrupted from error
         finally:
             self._raising = False
 
