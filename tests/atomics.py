@@ -17,18 +17,17 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.backends import privateuse1
 from amp_fuzz.backends.determinism import applying, listed
-from amp_fuzz.backends.privateuse1 import tensor
 from amp_fuzz.reference.shadow.schemas import bound
+from tests.devices import install
 
-__all__ = ["DEVICE", "FAULTS", "faulty", "install", "seed"]
+__all__ = ["DEVICE", "FAULTS", "faulty", "seed"]
 
 DEVICE = "atomics"
 CUDA = listed("cuda")
 Called = dict[str, Any]
 
-_random = random.Random()
+_random = random.Random(0)
 
 
 def seed(number: int) -> None:
@@ -296,14 +295,4 @@ def _call(func: Any, args: Sequence[Any], kwargs: Called) -> Any:
     return func(*args, **kwargs) if kernel is None else kernel(func, bound(func, args, kwargs))
 
 
-def install() -> str:
-    """Make the device this process's PrivateUse1."""
-    device = privateuse1.install("cuda", device=DEVICE)
-    module: Any = getattr(torch, DEVICE)
-    module.computes_as = lambda: "cuda"
-    tensor.kernel = call
-    return device
-
-
-if privateuse1.supported():
-    install()
+install(DEVICE, call)

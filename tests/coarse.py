@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.backends import privateuse1
-from amp_fuzz.backends.privateuse1 import tensor
 from amp_fuzz.reference.shadow.products import convolves, factors, multiplies
 from amp_fuzz.reference.shadow.schemas import bound
+from tests.devices import install
 
-__all__ = ["DEVICE", "FAULTS", "faulty", "install"]
+__all__ = ["DEVICE", "FAULTS", "faulty"]
 
 DEVICE = "coarse"
 
@@ -120,14 +119,4 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return _rounded(func, args, kwargs) if _does("matmul.allow_tf32") else func(*args, **kwargs)
 
 
-def install() -> str:
-    """Make the device this process's PrivateUse1."""
-    device = privateuse1.install("cuda", device=DEVICE)
-    module: Any = getattr(torch, DEVICE)
-    module.computes_as = lambda: "cuda"
-    tensor.kernel = call
-    return device
-
-
-if privateuse1.supported():
-    install()
+install(DEVICE, call)

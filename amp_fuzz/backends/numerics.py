@@ -8,7 +8,7 @@ import torch
 
 from amp_fuzz.backends.determinism import EXACT, listed
 from amp_fuzz.backends.reference import Numerics
-from amp_fuzz.reference.shadow.products import Products, convolves, multiplies
+from amp_fuzz.reference.shadow.products import BFLOAT16, TF32, Products, convolves, multiplies
 
 __all__ = ["numerics"]
 
@@ -27,9 +27,7 @@ def numerics(device: str, *, reorders: bool = True) -> Numerics:
     )
 
 
-_BFLOAT16 = Products(digits=8)
-# Which kernels round to it (cvt.rna.tf32 of PTX) and which truncate is not documented.
-_TF32 = Products(digits=11, truncates=True)
+_ROUNDED = {"bf16": BFLOAT16, "tf32": TF32}
 
 
 def _products(device: str, func: Any) -> Products | None:
@@ -49,9 +47,6 @@ def _products(device: str, func: Any) -> Products | None:
     else:
         return None
     return _ROUNDED.get(said)
-
-
-_ROUNDED = {"bf16": _BFLOAT16, "tf32": _TF32}
 
 
 def _said(backend: str, op: str) -> str:

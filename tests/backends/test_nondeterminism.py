@@ -5,9 +5,9 @@ A process can have one such device, so each check runs in a fork.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream.explain import judge_of
-from tests.forks import forked
+from tests.devices import check_on
 from tests.helpers import call, case, drawn, x
 
 pytestmark = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
@@ -160,22 +160,6 @@ CHECKS = (
 )
 
 
-def run(words: list[str]) -> int:
-    """Install the device in this process, and run a check."""
-    from tests import atomics
-
-    assert torch.device("cpu") != torch.device(atomics.DEVICE)
-    atomics.seed(0)
-    next(check for check in CHECKS if check.__name__ == words[0])()
-    return 0
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_on_a_device_that_adds_in_any_order(check: object, tmp_path: Path) -> None:
-    name = check.__name__  # type: ignore[attr-defined]
-    root = Path(amp_fuzz.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "AMP_FUZZ_DEVICE": "atomics"}
-    environment |= {"AMP_FUZZ_POLICIES": "cuda", "AMP_FUZZ_PLUGINS": "tests.atomics"}
-    place = {"folder": tmp_path, "environment": environment, "files": tmp_path, "seconds": 300}
-    done = forked(run, (name,), **place)  # type: ignore[arg-type]
-    assert done.code == 0, done.out + done.err
+def test_on_a_device_that_adds_in_any_order(check: Callable[[], None], tmp_path: Path) -> None:
+    check_on("atomics", check, tmp_path)

@@ -6,9 +6,8 @@ process can have one such device, so each check of it runs in a fork.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-import amp_fuzz
 from amp_fuzz.backends import privateuse1, vendor
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, quiet
@@ -28,7 +26,7 @@ from amp_fuzz.findings.repro.as_test import pytest_form
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.upstream.explain import judge_of
-from tests.forks import forked
+from tests.devices import check_on
 from tests.helpers import call, case, drawn, x
 
 EAGER = EagerBackend("cpu")
@@ -281,22 +279,7 @@ CHECKS = (
 )
 
 
-def run(words: list[str]) -> int:
-    """Install the device in this process, and run a check."""
-    from tests import coarse
-
-    assert torch.device("cpu") != torch.device(coarse.DEVICE)
-    next(check for check in CHECKS if check.__name__ == words[0])()
-    return 0
-
-
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_on_a_device_that_is_coarse(check: object, tmp_path: Path) -> None:
-    name = check.__name__  # type: ignore[attr-defined]
-    root = Path(amp_fuzz.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "AMP_FUZZ_DEVICE": "coarse"}
-    environment |= {"AMP_FUZZ_POLICIES": "cuda", "AMP_FUZZ_PLUGINS": "tests.coarse"}
-    place = {"folder": tmp_path, "environment": environment, "files": tmp_path, "seconds": 300}
-    done = forked(run, (name,), **place)  # type: ignore[arg-type]
-    assert done.code == 0, done.out + done.err
+def test_on_a_device_that_is_coarse(check: Callable[[], None], tmp_path: Path) -> None:
+    check_on("coarse", check, tmp_path)

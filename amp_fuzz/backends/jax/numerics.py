@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from amp_fuzz.backends.jax.platforms import Platform
 from amp_fuzz.backends.process import Apart
 from amp_fuzz.backends.reference import Numerics
 from amp_fuzz.cases.case import Precision
-from amp_fuzz.reference.shadow.products import Products
+from amp_fuzz.reference.shadow.products import BFLOAT16, TF32, Products
 
 __all__ = ["DRAWN", "numerics", "numerics_of"]
 
 DRAWN: tuple[Precision, ...] = ("default", "default", "default", "default", "high", "highest")
 """The precisions of products, each as often as a case draws it."""
 
-_BFLOAT16, _BFLOAT16_3X = Products(digits=8), Products(digits=8, passes=3)
-# Which kernels round to it (cvt.rna.tf32 of PTX) and which truncate is not documented.
-_TF32 = Products(digits=11, truncates=True)
+_BFLOAT16_3X = replace(BFLOAT16, passes=3)
 
 
 def numerics(platform: Platform) -> Numerics:
@@ -44,9 +43,9 @@ def numerics_of(process: Apart) -> Numerics:
 def _products(platform: Platform) -> Mapping[Precision, Products]:
     levels: dict[Precision, Products] = {}
     if platform.name == "tpu":
-        levels = {"default": _BFLOAT16, "high": _BFLOAT16_3X}
+        levels = {"default": BFLOAT16, "high": _BFLOAT16_3X}
     elif platform.has_tf32:
-        levels = {"default": _TF32, "high": _TF32}
+        levels = {"default": TF32, "high": TF32}
     default = levels.pop("default", None) if platform.precision == "default" else None
     default = default or levels.get(platform.precision)
     levels.pop("default", None)

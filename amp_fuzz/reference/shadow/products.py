@@ -17,7 +17,7 @@ import torch
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF
 from amp_fuzz.reference.shadow.copies import tensors_in
 
-__all__ = ["Products", "convolves", "factors", "multiplies"]
+__all__ = ["BFLOAT16", "TF32", "Products", "convolves", "factors", "multiplies"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,11 @@ class Products:
     def _taken(self, x: torch.Tensor) -> torch.Tensor:
         high = _rounded(x, self.digits)
         return high if self.passes == 1 else high + _rounded(x - high, self.digits)
+
+
+BFLOAT16 = Products(digits=8)
+# Which kernels round to it (cvt.rna.tf32 of PTX) and which truncate is not documented.
+TF32 = Products(digits=11, truncates=True)
 
 
 def _rounded(x: torch.Tensor, digits: int, *, truncates: bool = False) -> torch.Tensor:
