@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.backends import privateuse1, vendor
+from amp_fuzz.backends import Configurable, backends, privateuse1, vendor
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.settings import _precisions, applied
 from amp_fuzz.cases.case import Case, CaseError, loads
 from amp_fuzz.cases.settings import SETTINGS, Setting, drawn_on
+from amp_fuzz.findings.minimize.plans import plans
 from amp_fuzz.findings.repro.as_test import pytest_form
+from amp_fuzz.findings.repro.issue import _driven
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.upstream.explain import judge_of
@@ -169,12 +171,46 @@ def test_a_script_sets_what_the_case_sets() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_all_settings_of_a_device_are_drawn(device: str) -> None:
-    plans = [one.plan for one in drawn(1500, device, settings=drawn_on(device), statements=1)]
-    seen = Counter(line for plan in plans for line in plan.settings)
+    made = [one.plan for one in drawn(1500, device, settings=drawn_on(device), statements=1)]
+    seen = Counter(line for plan in made for line in plan.settings)
     assert seen.keys() == set(drawn_on(device))
-    some = sum(bool(plan.settings) for plan in plans) / len(plans)
+    some = sum(bool(plan.settings) for plan in made) / len(made)
     assert 0.08 < some < 0.18
-    assert any(len(plan.settings) == 2 for plan in plans)
+    assert any(len(plan.settings) == 2 for plan in made)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        *((name, "cpu") for name in ("eager-cpu", "compile[inductor]", "script", "privateuse1")),
+        *(("eager-cuda", "cuda"), ("compile[inductor]@cuda", "cuda")),
+        *((name, "") for name in ("fake-cuda", "jax", "torchax")),
+    ],
+)
+def test_a_backend_has_the_settings_of_its_kernels(name: str, device: str) -> None:
+    backend = backends()[name]
+    found = backend.settings if isinstance(backend, Configurable) else ()
+    assert tuple(found) == drawn_on(device)
+
+
+def test_without_cudnn_a_convolution_is_a_product_of_cublas() -> None:
+    cuda, func = numerics("cuda"), torch.ops.aten.convolution.default
+    assert cuda.products is not None
+    assert cuda.products("default", func) is not None
+    assert not cuda.adds(func, torch.float16)
+    with applied(["torch.backends.cudnn.enabled = False"]):
+        assert cuda.products("default", func) is None
+        assert cuda.adds(func, torch.float16)
+
+
+def test_a_plainer_plan_has_fewer_settings() -> None:
+    both = NO_FLASH, "torch.backends.mkldnn.enabled = False"
+    found = {one.plan.settings for one in plans(ATTENTION.with_plan(settings=both))}
+    assert {(), (both[0],), (both[1],)} <= found
+
+
+def test_an_issue_names_the_setting() -> None:
+    assert _driven(ATTENTION.with_plan(settings=(NO_FLASH,))) == f"`{NO_FLASH}`"
 
 
 def test_two_settings_of_a_plan_are_of_different_things() -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast
-from amp_fuzz.findings.culprit import culprit
+from amp_fuzz.findings.culprit import _Call, culprit
 from amp_fuzz.findings.entered import inside
 from amp_fuzz.findings.groups import Groups, Met, Step, examine
 from amp_fuzz.findings.judge_again import happens
@@ -398,6 +398,25 @@ def test_a_second_wrong_kernel_inside_an_op_is_another_cause() -> None:
         "bmm-gain": "bmm",
         "softmax-tail": "_softmax",
     }
+
+
+def test_a_kernel_is_tried_under_the_settings_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel may be chosen without them, whose results are right and others."""
+    setting = "torch.backends.cuda.enable_flash_sdp(False)"
+    seen = []
+
+    def here(call: Any) -> Any:
+        seen.append(torch.backends.cuda.flash_sdp_enabled())
+        return own(call)
+
+    own = _Call.here
+    monkeypatch.setattr(_Call, "here", here)
+    with quiet():
+        found = culprit(faulty("bmm-gain"), ATTENTION.with_plan(settings=(setting,)))
+    assert set(seen) == {False}
+    assert found is not None
+    assert found.case is not None
+    assert found.case.plan.settings == (setting,)
 
 
 def _gain(op: Any, *args: Any) -> torch.Tensor:

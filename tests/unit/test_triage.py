@@ -178,6 +178,7 @@ def test_each_part_tells_two_causes_apart(changes: dict[str, Any]) -> None:
         ({"contexts": (F16, BF16), "backward": "none"}, (), "nested"),
         ({"contexts": (BF16,)}, (), "autocast+backward=outside"),
         ({"contexts": (), "backward": "none", "calls": 2}, (), "calls"),
+        ({"contexts": (), "backward": "none", "settings": ("a", "b")}, (), "settings=a, b"),
         ({"contexts": (), "checkpoint": "reentrant"}, (), "backward=outside+checkpoint=reentrant"),
         (
             {"contexts": (Autocast(enabled=False),), "backward": "none"},
