@@ -292,6 +292,18 @@ def what_no_setting_allows_is_found() -> None:
     assert judged(one, "tf32 in convolutions") == "value"
 
 
+def halves_that_leave_the_range_are_no_finding() -> None:
+    """Partial sums may be infinite, where the whole sum is a number."""
+    for seed in range(3):
+        inputs = tuple(
+            x(f"x{i}", *shape, dtype="float16", domain="overflow")
+            for i, shape in enumerate(MATRICES)
+        )
+        one = case(inputs, call("mm", "x0", "x1"), contexts=(), backward="none", seed=seed)
+        assert judged(one) == "agreed"
+        assert judged(one.with_plan(settings=(WHOLE16,)), "halves of float16") == "range"
+
+
 def more_than_a_setting_allows_is_found() -> None:
     one = product("float32", "mm", *MATRICES, settings=(HIGH,))
     assert judged(one, "bfloat16 instead of tf32") == "value"
@@ -310,6 +322,7 @@ def sums_of_sixteen_bits_that_are_rounded_are_found() -> None:
 CHECKS = (
     what_a_setting_allows_is_no_finding,
     what_no_setting_allows_is_found,
+    halves_that_leave_the_range_are_no_finding,
     more_than_a_setting_allows_is_found,
     sums_of_sixteen_bits_that_are_rounded_are_found,
 )

@@ -74,7 +74,7 @@ class Shadow(TorchDispatchMode):
             it does not.
         adding: tells of an op and its dtype whether it adds in the dtype of its result, in any
             order, as the atomic additions of a GPU do. Then its inputs are off by up to
-            ``4 u(nominal)``.
+            ``4 u(nominal)``. Of a product of which some terms leave the range nothing is known.
         reach: what the copies do where the nominal value leaves the range of its dtype. They take
             that value (``nominal``), stay what they are in float64 (``unbounded``), or take it and
             leave the range at a quarter of it too (``bounded``). An implementation that keeps
@@ -222,9 +222,7 @@ class Shadow(TorchDispatchMode):
         quiet = exact is not None and equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(is_short, [results[0], *call.tensors])))
         rounds = self._promised(call)
-        rough = self.adding is not None and any(
-            self.adding(call.func, t.dtype) for t in call.tensors[:1]
-        )
+        rough = self._rough(call)
         narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in CONVERTING))
         inputs = [
             self._flushed(copies if still else self._perturbed(copies, t, narrow, rough), t)
@@ -292,6 +290,14 @@ class Shadow(TorchDispatchMode):
                 memory = self._copies(t)[0]
                 name = str(call.func).removeprefix("aten.")
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
+                if rough and call.factor is not None:  # infinite where a part of the sum is
+                    memory.known = False
+
+    def _rough(self, call: Call) -> bool:
+        """Return whether an op may add in the dtype of its first tensor."""
+        return self.adding is not None and any(
+            self.adding(call.func, t.dtype) for t in call.tensors[:1]
+        )
 
     def _promised(self, call: Call) -> bool:
         """Return whether an implementation may not leave out the rounding of an op's results."""
@@ -433,9 +439,10 @@ class Shadow(TorchDispatchMode):
         shapes = [t.shape for t in call.written(results)]
         return [f if f is None else f.reshape(s) for f, s in zip(found, shapes, strict=True)]
 
-    @staticmethod
-    def _limit(call: Call) -> float:
+    def _limit(self, call: Call) -> float:
         """Return the largest number of the precision that an op computes in."""
+        if call.factor is not None and self._rough(call):
+            return torch.finfo(call.tensors[0].dtype).max
         dtypes = [t.dtype for t in call.tensors if t.dtype in UNIT_ROUNDOFF]
         wide = all(REAL.get(d, d) is torch.float64 for d in dtypes)
         return torch.finfo(torch.float64 if wide else torch.float32).max
