@@ -105,7 +105,10 @@ def test_a_known_divergence_is_named_and_exits_0(amp_fuzz: Command, tmp_path: Pa
     )
 
     done = amp_fuzz("repro", "cat.json", "-o", "repro.py")
-    assert (done.code, done.out) == (0, "wrote repro.py; run it: python repro.py\n")
+    assert (done.code, done.out) == (
+        0,
+        "wrote repro.py, which reproduces the finding; run it: python repro.py\n",
+    )
     script = subprocess.run(
         [sys.executable, tmp_path / "repro.py"], capture_output=True, text=True, check=False
     )
@@ -122,10 +125,28 @@ def test_repro_of_a_case_that_agrees(amp_fuzz: Command, tmp_path: Path) -> None:
 
 
 def test_repro_prints_a_script(amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str) -> None:
-    done = amp_fuzz("repro", identity, cwd=fuzzed[0])
+    done = amp_fuzz("repro", identity, "--no-run", cwd=fuzzed[0])
     assert (done.code, done.err) == (0, "")
     assert f"case {identity}" in done.out.splitlines()[0]
     compile(done.out, "repro.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [("script", "exit code 0: observed: .*"), ("pytest", "exit code 0: 1 passed.*")],
+)
+def test_repro_says_what_does_not_reproduce(
+    amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str, tmp_path: Path, form: str, said: str
+) -> None:
+    """The backend of the finding is in this test only: plain torch agrees with the reference."""
+    path = tmp_path / "written.py"
+    done = amp_fuzz("repro", identity, f"--format={form}", "-o", path, cwd=fuzzed[0])
+    assert done.code == 0
+    assert done.out.startswith(f"wrote {path}; run it: ")
+    what = "test" if form == "pytest" else form
+    pattern = f"amp-fuzz: the {what} does not reproduce the finding here: {said}\n"
+    assert re.fullmatch(pattern, done.err), done.err
+    compile(path.read_text(), "written.py", "exec")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
@@ -137,7 +158,7 @@ def test_repro_writes_to_a_device_and_leaves_it(
         os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     except OSError as error:
         pytest.skip(f"no device here: {error}")
-    done = amp_fuzz("repro", identity, "-o", null, cwd=fuzzed[0])
+    done = amp_fuzz("repro", identity, "-o", null, "--no-run", cwd=fuzzed[0])
     assert (done.code, done.out, done.err) == (0, "", "")
     assert null.is_char_device()
 
@@ -165,14 +186,14 @@ def test_a_finding_with_unknown_words_is_one_line_or_has_no_control_characters(
         ("explicit", 0, ""),
     ):
         (tmp_path / "finding.json").write_text(json.dumps(kept | {field: odd}))
-        done = amp_fuzz("repro", "finding.json", f"--format={form}")
+        done = amp_fuzz("repro", "finding.json", f"--format={form}", "--no-run")
         assert done.code == code, done.err
         assert said in done.err
         assert done.err.count("\n") == bool(said)
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.out + done.err)
     for kind in ("dtyp", "relation"):
         (tmp_path / "finding.json").write_text(json.dumps(kept | {"kind": kind}))
-        done = amp_fuzz("repro", "finding.json", f"--format={form}")
+        done = amp_fuzz("repro", "finding.json", f"--format={form}", "--no-run")
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert ("did you mean 'dtype'?" in done.err) == (kind == "dtyp")
 

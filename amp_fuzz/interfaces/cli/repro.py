@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -49,26 +50,58 @@ Form = Literal["script", "pytest", "issue"]
     help="A script, a test for a suite, or the Markdown of an issue.  [default: script]",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write to this file, not to stdout.")
+@click.option(
+    "--run/--no-run",
+    "runs",
+    default=True,
+    help="Run the script or the test, and say so if it does not reproduce the finding.  "
+    "[default: --run]",
+)
 @options("store", "known", "timeout", "memory", "plugins", "device", "policies")
-def repro(case: str, backend: str | None, form: Form, output: str | None, **given: Any) -> int:
+def repro(
+    case: str, backend: str | None, form: Form, output: str | None, runs: bool, **given: Any
+) -> int:
     """Print a finding in a form that needs no amp-fuzz.
 
     script: imports only torch. It exits with 1 if the divergence reproduces, with 0 if it does not,
     and with 125 if it cannot tell, as git bisect run expects.
     pytest: a test that fails while the bug exists. issue: Markdown for GitHub with the title in the
     first line. The case is judged again first.
+
+    The script, or the test, then runs once in a new Python. If it does not reproduce the finding,
+    stderr says so.
     """
+    environ = dict(os.environ)  # as the reader's: backends may change ours
     chosen = resolve_options(given).options
     job = job_of(case, Store(chosen.store), backend)
-    with waiting(f"writing the {'test' if form == 'pytest' else form}"):
-        text = _issue(job, chosen) if form == "issue" else _code(job, chosen, form)
+    what = "test" if form == "pytest" else form
+    with waiting(f"writing the {what}"):
+        code, text = _issue(job, chosen) if form == "issue" else (_code(job, chosen, form),) * 2
     text = clean_lines(text)
     if output is None:
         sys.stdout.write(text)
-        return Exit.OK
-    write_whole(Path(output), text.encode())
-    if Path(output).is_file():
-        say(f"wrote {output}; {_next(form, output)}")
+        sys.stdout.flush()
+    else:
+        write_whole(Path(output), text.encode())
+    failed, ran = "", "script" if form == "issue" else what
+    if runs:
+        from amp_fuzz.findings.repro.trial import tried
+
+        with waiting(f"running the {ran}"):
+            failed = tried(
+                clean_lines(code),
+                environ,
+                test=form == "pytest",
+                timeout=chosen.timeout,
+                memory=chosen.memory,
+            )
+    if output is not None and Path(output).is_file():
+        which = "whose script" if form == "issue" else "which"
+        good = f", {which} reproduces the finding" * (runs and not failed)
+        say(f"wrote {output}{good}; {_next(form, output)}")
+    if failed:
+        said = f"amp-fuzz: the {ran} does not reproduce the finding here: {failed}"
+        click.echo(clean_lines(said), err=True)
     return Exit.OK
 
 
@@ -122,7 +155,8 @@ def _written(job: Job, backend: Backend, finding: Found, form: Form) -> str:
         raise Stopped(f"{job.what}: {error}") from error
 
 
-def _issue(job: Job, chosen: Options) -> str:
+def _issue(job: Job, chosen: Options) -> tuple[str, str]:
+    """Return the script of an issue, and the issue."""
     from amp_fuzz.findings.diagnosis import examined
     from amp_fuzz.findings.repro.environment import environment
     from amp_fuzz.findings.repro.issue import issue
@@ -135,7 +169,8 @@ def _issue(job: Job, chosen: Options) -> str:
     assert found.record is not None
     # The explicit form has a place of its own in an issue.
     script = _written(job, backend, msgspec.structs.replace(found.record, explicit=""), "script")
-    return issue(job.case, backend, found, script, known=known, environment=environment())
+    text = issue(job.case, backend, found, script, known=known, environment=environment())
+    return script, text
 
 
 def _as_found(job: Job, found: Examined) -> Examined:
