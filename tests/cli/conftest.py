@@ -21,7 +21,7 @@ from tests.forks import Done, forked
 PROGRAM = (
     sys.executable,
     "-c",
-    "import sys; from amp_fuzz.interfaces.cli import main; sys.exit(main())",
+    "import sys; from amp_fuzz.__main__ import main; sys.exit(main())",
 )
 
 # Each does to real results what its name says.

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from amp_fuzz.interfaces.cli.common import command_line, duration, plural
 from amp_fuzz.interfaces.cli.progress import Board
-from amp_fuzz.interfaces.cli.signals import Interrupted, Interrupts
+from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 
 
 class Clock:

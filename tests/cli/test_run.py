@@ -321,29 +321,43 @@ def test_ctrl_c_before_the_run(tmp_path: Path, start: Command) -> None:
     assert "Traceback" not in done.err
 
 
-# Ctrl-C comes while a module is imported.
+# A signal comes while a module is imported.
 INTERRUPTED_IMPORT = """
 import os, signal, sys
 def hook(event, args):
-    if event == "import" and args[0] == "numpy.dtypes" and not fired:
+    if event == "import" and args[0] == {module!r} and not fired:
         fired.append(1)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), {number})
 fired = []
 sys.addaudithook(hook)
-from amp_fuzz.interfaces.cli import main
-code = main(["run", "--backends=eager-cpu", "--cases=1"])
+from amp_fuzz.__main__ import main
+sys.argv = ["amp-fuzz", *{words}]
+code = main()
 assert fired
 sys.exit(code)
 """
+RUN = ["run", "--backends=eager-cpu", "--cases=1"]
 
 
-def test_ctrl_c_that_an_import_swallows(tmp_path: Path, environment: dict[str, str]) -> None:
-    """NumPy's import fails then, and again: "cannot load module more than once per process"."""
-    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+@pytest.mark.parametrize(
+    ("words", "module", "number"),
+    [
+        (RUN, "numpy.dtypes", signal.SIGINT),
+        (RUN, "torch._C", signal.SIGINT),
+        (RUN, "amp_fuzz.interfaces.cli.audit", signal.SIGINT),
+        (RUN, "torch.autograd", signal.SIGTERM),
+        (["doctor"], "numpy.dtypes", signal.SIGINT),
+        (["audit", "--ops=abs"], "numpy.dtypes", signal.SIGINT),
+    ],
+)
+def test_a_signal_during_an_import(
+    tmp_path: Path, environment: dict[str, str], words: list[str], module: str, number: int
+) -> None:
+    """An exception there may end the process in SIGABRT, or fail NumPy's import for good."""
+    program = INTERRUPTED_IMPORT.format(words=words, module=module, number=int(number))
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines()[-1] == "amp-fuzz: interrupted"
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stderr) == (128 + number, "amp-fuzz: interrupted\n")
 
 
 # -- disks ----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from amp_fuzz.interfaces.cli.policies import policies
 from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
+from amp_fuzz.interfaces.signals import ending_imports
 from amp_fuzz.reports.printable import clean_lines
 
 __all__ = ["main"]
@@ -78,7 +79,8 @@ for _command in (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; ``arguments`` in place of ``sys.argv``."""
     try:
-        ended = _commands.main(arguments, prog_name="amp-fuzz", standalone_mode=False)
+        with ending_imports():
+            ended = _commands.main(arguments, prog_name="amp-fuzz", standalone_mode=False)
         sys.stdout.flush()
         code = int(ended or 0)
         if code > 128:

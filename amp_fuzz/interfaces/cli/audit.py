@@ -10,7 +10,7 @@ import click
 
 from amp_fuzz.interfaces.cli.common import Exit, Stopped, options, resolve_options, say, waiting
 from amp_fuzz.interfaces.cli.progress import Board, shown
-from amp_fuzz.interfaces.cli.signals import Interrupted, Interrupts
+from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 from amp_fuzz.records.store import Store
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from amp_fuzz.interfaces.cli.common import (
     waiting,
 )
 from amp_fuzz.interfaces.cli.progress import Board, shown
-from amp_fuzz.interfaces.cli.signals import Interrupted, Interrupts
+from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 from amp_fuzz.records.schema import (
     CaseRecord,
     DivergenceRecord,
@@ -121,7 +121,7 @@ def run(resume: str | None, **given: Any) -> int:
     few_primitives()
     with Interrupts() as interrupts:
         try:
-            with interrupts.stoppable(), waiting("importing torch"):
+            with interrupts.importing(), waiting("importing torch"):
                 from amp_fuzz.runs.setup import prepare
 
                 session = prepare(chosen, command=_again(resolved, chosen.seed))
