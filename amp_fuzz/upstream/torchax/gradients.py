@@ -83,9 +83,11 @@ these ops. Each wrong gradient is reported as new.
 | op | its derivative by torch's own autograd | entry |
 |---|---|---|
 | `div(rounding_mode=)` | TypeError: `_aten_fill() got an unexpected keyword argument 'layout'` | `torchax-backward-raises` |
-| `linalg.eig`, `linalg.eigh`, `linalg.eigvals` | ValueError: `diagonal` of negative dimensions; `Expected Tensor but got None` | the same |
+| `linalg.eig`, `linalg.eigh` | ValueError: `diagonal` of negative dimensions | the same |
+| `linalg.eigvals`, and `linalg.eig` if only one result has a gradient | RuntimeError: `Expected Tensor but got None` | the same |
 | `max_unpool1d`, `max_unpool2d` | IndexError, ValueError | the same |
-| `native_dropout` with a p of 0 | `leaf variable has been moved into the graph interior`: the lowering returns its argument | the same |
+| `native_dropout` with a p of 0 | RuntimeError: `leaf variable has been moved into the graph interior`: the lowering returns its argument | the same |
+| `linalg.eigvals` of a batch | ValueError: `Incompatible shapes for broadcasting` | none |
 | `take` of an index that occurs twice | only the last occurrence counts: `put(accumulate=True)` does not accumulate | none |
 | `diagonal(dim1=1, dim2=0)` with an offset | is written to the transposed place, or nowhere | none |
 | `max_pool1d`, `max_pool1d_with_indices`, `max_pool2d_with_indices` | the whole window gets it, and rows and columns are mistaken for batch and channel | none |
@@ -206,7 +208,6 @@ BUGS = (
             "linalg.eig",
             "linalg.eigh",
             "linalg.eigvals",
-            "linalg.eigvalsh",
             "max_unpool1d",
             "max_unpool2d",
             "native_dropout",
