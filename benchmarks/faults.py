@@ -185,7 +185,7 @@ def _summary(rows: Sequence[Row]) -> str:
     found, told = len(_found(rows)), len(_told(rows))
     share = f" ({found / told:.1%})" if told else ""
     same = len(rows) - told
-    note = f", {same} more cannot be told from honest autocast" if same else ""
+    note = f", {same} more are indistinguishable from honest autocast" if same else ""
     return f"{found} of {told} found{share}{note}"
 
 
@@ -240,7 +240,7 @@ _HEAD = "| fault | what torch does | found as | at | cases | seconds |"
 def _line(row: Row) -> str:
     fault = FAULTS[row["name"]]
     if not row["found"]:
-        kind = "cannot be told" if fault.equivalent else "**not found**"
+        kind = "indistinguishable" if fault.equivalent else "**not found**"
         return (
             f"| {row['name']} | {fault.what} | {kind} | | {row['cases']} | {row['seconds']:.1f} |"
         )
@@ -251,7 +251,7 @@ def _line(row: Row) -> str:
 
 def _policies(rows: Sequence[Row]) -> list[str]:
     lines = [
-        "Each op of the CPU table under every policy other than its own.",
+        "Each op of the CPU table is given every policy other than its own.",
         "",
         "| policy given | found | to find one |",
         "|---|---|---|",
@@ -264,7 +264,7 @@ def _policies(rows: Sequence[Row]) -> list[str]:
     missed = _missed(rows)
     if missed:
         lines += ["", "Not found: " + ", ".join(f"`{name}`" for name in missed) + "."]
-    lines += ["", "Faults that no program can tell from honest autocast:", ""]
+    lines += ["", "Faults that no program can distinguish from honest autocast:", ""]
     return lines + [f"- `{name}`: {why}" for name, why in EQUIVALENT.items()]
 
 

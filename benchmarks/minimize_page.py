@@ -20,35 +20,35 @@ AFTER = ("aot", "dynamo")
 
 _INTRODUCTION = """\
 
-## Beside torch's own minifier
+## Compared with torch's own minifier
 
-The same cases, as drawn, are scripts that import only torch. They run with
+The same cases, as drawn, are written as scripts that import only torch. The scripts run with
 `TORCHDYNAMO_REPRO_LEVEL=4` and `TORCHDYNAMO_REPRO_AFTER` set to `aot` and to `dynamo`
 ([benchmarks/torch_minifier.py](../benchmarks/torch_minifier.py)). A `sitecustomize` seeds the fault
-in every process, including the minifier's. The table gives the calls of the graph before and after.
-The remaining script runs with the fault and without. Seconds are CPU seconds of all processes. A
-search marked "cut" took longer than 150 s by the clock, on a machine that was busy with other work.
-Cases that are not in the table were not run.
+in every process, including the minifier's. The table shows the number of calls in the graph before
+and after minifying. The resulting script then runs with the fault and without it. Seconds are CPU
+seconds of all processes. A search marked "cut" took longer than 150 s of wall time, on a machine
+that was busy with other work. Cases that are not in the table were not run.
 """
 
 _TOGETHER = """\
 
 ## Candidates are judged one at a time
 
-One process judges all candidates of a search and restarts only if a candidate kills it, so no start
-could be shared. A compilation could. Compiling programs of one plan together instead of one by one
-divides the cost per program by 1.03 to 1.39 on `aot_eager`
-([benchmarks/packing.json](../benchmarks/packing.json)). On Inductor the factor is 0.75 to 0.91: it
-costs more.
+One process judges all candidates of a search and restarts only if a candidate kills it. So batches
+would save no starts, but they could save compilations. Compiling programs of one plan together
+instead of one by one divides the cost per program by 1.03 to 1.39 on `aot_eager`
+([benchmarks/packing.json](../benchmarks/packing.json)). On Inductor, the factor is 0.75 to 0.91: a
+pack costs more.
 
 Few candidates can be compiled together, because the search takes the first one that diverges and
-derives the next ones from it. In two searches each, the 60 candidates compiled on `aot_eager` fill
-41 packs of up to four, 32 of them with one candidate, and the 20 on Inductor fill 14 packs, 12 of
-them with one. If a pack cost no more than one candidate, the gain would be 1.46 and 1.43. On
-`aot_eager` the gain in CPU seconds is 1.29 with packs of two and 1.25 with packs of four. This
-ignores the candidates compiled in vain after the one that is taken, and the second judgement that
-finds the diverging candidate of a pack, one in each step. On Inductor the gain was not measured,
-because its caches held what the search had compiled. To repeat:
+derives the next ones from it. We looked at two searches on each backend. The 60 candidates compiled
+on `aot_eager` fill 41 packs of up to four, 32 of them with one candidate. The 20 on Inductor fill
+14 packs, 12 of them with one. If a pack cost no more than one candidate, the gain would be 1.46 and
+1.43. On `aot_eager`, the gain in CPU seconds is 1.29 with packs of two and 1.25 with packs of four.
+This ignores two costs: candidates compiled in vain after the one that is taken, and a second
+judgement in each step, to find the diverging candidate of a pack. On Inductor, the gain was not
+measured, because its caches held the programs that the search had compiled. To repeat:
 `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 python -m benchmarks.packing --candidates=exp,softmax`
 """
 
@@ -65,18 +65,19 @@ def page(result: Row) -> str:
         "",
         "Findings are bugs of torch 2.13 from the [known list](findings/README.md). Each",
         "has the first drawn case that shows the bug alone on a backend. If no draw showed it,",
-        f"the example of the tests stands in ({together} show only together with others). Their",
-        "scripts must exit with 1.",
+        f"the benchmark takes the tests' example ({together} of these bugs show only together with",
+        "others). The scripts must exit with 1.",
         "",
         "The fingerprint is kind, stage and guilty op, computed once from the case as drawn and",
-        "once from the minimised case. If no statement of the drawn case diverges alone, nor any",
-        'two of them, it names no op ("none alone"), and minimising finds one. The table counts',
-        "such rows separately, and also rows whose fingerprint changed otherwise.",
+        "once from the minimised case. If no statement of the drawn case diverges alone, and no",
+        'two of them do, the fingerprint names no op ("none alone"), and minimising finds one.',
+        "The table counts such rows separately, and also rows whose fingerprint changed otherwise.",
         "",
-        "Two rows fall short. `var-of-squares` keeps four statements, because a gradient shows",
-        "the fault and the statements that carry the infinity of `var` to it must stay. (A run",
-        "looks at each statement alone first and reports the `var`.) `neg-backward` names a pair",
-        "as drawn, since the gradients of its `addcdiv` alone are 0.",
+        "Two rows fall short. `var-of-squares` keeps four statements: a gradient shows the fault,",
+        "and the statements between `var` and that gradient carry the infinity of `var` to it. (A",
+        "run judges each statement alone first, and reports the `var`.) The fingerprint of the",
+        "drawn case of `neg-backward` names a pair, because the gradients of its `addcdiv` alone",
+        "are 0.",
         "",
     ]
     if "run" in result:
@@ -180,7 +181,7 @@ def _table(rows: Row) -> list[str]:
 
 
 def _beside(ours: Row) -> Iterator[str]:
-    """Yield the lines of what stands in docs/minimize.md of it; none if nothing was measured."""
+    """Yield the section about torch's minifier; no line if nothing was measured."""
     if not THEIRS.exists():
         return
     rows = read(THEIRS)

@@ -41,8 +41,8 @@ LIMITS = {"eager": 5000, "compiled": 500}
 # Why the oracle misses a fault, for those that it does miss.
 WHY: dict[str, str] = {
     "decomposed-gelu-tanh": (
-        "one case of 500, the 498th, shows it and is reported. It does not count, because on this "
-        "machine Inductor's own gelu is wrong there too, which is known (compile-erf)."
+        "one case of 500, the 498th, shows it and is reported. It does not count, because "
+        "Inductor's own gelu is also wrong on this case on this machine (compile-erf, known)."
     ),
     "var-of-squares": (
         "the cancellation needs a mean that is many deviations from 0, or squares that overflow. "
@@ -155,15 +155,15 @@ def page(result: Row, tolerances: Row) -> str:
         "# Seeded numeric faults",
         "",
         "The benchmark makes kernels, graphs and generated code wrong on purpose, one fault at a",
-        "time, while the backend under test runs and never while the reference does. The rounding",
-        "oracle ([shadow.md](shadow.md)) must find the fault, on cases that the engine draws over",
-        "the whole catalogue, without hints. A divergence in dtype, an error and a `range` do not",
-        "count. Neither does a case on which unmodified torch diverges too.",
+        "time. The fault is active only while the backend under test runs, not while the reference",
+        "runs. The rounding oracle ([shadow.md](shadow.md)) must find it, on cases that the engine",
+        "draws over the whole catalogue, without hints. Divergences in dtype, errors and the kind",
+        "`range` do not count. Neither do cases on which unmodified torch diverges too.",
     ]
     if result:
         lines += _about(result) + _summaries(result) + _LIMITS_OF_THIS
     if tolerances:
-        lines += ["", "## Fixed tolerances beside it", "", *_tolerances(tolerances)]
+        lines += ["", "## Compared with fixed tolerances", "", *_tolerances(tolerances)]
     for section, title in (("eager", "Eager kernels"), ("compiled", "Compilers")):
         if section in result:
             lines += ["", f"## {title}", "", *_rows(result[section]["faults"])]
@@ -179,8 +179,8 @@ def _about(result: Row) -> list[str]:
     versions = ", ".join(f"{name} {v}" for name, v in run["versions"].items())
     return [
         "",
-        "For eager, a wrong kernel is registered over torch's; the limit is 5,000 cases. For",
-        "compilers, the fault is seeded in the stage of the stage column and searched for on",
+        "For eager, a wrong kernel replaces torch's; the limit is 5,000 cases. For compilers, the",
+        "fault is seeded in the stage of the column `stage`, and the search runs on",
         "`compile[inductor]`; the limit is 500 cases. A case that does not reach the op of a",
         "fault cannot show it. Such cases are drawn and counted, but not judged. Seed",
         f"{run['seed']}, seconds of one core ({run['machine']['cpu']}); {versions}.",
@@ -229,11 +229,10 @@ _LIMITS_OF_THIS = [
     "What these numbers do not say:",
     "",
     "- The stage is that of the first value that diverges on Inductor. A fault in a graph acts",
-    "  wherever its op occurs: after decomposition, `addmv` is a product and a sum.",
-    "- The table has no skipped cast to 16 bits (float32 kept where eager rounds). Fusing",
-    "  compilers do this, and the rounding oracle does not treat it as a fault. It has no",
-    "  narrower type inside a pointwise decomposition either, because Inductor keeps float32",
-    "  there.",
+    "  wherever its op occurs, also in decomposed ops: `addmv` becomes a product and a sum.",
+    "- No fault skips a cast to 16 bits and keeps float32 where eager rounds. Fusing compilers do",
+    "  this, and the rounding oracle does not treat it as a fault. No fault uses a narrower type",
+    "  inside a pointwise decomposition either, because Inductor keeps float32 there.",
     "- Each fault acts on every call of its op. A fault that also needs a certain shape is rarer.",
     "- If the shadow run itself fails, as in some composite ops, the case counts as failed, not as",
     "  agreed.",

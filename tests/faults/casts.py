@@ -83,7 +83,7 @@ class _PromoteFloat32(Wrapper):
 # together, under the autocast around it. Only the bits of a gradient show it.
 @_fault(
     "promote-ignores-lists",
-    "promote does not ask the tensors of a list",
+    "promote ignores tensors in a list",
     *TYPE,
     *VALUE,
     "grad-bitwise",
@@ -95,7 +95,7 @@ class _PromoteIgnoresLists(Wrapper):
         return super().asked(kernel, [a for a in args if not isinstance(a, (list, tuple))], kwargs)
 
 
-@_fault("promote-ignores-last", "promote does not ask the last tensor", *TYPE, *VALUE)
+@_fault("promote-ignores-last", "promote ignores the last tensor", *TYPE, *VALUE)
 class _PromoteIgnoresLast(Wrapper):
     def asked(
         self, kernel: Kernel, args: Sequence[Value], kwargs: Mapping[str, Value]
@@ -166,7 +166,7 @@ _skips(
 )
 _skips(
     "keywords-not-cast",
-    "tensors that callers give by keyword (those with a default) are not cast",
+    "tensors passed by keyword (arguments with a default) are not cast",
     lambda k, i, p, t, to: p.kwarg_only or p.has_default_value(),
     *_MIXED,
 )
@@ -178,13 +178,13 @@ _skips(
 )
 _skips(
     "0-dim-not-cast",
-    "tensors of no dimension are not cast",
+    "0-d tensors are not cast",
     lambda k, i, p, t, to: t.dim() == 0,
     *_MIXED,
 )
 _skips(
     "empty-not-cast",
-    "tensors of no element are not cast",
+    "empty tensors are not cast",
     lambda k, i, p, t, to: t.numel() == 0,
     *_MIXED,
 )
@@ -393,7 +393,7 @@ class _Survives(OwnCache):
 
 @_cache(
     "cache-follows-updates",
-    "a cast is made anew after an in-place update of its weight",
+    "a weight is cast again after an in-place update",
     *VALUE,
     *GRAD,
 )
@@ -477,7 +477,7 @@ class _Shape(OwnCache):
 
 @_fault(
     "first-call-only",
-    "an op casts the first time it is called in a context, and then no more",
+    "an op casts only at its first call in a context",
     *_MIXED,
     "relation",
     "nondeterminism",
@@ -500,7 +500,7 @@ class _FirstCall(OwnCache):
 
 @_fault(
     "results-kept",
-    "an op called again on the same tensors gives what it gave before",
+    "an op called again on the same tensors returns the previous result",
     *VALUE,
     *GRAD,
     "raise",
@@ -567,13 +567,13 @@ def _variants(wrapper: Wrapper, suffix: str) -> AbstractContextManager[None]:
 _FOUND += [
     Fault(
         "inplace-cast",
-        "in-place calls cast too, all but what they write to",
+        "in-place calls cast too, except the tensor that they write to",
         _MIXED,
         lambda: _variants(Wrapper(), "_"),
     ),
     Fault(
         "out-cast",
-        "calls with out= cast too, all but what they write to",
+        "calls with out= cast too, except the tensor that they write to",
         _MIXED,
         lambda: _variants(Wrapper(), "out"),
     ),

@@ -143,28 +143,28 @@ _after_exit(
 )
 _after_exit(
     "dtype-not-restored",
-    "leaving a context leaves its dtype",
+    "leaving a context does not restore the dtype",
     lambda c: torch.set_autocast_dtype(c.device, c.fast_dtype),
     "state",
     *_ANY,
 )
 _after_exit(
     "cache-flag-not-restored",
-    "leaving a context leaves its cache_enabled",
+    "leaving a context does not restore cache_enabled",
     lambda c: torch.set_autocast_cache_enabled(c._cache_enabled),
     "state",
     *_GRAD,
 )
 _after_exit(
     "nesting-not-restored",
-    "leaving a context does not count down",
+    "leaving a context does not decrement the nesting depth",
     lambda c: torch.autocast_increment_nesting(),
     "state",
     *_ANY,
 )
 _after_exit(
     "restored-to-off",
-    "leaving a context turns autocast off, whatever was before",
+    "leaving a context always turns autocast off",
     lambda c: torch.set_autocast_enabled(c.device, False),
     "state",
     *_ANY,
@@ -293,7 +293,11 @@ def _forward_off() -> AbstractContextManager[None]:
 
 
 @_fault(
-    "custom-bwd-ambient", "custom_bwd leaves the state that it finds", *_GRAD, "raise", "relation"
+    "custom-bwd-ambient",
+    "custom_bwd keeps the state around the backward pass",
+    *_GRAD,
+    "raise",
+    "relation",
 )
 def _ambient_backward() -> AbstractContextManager[None]:
     return patched(torch.amp, custom_bwd=lambda *, device_type: lambda backward: backward)
@@ -344,7 +348,9 @@ _recomputes(
     "checkpoint-off", "a checkpoint is recomputed without autocast", lambda: {"enabled": False}
 )
 _recomputes(
-    "checkpoint-ambient", "a checkpoint is recomputed under the state around the backward", _Later
+    "checkpoint-ambient",
+    "a checkpoint is recomputed under the state around the backward pass",
+    _Later,
 )
 _recomputes(
     "checkpoint-dtype", "a checkpoint is recomputed under the default dtype", _default_state

@@ -91,25 +91,26 @@ def _cut_faults() -> Iterator[Fault]:
 
 
 _PARTS = (
-    "{} is composite and passes all its arguments on to {}, which the table casts to float32 too: "
-    "a cast at either place is the same cast"
+    "{} is composite and passes all its arguments on to {}, which the table casts to float32 too, "
+    "so a cast at either place is the same cast"
 )
 _TWICE = (
-    "the fp32 policy computes in float32 what this one asks the kernel to compute in float32, from "
-    "the same values: only where the caller gives dtype=float64 is a gradient rounded twice, to "
-    "float32 and then to 16 bits, instead of once; that shows in one element of 2^13, or where a "
-    "double backward sums in another order: seldom at best"
+    "under both policies the op computes in float32 from the same values. They differ only if the "
+    "caller passes dtype=float64: then a gradient is rounded twice, to float32 and to 16 bits, "
+    "instead of once. That rarely shows: in one element of 2^13, or if a double backward pass sums "
+    "in another order."
 )
 
 _REPAIRED = (
-    "{} promotes its tensors to their widest dtype by itself, as the policy does, but raises no "
-    "error for a 16-bit dtype that is not the autocast dtype: this fault is upstream's "
-    "promote-foreign-half (a known finding) repaired, and what it changes besides is one rounding "
-    "of a gradient where float64 and 16 bits meet"
+    "{} itself promotes its tensors to their widest dtype, as the policy does, but raises no error "
+    "for a 16-bit dtype that is not the autocast dtype. So this fault repairs promote-foreign-half "
+    "(a known finding). It changes only one other thing: a rounding of a gradient if float64 and "
+    "16-bit tensors meet."
 )
 
-# Faults that no program can tell from honest autocast, each with its proof. "Passes on" was read in
-# aten/src/ATen/native and checked by listening to the kernels that the op reaches under the fault.
+# Faults that no program can distinguish from honest autocast, each with its proof. "Passes on" was
+# read in aten/src/ATen/native, and checked by recording the kernels that the op reaches under the
+# fault.
 EQUIVALENT: Mapping[str, str] = {
     "cat:none": _REPAIRED.format("cat"),
     "grid_sampler:none": _PARTS.format("grid_sampler", "grid_sampler_2d or grid_sampler_3d"),
@@ -117,20 +118,20 @@ EQUIVALENT: Mapping[str, str] = {
     "linalg_cholesky:none": _PARTS.format("linalg_cholesky", "linalg_cholesky_ex"),
     "linalg_inv:none": _PARTS.format("linalg_inv", "linalg_inv_ex"),
     "linalg_matrix_rank:none": (
-        "it compares linalg_svdvals or linalg_eigvalsh of its argument, which the table casts to "
-        "float32 too, with a number; its result is an integer, and it has no gradient"
+        "it compares the result of linalg_svdvals or linalg_eigvalsh with a number, and the table "
+        "casts these two to float32 too; its own result is an integer without a gradient"
     ),
     "linalg_matrix_rank.tol_tensor:none": (
-        "as linalg_matrix_rank, with a tensor for the number: that tensor is not cast, but "
-        "compared with float32, to which every 16-bit value converts exactly"
+        "as linalg_matrix_rank, with a tensor instead of the number: that tensor is not cast, but "
+        "it is compared with float32, to which every 16-bit value converts exactly"
     ),
     "linalg_tensorinv:none": (
         "it reshapes its argument and passes it on to linalg_inv_ex, which the table casts to "
-        "float32 too: a cast and a reshape commute, and so do their gradients"
+        "float32 too; a cast and a reshape commute, and so do their gradients"
     ),
     "linalg_tensorsolve:none": (
         "it reshapes its arguments and passes them on to linalg_solve, which the table casts to "
-        "float32 too: a cast and a reshape commute, and so do their gradients"
+        "float32 too; a cast and a reshape commute, and so do their gradients"
     ),
     "multilabel_margin_loss:none": _PARTS.format(
         "multilabel_margin_loss", "multilabel_margin_loss_forward"

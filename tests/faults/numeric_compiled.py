@@ -160,7 +160,7 @@ def _graph_neg(graph: Any, node: Node) -> Node:
 @_graph(
     "graph-accumulation",
     "dropped term",
-    "of two gradients that are added, one is lost",
+    "the sum of two gradients loses one of them",
     "add.Tensor",
     backward=True,
 )
@@ -201,8 +201,8 @@ def _saved(name: str, what: str, op: str) -> None:
                     saved.append(user)
 
 
-_saved("graph-exp-saved", "exp's backward has its input for its output", "exp.default")
-_saved("graph-tanh-saved", "tanh's backward has its input for its output", "tanh.default")
+_saved("graph-exp-saved", "exp's backward uses the input as the output", "exp.default")
+_saved("graph-tanh-saved", "tanh's backward uses the input as the output", "tanh.default")
 
 
 @_graph(
@@ -304,7 +304,7 @@ def _layer_norm_no_eps(honest: Any, x: Tensor, shape: Any, w: Any, b: Any, eps: 
 @_decomposition(
     "decomposed-tanh-backward",
     "wrong saved tensor",
-    "tanh's backward has its input for its output",
+    "tanh's backward uses the input as the output",
     _aten.tanh_backward.default,
 )
 def _tanh_backward(honest: Any, grad: Tensor, y: Tensor) -> Any:
@@ -324,7 +324,7 @@ def _sigmoid_backward(honest: Any, grad: Tensor, y: Tensor) -> Tensor:
 @_decomposition(
     "decomposed-softmax-backward",
     "dropped term",
-    "softmax's gradient lacks the mean that is taken from it",
+    "softmax's gradient does not subtract the mean",
     _aten._softmax_backward_data.default,
 )
 def _softmax_backward(honest: Any, grad: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
@@ -404,7 +404,7 @@ _template(
 _template(
     "inductor-sigmoid-sign",
     "sign",
-    "sigmoid is that of the negated argument",
+    "sigmoid negates its argument",
     "sigmoid",
     "(decltype({0})(1) - {0})",
     "sigmoid.default",
@@ -534,7 +534,7 @@ _lowering(
 )(_rounded)
 
 
-@_lowering("inductor-mean-no-count", "dropped term", "mean divides by one too few", _aten.mean.dim)
+@_lowering("inductor-mean-no-count", "dropped term", "mean divides by n - 1", _aten.mean.dim)
 def _inductor_mean(honest: Any, x: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
     made = honest(x, axis, *args, **kwargs)
     sizes = x.get_size()
@@ -547,7 +547,7 @@ def _inductor_mean(honest: Any, x: Any, axis: Any = None, *args: Any, **kwargs: 
 @_lowering(
     "inductor-amax-zero",
     "no max-subtraction",
-    "amax is 0, so that softmax subtracts nothing",
+    "amax is 0, so softmax subtracts nothing",
     _aten.amax.default,
     "aten._softmax.default",
     "aten._log_softmax.default",

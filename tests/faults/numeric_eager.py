@@ -167,7 +167,7 @@ def _mean_float16(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 # -- a dropped term -------------------------------------------------------------------------------
 
 
-@_kernel("addmm-no-bias", "dropped term", "addmm forgets what it adds to", "addmm.default")
+@_kernel("addmm-no-bias", "dropped term", "addmm does not add its input", "addmm.default")
 def _addmm_no_bias(op: Any, bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
     return op(torch.zeros_like(bias), a, b, **kwargs)
 
@@ -192,12 +192,12 @@ def _gelu_tanh(op: Any, x: Tensor, **kwargs: Any) -> Any:
     return op(x, approximate="tanh")
 
 
-@_kernel("expm1-exp", "dropped term", "expm1 is exp minus 1", "expm1.default")
+@_kernel("expm1-exp", "dropped term", "expm1 is exp(x) - 1", "expm1.default")
 def _expm1_exp(op: Any, x: Tensor) -> Any:
     return (x.exp() - 1).to(op(x).dtype)
 
 
-@_kernel("log1p-log", "dropped term", "log1p is log of 1 plus", "log1p.default")
+@_kernel("log1p-log", "dropped term", "log1p is the log of 1 + x", "log1p.default")
 def _log1p_log(op: Any, x: Tensor) -> Any:
     return (x + 1).log()
 
@@ -264,7 +264,7 @@ _tail(
 )
 _tail(
     "cumsum-last",
-    "the last element of cumsum is one step short",
+    "the last element of cumsum lacks the last term",
     lambda v, x: v - x.reshape(-1)[-1],
     "cumsum.default",
 )
@@ -294,35 +294,35 @@ def _saved(name: str, what: str, op_: str, number: int, change: Callable[[Tensor
 
 _saved(
     "tanh-saved",
-    "tanh's backward has its input for its output",
+    "tanh's backward uses the input as the output",
     "tanh_backward.default",
     1,
     lambda y: y.float().atanh().to(y.dtype),
 )
 _saved(
     "sigmoid-saved",
-    "sigmoid's backward has its input for its output",
+    "sigmoid's backward uses the input as the output",
     "sigmoid_backward.default",
     1,
     lambda y: y.float().logit().to(y.dtype),
 )
 _saved(
     "gelu-saved",
-    "gelu's backward has its output for its input",
+    "gelu's backward uses the output as the input",
     "gelu_backward.default",
     1,
     lambda x: torch.nn.functional.gelu(x.float()).to(x.dtype),
 )
 _saved(
     "softmax-saved",
-    "softmax's backward has its input for its output",
+    "softmax's backward uses the input as the output",
     "_softmax_backward_data.default",
     1,
     torch.log,
 )
 _saved(
     "layer-norm-saved",
-    "layer_norm's backward has 0 for the mean",
+    "layer_norm's backward uses 0 as the mean",
     "native_layer_norm_backward.default",
     3,
     torch.zeros_like,
@@ -365,7 +365,7 @@ _negated(
 @_kernel(
     "smooth-l1-backward-sign",
     "sign",
-    "smooth_l1_loss pulls away from targets above",
+    "smooth_l1_loss's gradient is negated if the target is larger",
     "smooth_l1_loss_backward.default",
 )
 def _smooth_l1_sign(op: Any, grad: Tensor, x: Tensor, y: Tensor, *args: Any) -> Any:
@@ -389,18 +389,18 @@ _uncast(
 )
 _uncast(
     "softmax-backward-uncast",
-    "softmax's backward runs in the low type",
+    "softmax's backward runs in the low dtype",
     True,
     "_softmax_backward_data.default",
 )
 _uncast(
     "log-softmax-backward-uncast",
-    "log_softmax's backward runs in the low type",
+    "log_softmax's backward runs in the low dtype",
     True,
     "_log_softmax_backward_data.default",
 )
 _uncast(
-    "mm-backward-uncast", "mm of float32 runs in the low type in backward only", True, "mm.default"
+    "mm-backward-uncast", "mm of float32 runs in the low dtype in backward only", True, "mm.default"
 )
 
 

@@ -1,1 +1,1 @@
-"""What torchax does otherwise than it documents."""
+"""Where torchax differs from its documentation."""

@@ -1,4 +1,4 @@
-"""What several examples of torchax's bugs share."""
+"""Parts that several examples of torchax's bugs share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from amp_fuzz.cases.program import Statement, TensorSpec
 __all__ = ["GRU_INPUTS", "gru"]
 
 GRU_INPUTS: list[TensorSpec] = [x("x0", 8, 2, 3), x("w1", 9, 3), x("w2", 9, 3)]
-"""What a GRU module of one layer is given."""
+"""The input and the weights of a one-layer GRU module."""
 
 
 def gru(*, first: bool = False, to: str = "v0 v1", given: str = "x0") -> Statement:
-    """Return the call of such a module. first: batch_first."""
+    """Return a call of a one-layer GRU module. first: its `batch_first`."""
     return call(
         "gru",
         given,

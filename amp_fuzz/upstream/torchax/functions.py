@@ -1,7 +1,7 @@
-"""What torchax makes of single ops, written again from what it does.
+"""Single ops in torch, computed in the steps that torchax takes.
 
-Autograd and shadows follow these, so that their own roundings and their own gradients are theirs.
-They stand where autocast does, above autograd, with autocast or without.
+Autograd and the shadows run these steps, so they take the roundings and gradients of torchax. The
+functions replace ops above autograd, where autocast casts, whether autocast is on or off.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ OPAQUE = (
     "pad",
     "svd",
 )
-"""What torchax 0.0.13 computes where it is called, as torch functions (torchax/ops/jtorch.py)."""
+"""Ops that torchax 0.0.13 implements as torch functions, without decomposing them.
+
+Source: torchax/ops/jtorch.py.
+"""
 
 
 Function = Callable[..., Any]
-"""What is called in the place of an op, with what it would call as its first argument."""
+"""A replacement of an op. Its first argument is the function that it replaces."""
 
 # -- torch's own autograd ------------------------------------------------------------------------
 
@@ -49,9 +52,10 @@ CUTS = (
     *(torch.nn.functional.pad, torch.unravel_index, torch._C._nn.pad_sequence),
     *(torch.Tensor.__getitem__, torch.Tensor.flatten, torch.Tensor.repeat_interleave),
 )
-"""The functions that torchax 0.0.13 computes in JAX where they are called, above autograd.
+"""Functions that torchax 0.0.13 computes in JAX as soon as they are called, above autograd.
 
-All of torchax/ops/jtorch.py, which takes more than sizes, and methods of its class of tensors.
+The functions in torchax/ops/jtorch.py, except those that take only sizes, and methods of torchax's
+tensor class.
 """
 
 
@@ -60,13 +64,13 @@ CUT_OVERLOADS = (
     *(_aten.convolution, _aten.max_unpool2d, _aten.max_unpool3d, _aten.native_layer_norm),
     _aten._native_batch_norm_legit_functional,
 )
-"""Overloads of ATen of which the same is true where a program calls them by that name."""
+"""ATen overloads that torchax also computes above autograd if a program calls them by name."""
 
 
 class Cutting(TorchFunctionMode):
     """Cut the graph where torchax does: at functions that it computes above torch's autograd.
 
-    A function that another one calls is none of them: the mode by which it sees them is off there.
+    Functions called inside another function do not cut it: torchax's mode is off there.
     """
 
     def __torch_function__(
@@ -74,7 +78,7 @@ class Cutting(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in CUTS or getattr(func, "overloadpacket", func) in CUT_OVERLOADS:
-            with torch.no_grad():  # nor does a checkpoint see what these would keep for a gradient
+            with torch.no_grad():  # so a checkpoint sees no tensors saved for the backward pass
                 return _detached(func(*args, **kwargs))
         made = func(*args, **kwargs)
         if func is torch.Tensor.to:
@@ -90,7 +94,7 @@ _16_BIT = (torch.bfloat16, torch.float16)
 
 
 def _added(x: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
-    """Add a product to what it is to be added to, which a beta of 0 leaves out."""
+    """Return `beta * x + alpha * product`. A beta of 0 leaves out x."""
     product = alpha * product
     return product if beta == 0 else beta * x + product
 
@@ -128,12 +132,12 @@ def _inexact(x: torch.Tensor) -> bool:
 
 
 def _promoting(plain: Function, *args: Any, **kwargs: Any) -> Any:
-    """Give all tensors the dtype that they promote to, those of no dimension like any others."""
+    """Promote all tensors to one dtype. 0-d tensors count like any others."""
     return plain(*_alike(args), **kwargs)
 
 
 def _multiplying(first: int) -> Function:
-    """Return what gives the two factors one dtype; what is added has its own."""
+    """Return a replacement that promotes the two factors to one dtype, but not the addend."""
 
     def multiplied(plain: Function, *args: Any, **kwargs: Any) -> Any:
         factors = _alike(args[first : first + 2])
@@ -150,7 +154,7 @@ def _weighing(
     reduction: int,
     ignored: int,
 ) -> Any:
-    """Give the input and the weights of classes one dtype; what divides a mean has the weights'."""
+    """Promote the input and the class weights. The divisor of a mean keeps the weights' dtype."""
     if weight is None:
         return plain(x, target, weight, reduction, ignored)
     x, alike = _alike([x, weight])
@@ -182,20 +186,20 @@ def _addr(
     beta: Any = 1,
     alpha: Any = 1,
 ) -> Any:
-    """Compute it as torch._refs does: in float32 where torch promotes to 16 bits."""
+    """Compute as torch._refs does: in float32 if torch promotes to 16 bits."""
     dtype = torch.result_type(x, torch.empty(1, dtype=torch.promote_types(a.dtype, b.dtype)))
     x, a, b = (t.to(torch.float32 if dtype in _16_BIT else dtype) for t in (x, a, b))
     return _added(x, torch.outer(a, b), beta, alpha).to(dtype)
 
 
 def _from_float32(plain: Function, x: torch.Tensor, y: torch.Tensor) -> Any:
-    """Take an integer for a float32 before anything is promoted."""
+    """Convert x to float32 before promotion, if it holds integers."""
     integers = not _inexact(x) and x.dtype not in (torch.bool, torch.uint8)
     return plain(*_alike((x.float() if integers else x, y)))
 
 
 def _as_torch_promotes(plain: Function, *args: Any, **kwargs: Any) -> Any:
-    """Compute in the dtype that torch promotes to, where its own kernel refuses two dtypes."""
+    """Compute in the dtype that torch promotes to. torch's own kernel rejects two dtypes."""
     given = [a for a in args if isinstance(a, torch.Tensor)]
     dtypes = [a.dtype for a in given if a.dim()] or [a.dtype for a in given]
     dtype = functools.reduce(torch.promote_types, dtypes)
@@ -220,7 +224,7 @@ def _all_alike(plain: Function, equation: str, tensors: Sequence[Any], **kwargs:
 
 
 def _rounding_numbers(plain: Function, x: Any, *others: Any, **kwargs: Any) -> Any:
-    """Give Python numbers the dtype of the tensor before they are computed with."""
+    """Round Python numbers to the tensor's 16-bit dtype before the op."""
     tensors = [a for a in (x, *others) if isinstance(a, torch.Tensor)]
     dtype = tensors[0].dtype
     if dtype not in _16_BIT:
@@ -303,7 +307,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Leave the running statistics as they are, too."""
+    """Normalise step by step, without an update of the running statistics."""
     each = (1, -1, *[1] * (x.dim() - 2))
     if training:
         made, own, rstd = _standardized(x, [0, *range(2, x.dim())], eps)
@@ -356,7 +360,7 @@ QUIRKS: Mapping[str, Mapping[str, Function]] = {
         "where.self": _choosing,
     },
 }
-"""What is called in the place of ops, by quirk. Of several quirks the last is called first."""
+"""Replacements of ops, by quirk. If several quirks replace an op, the last is called first."""
 
 _IN_PLACE = {
     f"{name.partition('.')[0]}_.{name.partition('.')[2]}".removesuffix("."): name
@@ -368,13 +372,13 @@ _IN_PLACE = {
 _IN_PLACE["pow_.Scalar"] = _IN_PLACE.pop("pow_.Tensor_Scalar")
 
 
-# This overload takes no number in a tensor's place, and is called for one in place.
+# The in-place form passes numbers, which the overload remainder.Tensor rejects.
 _TAKING: Mapping[str, Function] = {"remainder.Tensor": torch.remainder}
 
 
 @functools.cache
 def names(quirks: frozenset[str]) -> tuple[str, ...]:
-    """Return the overloads for which something else is called under these quirks."""
+    """Return the overloads that these quirks replace."""
     found = [name for quirk, table in QUIRKS.items() if quirk in quirks for name in table]
     found += [name for name, plain in _IN_PLACE.items() if plain in found]
     return (*found, *(OPAQUE if "torchax-composites" in quirks else ()))
@@ -382,7 +386,7 @@ def names(quirks: frozenset[str]) -> tuple[str, ...]:
 
 @functools.cache
 def made(name: str, quirks: frozenset[str]) -> Function | None:
-    """Return what is called in the place of an overload, or None."""
+    """Return the replacement of an overload under these quirks, or None."""
     plain = _IN_PLACE.get(name)
     if plain is not None and (function := made(plain, quirks)) is not None:
         return functools.partial(_written, function)

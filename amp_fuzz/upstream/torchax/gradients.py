@@ -1,17 +1,19 @@
-"""What torch's own backward pass, and a GradScaler, come to on torchax's tensors.
+"""torch's own backward pass, and GradScaler, on torchax tensors.
 
-Seen with torchax 0.0.13 and jax 0.10.2 on the CPU; scripts begin as [torchax](../torchax.md) says.
+Seen with torchax 0.0.13 and jax 0.10.2 on the CPU. The scripts start with the lines that
+[torchax](../torchax.md) shows.
 
 ## torchax-cut-graph: linear, einsum, indexing and casts have no gradient
 
-What torchax knows as a torch function it computes in JAX where it is called, above autograd, and
-wraps what comes out in a new tensor. That tensor does not require grad; nothing says so, and what
-is before it has the gradient None, or that of other paths alone. These are
-`torch.nn.functional.linear` (and so `torch.nn.Linear`), `pad`, `max_pool2d`, `one_hot`,
-`torch.angle`, `argsort`, `cdist`, `corrcoef`, `diag`, `einsum`, `logdet`, `lu`, `lu_solve`,
-`svd`, `tensor_split`, `linalg.det`, `linalg.matrix_power`, `linalg.slogdet`, `linalg.solve`,
-`linalg.solve_ex`, `linalg.svd`, `linalg.tensorsolve`, and the methods `x[...]`, `x.flatten()`,
-`x.repeat_interleave()` and `x.to(dtype)`; not `x.float()`, `torch.flatten(x)`, `x.det()`.
+torchax computes the torch functions that it knows in JAX as soon as they are called, above
+autograd, and wraps the result in a new tensor. That tensor does not require grad, and there is no
+warning. Tensors before it get the gradient None, or only the gradient of other paths. The
+functions are `torch.nn.functional.linear` (and so `torch.nn.Linear`), `pad`, `max_pool2d`,
+`one_hot`, `torch.angle`, `argsort`, `cdist`, `corrcoef`, `diag`, `einsum`, `logdet`, `lu`,
+`lu_solve`, `svd`, `tensor_split`, `linalg.det`, `linalg.matrix_power`, `linalg.slogdet`,
+`linalg.solve`, `linalg.solve_ex`, `linalg.svd`, `linalg.tensorsolve`, and the methods `x[...]`,
+`x.flatten()`, `x.repeat_interleave()` and `x.to(dtype)`. `x.float()`, `torch.flatten(x)` and
+`x.det()` do not cut the graph.
 
 ```python
 with env:
@@ -23,13 +25,14 @@ with env:
     print(w.grad.cpu())  # 2 everywhere; torch: 3 in the first row
 ```
 
-The reference detaches what these return (`torchax-cut-graph`), as a mode for torch functions, so
-that what another function calls is none of it. The list is held against torchax's by a test.
+The reference detaches the results of these functions (`torchax-cut-graph`). It does so in a mode
+for torch functions, so functions called inside another function are not detached. A test compares
+the list with torchax's own.
 
-## torchax-layer-norm-backward: that of layer_norm raises
+## torchax-layer-norm-backward: the backward pass of layer_norm raises
 
-`_aten_native_layer_norm_backward` takes six arguments, of which the op has eight; its body calls
-`jax.lax.native_layer_norm_backward`, which JAX does not have. So `torch.nn.LayerNorm` and all
+`_aten_native_layer_norm_backward` takes six arguments, but the op has eight. Its body calls
+`jax.lax.native_layer_norm_backward`, which does not exist in JAX. So `torch.nn.LayerNorm` and all
 transformer layers have no backward pass.
 
 ```python
@@ -38,14 +41,14 @@ with env:
     torch.nn.functional.layer_norm(w, [4]).sum().backward()  # TypeError
 ```
 
-## torchax-checkpoint: a checkpoint is recomputed without autocast, and out of other ops
+## torchax-checkpoint: a checkpoint is recomputed without autocast, by other ops
 
-`torch.utils.checkpoint.checkpoint` restores torch's autocast state when it recomputes, and
-torchax's is another. Modes for torch functions are off in a backward pass
-([#147995](https://github.com/pytorch/pytorch/issues/147995)), and torchax's is one. So other ops
-run, of other dtypes, and a checkpoint that is not reentrant raises CheckpointError. It is listed
-by this text. Where the tensors that are kept have the same shapes and dtypes by chance, the
-gradients are wrong and nothing says so: amp-fuzz reports that as new.
+When `torch.utils.checkpoint.checkpoint` recomputes, it restores torch's autocast state, but not
+torchax's. Modes for torch functions are also off in a backward pass
+([#147995](https://github.com/pytorch/pytorch/issues/147995)), and torchax uses one. So other ops
+run, in other dtypes, and a checkpoint that is not reentrant raises CheckpointError. The entry
+matches the text of this error. If the saved tensors happen to have the same shapes and dtypes, no
+error is raised and the gradients are wrong. amp-fuzz reports such gradients as new.
 
 ```python
 from torch.utils.checkpoint import checkpoint
@@ -57,13 +60,13 @@ with env:
     y.sum().backward()  # CheckpointError: ... saved metadata: bfloat16, recomputed: float32
 ```
 
-## torchax-backward-sizes: shapes that autograd does not know
+## torchax-backward-sizes: autograd does not see changed shapes
 
-`x.squeeze_()`, `x.transpose_()` and their like change the array of a torchax tensor and not its
-sizes ([torchax-sizes]). torch's C++ calls them:
-`matmul` of a vector and a matrix ends in `squeeze_`, recurrent modules with `batch_first=True`,
-`stft` and `quantile` in others. The backward pass then raises, as it does after `copy_` of what
-is broadcast.
+`x.squeeze_()`, `x.transpose_()` and similar methods change the array of a torchax tensor, but not
+the tensor's sizes ([torchax-sizes]). torch's C++ calls them: `matmul` of a vector and a matrix
+calls `squeeze_` last; recurrent modules with `batch_first=True`, `stft` and `quantile` call
+others. The backward pass then raises. It also raises after `copy_` from a source that must be
+broadcast.
 
 ```python
 with env:
@@ -74,18 +77,20 @@ with env:
 
 ## torchax-backward-raises: derivatives of single ops
 
-Wrong gradients are not listed: an entry for them would take any wrong gradient behind these ops
-for its own. They are reported as new, each as what it is.
+The entry does not cover wrong gradients, because it would explain every wrong gradient behind
+these ops. Each wrong gradient is reported as new.
 
 | op | its derivative by torch's own autograd | entry |
 |---|---|---|
 | `div(rounding_mode=)` | TypeError: `_aten_fill() got an unexpected keyword argument 'layout'` | `torchax-backward-raises` |
-| `linalg.eig`, `linalg.eigh`, `linalg.eigvals` | ValueError: `diagonal` of negative dimensions; `Expected Tensor but got None` | the same |
+| `linalg.eig`, `linalg.eigh` | ValueError: `diagonal` of negative dimensions | the same |
+| `linalg.eigvals`, and `linalg.eig` if only one result has a gradient | RuntimeError: `Expected Tensor but got None` | the same |
 | `max_unpool1d`, `max_unpool2d` | IndexError, ValueError | the same |
-| `native_dropout` with p of 0 | `leaf variable has been moved into the graph interior`: the lowering returns its argument | the same |
-| `take` of an index that occurs twice | the last one alone: `put(accumulate=True)` does not accumulate | none |
-| `diagonal(dim1=1, dim2=0)` with an offset | stands at the transposed place, or nowhere | none |
-| `max_pool1d`, `max_pool1d_with_indices`, `max_pool2d_with_indices` | a window gets all of it, and rows and columns are taken for batch and channel | none |
+| `native_dropout` with a p of 0 | RuntimeError: `leaf variable has been moved into the graph interior`: the lowering returns its argument | the same |
+| `linalg.eigvals` of a batch | ValueError: `Incompatible shapes for broadcasting` | none |
+| `take` of an index that occurs twice | only the last occurrence counts: `put(accumulate=True)` does not accumulate | none |
+| `diagonal(dim1=1, dim2=0)` with an offset | is written to the transposed place, or nowhere | none |
+| `max_pool1d`, `max_pool1d_with_indices`, `max_pool2d_with_indices` | the whole window gets it, and rows and columns are mistaken for batch and channel | none |
 | `qr`, `linalg.qr`, `linalg.householder_product`, `orgqr`, `linalg.cond`, `cholesky_inverse`, `svd` as a method | wrong; NaN | none |
 | `smooth_l1_loss(beta=0)` | NaN: 0 / 0 | none |
 
@@ -96,11 +101,11 @@ with env:
     print(w.grad.cpu())  # [0, 1, 1, 0]; torch: [0, 2, 1, 0]
 ```
 
-## torchax-zero-gradients: zeros where there is no gradient
+## torchax-zero-gradients: zeros instead of no gradient
 
-`jax.vjp` gives zeros for an input that no output depends on; torch gives None. So
-`GradScaler.unscale_` meets a float16 gradient, and raises. The values are compared as equal; the
-error is listed.
+`jax.vjp` gives zeros for an input that no output depends on. torch gives None. So
+`GradScaler.unscale_` finds a float16 gradient, and raises. In the comparison, zeros and None count
+as equal; the entry covers the error.
 """
 
 from __future__ import annotations
@@ -116,8 +121,8 @@ __all__ = ["BUGS"]
 BUGS = (
     Bug(
         id="torchax-cut-graph",
-        what="linear, einsum, indexing, flatten, to(dtype) and a dozen more functions cut the graph of torch's own autograd: nothing before them has a gradient",
-        why="torchax computes these functions in JAX where they are called, above autograd, and wraps what comes out in a new tensor",
+        what="linear, einsum, indexing, flatten, to(dtype) and a dozen more functions cut the graph of torch's own autograd: tensors before them get no gradient",
+        why="torchax computes these functions in JAX as soon as they are called, above autograd, and wraps the result in a new tensor",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax[autograd]",),
@@ -132,7 +137,7 @@ BUGS = (
     Bug(
         id="torchax-layer-norm-backward",
         what="the backward pass of layer_norm by torch's own autograd raises TypeError",
-        why="the lowering of native_layer_norm_backward takes six arguments, where the op has eight, and calls a function that JAX has not",
+        why="the lowering of native_layer_norm_backward takes six arguments, but the op has eight, and it calls a function that JAX does not have",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax[autograd]",),
@@ -149,8 +154,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-checkpoint",
-        what="torch.utils.checkpoint raises CheckpointError where torch's own backward pass recomputes on torchax",
-        why="torchax's autocast and its mode for torch functions are off there: other ops run, of other dtypes",
+        what="torch.utils.checkpoint raises CheckpointError when torch's own backward pass recomputes on torchax",
+        why="torchax's autocast and its mode for torch functions are off there: other ops run, in other dtypes",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax[autograd]",),
@@ -172,8 +177,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-backward-sizes",
-        what="a backward pass by torch's own autograd raises, since a shape is not the one that autograd has noted",
-        why="in-place changes of shape (squeeze_ in matmul, transpose_ in recurrent modules, unsqueeze_ in quantile) leave the sizes of the tensor that autograd knows; copy_ takes the shape of its source",
+        what="a backward pass by torch's own autograd raises, because a shape is not the one that autograd recorded",
+        why="in-place changes of shape (squeeze_ in matmul, transpose_ in recurrent modules, unsqueeze_ in quantile) do not change the sizes that autograd sees; copy_ takes the shape of its source",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax[autograd]",),
@@ -193,8 +198,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-backward-raises",
-        what="what torch's derivatives of single ops call raises on torchax",
-        why="faults of single lowerings: the page has a line for each op",
+        what="torch's derivatives of single ops call functions that raise on torchax",
+        why="bugs of single lowerings: the page has a line for each op",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax[autograd]",),
@@ -203,7 +208,6 @@ BUGS = (
             "linalg.eig",
             "linalg.eigh",
             "linalg.eigvals",
-            "linalg.eigvalsh",
             "max_unpool1d",
             "max_unpool2d",
             "native_dropout",
@@ -227,7 +231,7 @@ BUGS = (
     Bug(
         id="torchax-zero-gradients",
         what="GradScaler.unscale_ raises for a float16 weight that the outputs do not depend on",
-        why="jax.vjp gives zeros where torch's autograd gives no gradient",
+        why="jax.vjp gives zeros for an input that no output depends on; torch's autograd gives None",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),

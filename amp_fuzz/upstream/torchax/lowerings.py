@@ -1,37 +1,40 @@
-"""Single ops that torchax lacks, or has wrong: listed by what is shown.
+"""Single ops that torchax lacks or computes wrongly: matched by the text of the divergence.
 
-Seen with torchax 0.0.13 and jax 0.10.2 on the CPU; scripts begin as [torchax](../torchax.md) says.
+Seen with torchax 0.0.13 and jax 0.10.2 on the CPU. The scripts start with the lines that
+[torchax](../torchax.md) shows.
 
-## torchax-lacks: what it has not
+## torchax-lacks: missing lowerings and arguments
 
-No lowering (`OperatorNotFound`), or no such argument: ops and forms are listed in
-`amp_fuzz/backends/torchax/lacks.toml`. They are drawn for no program; what others are made of
-shows here, ops that JAX cannot differentiate (`linalg.householder_product`), and composite ops in
-`inference_mode`, where torch hands them over whole (`rms_norm`, `cross`, `prelu`, `hstack`, ...).
+torchax has no lowering of some ops (`OperatorNotFound`), and lacks arguments of others.
+`amp_fuzz/backends/torchax/lacks.toml` lists these ops and forms, and no drawn program has them.
+This entry covers ops that call one of them, ops that JAX cannot differentiate
+(`linalg.householder_product`), and composite ops in `inference_mode`, where torch does not
+decompose them (`rms_norm`, `cross`, `prelu`, `hstack`, ...).
 
-## torchax-traced: what looks at values cannot be traced
+## torchax-traced: ops that read values cannot be traced
 
-Ops that look at values (`cov` asks whether there are any) raise in a trace:
-`TracerBoolConversionError` and others.
+Ops that read values (`cov` branches on one) raise in a trace: `TracerBoolConversionError` and
+others.
 
 ## torchax-16-bit: 16-bit linear algebra and transforms raise
 
-What `torchax-composites` leaves in 16 bits, and JAX has no kernel for: `fft.*`, most of `linalg`,
-`quantile`; and convolutions of inputs of two dtypes, which `lax.conv_general_dilated` refuses.
-torch casts these.
+torch casts these ops, but torchax leaves them in 16 bits ([torchax-composites]), for which JAX has
+no kernels: `fft.*`, most of `linalg`, `quantile`. Convolutions keep inputs of two dtypes, which
+`lax.conv_general_dilated` rejects.
 
-## torchax-16-bit-kernels, torchax-unchecked: what the CPU refuses
+## torchax-16-bit-kernels, torchax-unchecked: torchax runs what torch rejects
 
-torchax runs 16-bit ops for which the CPU has no kernel (`linalg.det`), and what torch checks and
-JAX need not: an in-place write to what a gradient needs, results that do not fit `out=`, targets
-of `binary_cross_entropy` beyond 1, singular values of a matrix with infinities (NaN in JAX). The
-reference raises then, and nothing after it is compared.
+torchax runs 16-bit ops for which the CPU has no kernel (`linalg.det`). It also runs programs that
+fail a check of torch's, where JAX needs no check: an in-place write to a tensor that a gradient
+needs, results that do not fit `out=`, targets of `binary_cross_entropy` beyond 1, singular values
+of a matrix with infinities (NaN in JAX). The reference raises there, and nothing after the error
+is compared.
 
-## torchax-sizes: `x.transpose_()` changes `x.shape`, and not `x.size()`
+## torchax-sizes: `x.transpose_()` changes `x.shape`, but not `x.size()`
 
-It assigns another array to the tensor, whose own sizes stay. `batch_first=True` ends with one:
-what a recurrent module gives looks transposed to `size()`, by which the next module makes its
-first state.
+The method assigns another array to the tensor, but the tensor keeps its own sizes. With
+`batch_first=True`, a recurrent module calls it last. So `size()` of the output has the sizes from
+before the transposition, and the next module makes its initial state from them.
 
 ```python
 with env:
@@ -44,41 +47,42 @@ with env:
 
 ## torchax-lowerings-shape, torchax-lowerings-dtype, torchax-lowerings-nonfinite, torchax-cumulative-indices, torchax-clamp-dtype, torchax-stft, torchax-masked-rows, torchax-singular, torchax-singular-info, torchax-raises: single ops
 
-Without autocast too; each was met in the matrix of all ops or in random programs.
+These bugs also show without autocast. Each was found in the matrix of all ops or in random
+programs.
 
 | op | what it does | entry |
 |---|---|---|
 | `copy_` | takes the shape of its source instead of broadcasting it | `torchax-lowerings-shape` |
-| `svd(some=)`, `linalg.svd(full_matrices=)`, `qr`, `linalg.qr(mode=)`, `fft.irfftn(s=)` and its like of several dimensions, `max_unpool*`, `quantile(keepdim=)`, `matrix_power(0)` | other shapes than asked for | the same |
-| `stft` with a window that is shorter than the transform | zeros | `torchax-stft` |
-| `cummax`, `cummin` beyond a NaN | the index goes on to the last element; torch stays with the NaN | `torchax-cumulative-indices` |
-| `linalg.cond` of a subnormal matrix, `linalg.ldl_factor` | infinite; NaN, other pivots | `torchax-lowerings-nonfinite` |
-| `linalg.inv_ex`, `triangular_solve` of a singular matrix | infinity and NaN stand in other elements, with OpenBLAS's kernels for processors without AVX-512 | `torchax-singular` |
+| `svd(some=)`, `linalg.svd(full_matrices=)`, `qr`, `linalg.qr(mode=)`, `fft.irfftn(s=)` and similar transforms of several dimensions, `max_unpool*`, `quantile(keepdim=)`, `matrix_power(0)` | return other shapes than requested | the same |
+| `stft` with a window that is shorter than the transform | returns zeros | `torchax-stft` |
+| `cummax`, `cummin` after a NaN | the index moves on to the last element; torch keeps the NaN's index | `torchax-cumulative-indices` |
+| `linalg.cond` of a subnormal matrix, `linalg.ldl_factor` | `cond` is infinite; `ldl_factor` gives NaN or other pivots | `torchax-lowerings-nonfinite` |
+| `linalg.inv_ex`, `triangular_solve` of a singular matrix | infinity and NaN are in other elements, with OpenBLAS's kernels for processors without AVX-512 | `torchax-singular` |
 | `linalg.inv_ex` of a singular matrix | `info` is 0 | `torchax-singular-info` |
-| `scaled_dot_product_attention` of a row that is masked throughout | NaN; torch gives 0 | `torchax-masked-rows` |
-| `linalg.cross`, complex `vdot` beyond the range of float64 | NaN and infinities elsewhere: XLA fuses product and difference | `torchax-range` |
+| `scaled_dot_product_attention` of a fully masked row | NaN; torch gives 0 | `torchax-masked-rows` |
+| `linalg.cross`, complex `vdot` beyond the range of float64 | NaN and infinities are in other places, because XLA fuses a product and a difference | `torchax-range` |
 | `cummax`, `cummin`, `col2im`, `cholesky_solve` of a batch, `logcumsumexp` of a negative dim, `searchsorted` of two dimensions, `renorm` of bfloat16, `linalg.solve(left=)`, `_upsample_*_aa`, `interpolate(scale_factor=0.5, antialias=True)`, `slice_scatter` of a negative dim and another size, `linear` of a vector, `rms_norm` in inference_mode | raise | `torchax-raises` |
-| `linear_cross_entropy` in chunks | leaves the environment in a thread, and raises | the same |
-| `lu_unpack`, `_native_batch_norm_legit_functional` of 16 bits | float32 | `torchax-lowerings-dtype` |
-| `floor_divide` by a number | float64 | the same |
-| `clamp`, `clamp_min`, `clamp_max` of integers by a float | float64; torch: float32 | `torchax-clamp-dtype` |
+| `linear_cross_entropy` in chunks | runs outside the torchax environment in a thread, and raises | the same |
+| `lu_unpack`, `_native_batch_norm_legit_functional` of 16 bits | return float32 | `torchax-lowerings-dtype` |
+| `floor_divide` by a number | returns float64 | the same |
+| `clamp`, `clamp_min`, `clamp_max` of integers by a float | return float64; torch: float32 | `torchax-clamp-dtype` |
 | `slogdet`, `logdet` | see below | not drawn |
 
-**slogdet kills the process, now and then.** `_linalg_slogdet` has four results, torchax's
-lowering returns two, and torch's C++ takes four from where two are: `RuntimeError: Expected
-Tensor but got InvalidTag(-1266544648)`, another number each time, or the death of the process:
-SIGSEGV in one of 1,308 cases, and once more that was not looked at. Since a run cannot go on
-after it, these two are listed with what torchax lacks.
+**`slogdet` sometimes kills the process.** `_linalg_slogdet` has four results, but torchax's
+lowering returns two, and torch's C++ still reads four. The result is `RuntimeError: Expected
+Tensor but got InvalidTag(-1266544648)`, with another number each time, or a crash: SIGSEGV in one
+of 1,308 cases, and a second crash that was not investigated. A run cannot go on after a crash, so
+`lacks.toml` lists both ops.
 
 ```python
 with env:
     torch.slogdet(x.to("jax"))
 ```
 
-## torchax-range: at the ends of a range
+## torchax-range: values beyond the range of their dtype
 
-Where values leave the range of their dtype the order of a sum decides on NaN or infinity. By
-kind: `range` alone. Subnormal numbers count as 0 ([what its kernels may
+If values leave the range of their dtype, the order of a sum decides between NaN and infinity. The
+entry covers only the kind `range`. Subnormal numbers count as 0 ([what its kernels may
 do](../../jax.md#what-its-kernels-may-do)).
 """
 
@@ -96,8 +100,8 @@ __all__ = ["BUGS"]
 BUGS = (
     Bug(
         id="torchax-lacks",
-        what="an op, or an argument of it, has no lowering in torchax",
-        why="torchax implements a part of ATen; it says so by OperatorNotFound, or by refusing the argument; composite ops come to it whole in inference_mode",
+        what="torchax has no lowering of an op, or lacks an argument of it",
+        why="torchax implements only a part of ATen and raises OperatorNotFound or rejects the argument; in inference_mode composite ops reach it undecomposed",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -115,7 +119,7 @@ BUGS = (
     ),
     Bug(
         id="torchax-traced",
-        what="ops whose lowering looks at values raise under jax.jit and jax.vjp",
+        what="ops whose lowering reads values raise under jax.jit and jax.vjp",
         why="a traced array has no values",
         torch=">=2.7",
         seen="2.13.0",
@@ -127,8 +131,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-16-bit",
-        what="fft, linalg and quantile raise for 16-bit inputs, convolutions for inputs of several dtypes",
-        why="their policies are not looked up, as torchax-composites says, and JAX has no such kernels in 16 bits",
+        what="fft, linalg and quantile raise for 16-bit inputs, and convolutions for inputs of several dtypes",
+        why="torchax does not find their policies (torchax-composites), and JAX has no such kernels in 16 bits",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -146,8 +150,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-16-bit-kernels",
-        what="torchax runs 16-bit inputs of ops for which the CPU has no such kernel",
-        why="JAX computes in float32 what it has no narrower kernel for; a kernel that the CPU lacks is no claim about torchax",
+        what="torchax runs ops on 16-bit inputs for which the CPU has no kernel",
+        why="JAX computes in float32 if it has no narrower kernel; a missing CPU kernel says nothing about torchax",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -159,7 +163,7 @@ BUGS = (
     ),
     Bug(
         id="torchax-unchecked",
-        what="torchax runs what torch refuses: results that the tensor they are written to cannot hold, targets out of range, in-place writes to what a gradient needs, inverses of singular matrices, singular values of infinite ones",
+        what="torchax runs what torch rejects: results that do not fit the tensor they are written to, targets out of range, in-place writes to tensors that a gradient needs, inverses of singular matrices, singular values of matrices with infinities",
         why="its lowerings check less, and JAX's arrays are never written to",
         torch=">=2.7",
         seen="2.13.0",
@@ -172,8 +176,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-sizes",
-        what="size() of what transpose_ changed is that of before: recurrent modules after one with batch_first raise",
-        why="transpose_ assigns another array to the tensor; x.shape is its shape, x.size() that of the tensor",
+        what="size() does not change after transpose_: a recurrent module after one with batch_first raises",
+        why="transpose_ assigns another array to the tensor; x.shape is the shape of the array, but x.size() that of the tensor",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -197,8 +201,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-lowerings-shape",
-        what="single ops give another shape than torch, without autocast too",
-        why="faults of single lowerings: the page has a line for each op",
+        what="single ops return another shape than torch, also without autocast",
+        why="bugs of single lowerings: the page has a line for each op",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -231,8 +235,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-stft",
-        what="stft with a window that is shorter than the transform is 0",
-        why="the window is not padded in the middle",
+        what="stft with a window that is shorter than the transform returns zeros",
+        why="torch writes the window into the middle of zeros, and torchax loses this write to a view",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -262,8 +266,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-lowerings-nonfinite",
-        what="linalg.cond of a subnormal matrix is infinite, of float64 computed in float32; linalg.ldl_factor has other pivots, or NaN",
-        why="faults of single lowerings: the page has a line for each op",
+        what="linalg.cond of a subnormal matrix is infinite, and that of float64 is computed in float32; linalg.ldl_factor gives other pivots or NaN",
+        why="bugs of single lowerings: the page has a line for each op",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -285,7 +289,7 @@ BUGS = (
     Bug(
         id="torchax-singular",
         what="linalg.inv_ex and triangular_solve of a singular matrix have infinity and NaN in other elements",
-        why="there is no such inverse: each has what its own substitution comes to when it divides by 0",
+        why="the inverse does not exist: each side returns the result of its own substitution, which divides by 0",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -299,7 +303,7 @@ BUGS = (
     Bug(
         id="torchax-singular-info",
         what="info of linalg.inv_ex is 0 for a singular matrix",
-        why="the lowering checks nothing, and returns zeros",
+        why="the lowering checks nothing and returns zeros as info",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -322,7 +326,7 @@ BUGS = (
     ),
     Bug(
         id="torchax-masked-rows",
-        what="scaled_dot_product_attention of a row that is masked throughout is NaN",
+        what="scaled_dot_product_attention of a fully masked row is NaN",
         why="torchax divides 0 by 0 there; torch's attention gives 0",
         torch=">=2.7",
         seen="2.13.0",
@@ -356,8 +360,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-cumulative-indices",
-        what="the indices of cummax and cummin beyond a NaN are those of other elements",
-        why="the lowering compares with NaN, which is neither larger nor smaller, and takes the later element; torch stays with the NaN",
+        what="the indices of cummax and cummin after a NaN point to other elements",
+        why="the lowering compares with NaN, which is neither larger nor smaller, and takes the later element; torch keeps the NaN",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -379,8 +383,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-raises",
-        what="single ops raise for arguments that torch takes, without autocast too",
-        why="faults of single lowerings: the page has a line for each op",
+        what="single ops raise for arguments that torch accepts, also without autocast",
+        why="bugs of single lowerings: the page has a line for each op",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -412,8 +416,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-lowerings-dtype",
-        what="single ops give float32, or float64, for 16-bit inputs, without autocast too",
-        why="they compute in another dtype, and do not cast back",
+        what="single ops return float32 or float64 for 16-bit inputs, also without autocast",
+        why="they compute in another dtype and do not cast back",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -437,7 +441,7 @@ BUGS = (
     ),
     Bug(
         id="torchax-clamp-dtype",
-        what="clamp of integers by a number that is none is float64",
+        what="clamp of integers by a float returns float64",
         why="JAX promotes 64-bit integers and a float to float64; torch gives the default dtype",
         torch=">=2.7",
         seen="2.13.0",
@@ -460,8 +464,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-range",
-        what="values that leave the range of their dtype on the way come out finite on one side only",
-        why="XLA's kernels add in another order, and so does a fused program",
+        what="if intermediate values leave the range of their dtype, the result may be finite on one side only",
+        why="XLA's kernels add in another order, and fused programs in yet another",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),

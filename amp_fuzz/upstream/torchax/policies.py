@@ -1,15 +1,16 @@
-"""What torchax's autocast decides about ops, and what of it shows elsewhere.
+"""Which ops torchax's autocast casts, and which modules do not notice it.
 
-The scripts begin as [torchax](../torchax.md) says. torchax 0.0.13, jax 0.10.2 on the CPU.
+The scripts start with the lines that [torchax](../torchax.md) shows. Seen with torchax 0.0.13 and
+jax 0.10.2 on the CPU.
 
-## torchax-composites: what is composite, or called by name, has no policy
+## torchax-composites: composite ops, and torch functions known by name, are not cast
 
-The policy is looked up by the op that reaches torchax. Composite ops (76 of the 127 in the list)
-are taken apart by C++ before, and torch functions that torchax knows by name (`F.linear`,
-`torch.einsum`, `torch.linalg.solve`, ...) are called before: neither is in the table, so neither
-is cast. Convolutions, `linear`, `prelu`, `linalg.vecdot`, and `matmul` of two vectors stay in
-float32; `l1_loss`, `nll_loss`, `cross_entropy`, `kl_div` and eight other losses, `max_pool3d`,
-`adaptive_avg_pool3d` and the padding ops stay in 16 bits.
+torchax looks up a policy by the op that reaches it. C++ decomposes composite ops (76 of the 127 in
+the list) before that. torchax also knows some torch functions by name (`F.linear`,
+`torch.einsum`, `torch.linalg.solve`, ...) and calls them before that. In both cases the lookup
+finds no policy, and nothing is cast. Convolutions, `linear`, `prelu`, `linalg.vecdot`, and
+`matmul` of two vectors stay in float32. `l1_loss`, `nll_loss`, `cross_entropy`, `kl_div` and eight
+other losses, `max_pool3d`, `adaptive_avg_pool3d` and the padding ops stay in 16 bits.
 
 ```python
 with env, torchax.amp.autocast("jax", torch.bfloat16):
@@ -21,41 +22,42 @@ with env, torchax.amp.autocast("jax", torch.bfloat16):
     print(torch.mm(x.to("jax"), x.to("jax")).dtype)  # bfloat16
 ```
 
-The reference imitates it (the quirk `torchax-composites`), so that anything else in the same
-program is still seen.
+The reference imitates this bug, so any other bug in the same program still shows.
 
 ## torchax-float64: float64 is cast
 
-float64 is not eligible for autocast in torch. torchax asks `is_floating_point()` only: `mm` of
-float64 is bfloat16, `prod` of float64 is float32. (It shows in accuracy mode; otherwise float64
-is float32 from the start.)
+torch's autocast never casts float64. torchax only checks `is_floating_point()`: `mm` of float64
+gives bfloat16, and `prod` of float64 gives float32. (This shows in accuracy mode. In the default
+mode, float64 is float32 from the start.)
 
 ## torchax-torch-autocast: `torch.autocast("jax")` casts nothing
 
-`torch.autocast("jax")` is accepted, with the dtypes that torchax's device module names, and casts
-nothing: pytorch/xla#9361, which registered policies for it, was not merged; what was (#9364) is
-`torchax.amp.autocast`. `--backends='torchax[torch.autocast]'` runs contexts in this way.
+torch accepts `torch.autocast("jax")`, with the dtypes that torchax's device module names, but the
+context casts nothing. pytorch/xla#9361 registered policies for it, but was not merged. The merged
+change (#9364) added `torchax.amp.autocast` instead. `--backends='torchax[torch.autocast]'` runs
+programs under `torch.autocast("jax")`.
 
 ## torchax-promote: cat, stack and index_copy raise
 
-`cat`, `stack` and `index_copy`, and whatever is made of them (`hstack`, `diag_embed`, `gradient`,
-all recurrent layers), raise under `torchax.amp.autocast`: the promote policy reads `a.dtype` of
-each argument, and the first is a list.
+`cat`, `stack` and `index_copy` raise under `torchax.amp.autocast`. So does everything that calls
+them (`hstack`, `diag_embed`, `gradient`, all recurrent layers). The promote policy reads `a.dtype`
+of every argument, and lists and integers have no dtype.
 
 ```python
 with env, torchax.amp.autocast("jax", torch.bfloat16):
     torch.stack([x.to("jax")])  # AttributeError: 'list' object has no attribute 'dtype'
 ```
 
-## torchax-linear-inside: linear inside of linear_cross_entropy is cast
+## torchax-linear-inside: `linear` inside `linear_cross_entropy` is cast
 
-torch's C++ calls `linear` there, takes it apart into `mm` and `addmm`, and these have their
-policy. A call from Python is one torch function, which has none: `torchax-composites`.
+Inside `linear_cross_entropy`, torch's C++ calls `linear` and decomposes it into `mm` and `addmm`,
+which have policies. Called from Python, `linear` is one torch function without a policy
+([torchax-composites]).
 
-## torchax-rnn-dtypes: recurrent modules do not know of torchax's autocast
+## torchax-rnn-dtypes: recurrent modules ignore torchax's autocast
 
-`torch.nn.GRU`, `LSTM` and `RNN` refuse an input and weights of two dtypes, unless autocast is on.
-They ask torch, whose autocast is off.
+`torch.nn.GRU`, `LSTM` and `RNN` reject an input and weights of two dtypes unless autocast is on.
+They ask torch, whose own autocast is off.
 
 ```python
 with env, torchax.amp.autocast("jax", torch.bfloat16):
@@ -76,8 +78,8 @@ __all__ = ["BUGS"]
 BUGS = (
     Bug(
         id="torchax-composites",
-        what="convolutions, linear, einsum, prelu and most losses keep their dtypes under torchax's autocast",
-        why="composite ops are taken apart, or called as torch functions, before their policies are looked up",
+        what="torchax's autocast does not cast convolutions, linear, einsum, prelu and most losses",
+        why="composite ops are decomposed, or called as torch functions, before torchax looks up their policies",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*", "!torchax[torch.autocast]"),
@@ -88,8 +90,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-float64",
-        what="float64 tensors are cast by torchax's autocast",
-        why="it asks whether a tensor is floating point, and nothing else",
+        what="torchax's autocast casts float64 tensors",
+        why="it only checks whether a tensor is floating point",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*", "!torchax[torch.autocast]"),
@@ -107,7 +109,7 @@ BUGS = (
     Bug(
         id="torchax-torch-autocast",
         what="torch.autocast('jax') is accepted and casts nothing",
-        why="torchax registers no kernels for AutocastPrivateUse1; what casts is torchax.amp.autocast",
+        why="torchax registers no kernels for AutocastPrivateUse1; its own autocast is torchax.amp.autocast",
         link="https://github.com/pytorch/xla/pull/9361",
         torch=">=2.7",
         seen="2.13.0",
@@ -122,8 +124,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-promote",
-        what="cat, stack and index_copy, and what is made of them, raise under torchax's autocast",
-        why="its promote policy reads a dtype of every argument, of lists and integers too",
+        what="cat, stack, index_copy and every op that calls them raise under torchax's autocast",
+        why="its promote policy reads the dtype of every argument, including lists and integers",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -137,8 +139,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-linear-inside",
-        what="linear inside of linear_cross_entropy is cast, though linear itself is not",
-        why="torch's C++ takes it apart into mm and addmm, which have their policy; a call from Python is one torch function",
+        what="linear is cast inside linear_cross_entropy, but not when called from Python",
+        why="torch's C++ decomposes it into mm and addmm, which have policies; a call from Python is one torch function without one",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),
@@ -162,8 +164,8 @@ BUGS = (
     ),
     Bug(
         id="torchax-rnn-dtypes",
-        what="the modules RNN, GRU and LSTM raise for an input and weights of two dtypes under torchax's autocast",
-        why="they ask torch whether autocast is on, and torchax's autocast is not torch's",
+        what="RNN, GRU and LSTM modules reject an input and weights of two dtypes under torchax's autocast",
+        why="they ask whether torch's own autocast is on, and torchax's autocast does not turn it on",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*",),

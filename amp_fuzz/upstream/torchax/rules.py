@@ -1,6 +1,6 @@
-"""What torchax decides about the ops that autocast would cast, and what it calls in their place.
+"""Imitations of how torchax casts ops and of the functions that it calls instead of them.
 
-Several of these bugs are one imitation: which function stands in the place of an op hangs on all.
+One imitation covers several bugs, because the function that replaces an op depends on all of them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ RULES = frozenset(
         "torchax-torch-autocast",
     }
 )
-"""The bugs of torchax that are other rules of autocast. Several of them are one imitation."""
+"""The bugs of torchax that change rules of autocast. One imitation may cover several of them."""
 
 
 def imitation(names: frozenset[str]) -> Imitation:
-    """Return what the reference does otherwise while it imitates these bugs."""
+    """Return the imitation of these bugs."""
 
     def changed(semantics: Semantics) -> Semantics:
         rules: dict[str, Callable[..., Any]] = {}
@@ -54,7 +54,7 @@ def imitation(names: frozenset[str]) -> Imitation:
 
 
 def _intercepted(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
-    """Have the reference see each op of a program, where no autocast stands around it, too."""
+    """Let the reference intercept ops outside autocast contexts, too."""
 
     def intercepted(*inputs: Any) -> Any:
         with reference.intercepting():
@@ -64,7 +64,7 @@ def _intercepted(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
 
 
 def cutting(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
-    """Cut the graph of a program where torchax does."""
+    """Cut the autograd graph of a program where torchax does."""
 
     def cut(*inputs: Any) -> Any:
         with torchax.Cutting():

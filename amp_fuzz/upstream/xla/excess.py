@@ -1,4 +1,4 @@
-"""The excess precision of XLA: what follows takes a 16-bit result as it was before its rounding."""
+"""The excess precision of XLA: later ops use a 16-bit result as it was before rounding."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _16_BIT = (torch.bfloat16, torch.float16)
 
 
 class Excess(TorchDispatchMode):
-    """Compute with 16-bit results as they were before they were rounded.
+    """Compute with 16-bit results as they were before rounding.
 
-    Beside each of them stands what the op comes to in float32, and what is computed from it takes
-    that: XLA leaves a rounding out whose result it would make wide again. A value that is looked at
-    is rounded all the same, and so are the inputs of the first op.
+    The mode keeps the float32 result of an op beside each 16-bit result, and later ops use it: XLA
+    leaves out a rounding if it would widen the result again. Values that are observed are still
+    rounded, and so are the inputs of the first op.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Excess(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run an op, and what it is in float32 beside it."""
+        """Run an op, and run it in float32 beside it."""
         kwargs = kwargs or {}
         schema = func._schema
         if schema.is_mutable:
@@ -60,7 +60,7 @@ class Excess(TorchDispatchMode):
         try:
             with dispatch.exclude():
                 wide = func(*inputs[0], **inputs[1])
-        except RuntimeError:  # no kernel that takes these
+        except RuntimeError:  # no kernel for these dtypes
             return out
         note([] if views else seen)
         pairs = list(zip(flat(out), flat(wide), strict=True))
@@ -89,7 +89,7 @@ class Excess(TorchDispatchMode):
 
 
 def place(tensor: torch.Tensor) -> Any:
-    """Return what tells a tensor from any other: its memory, its dtype and its geometry."""
+    """Return the identity of a tensor: its memory, its dtype and its geometry."""
     where = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
     return (tensor.untyped_storage()._cdata, tensor.dtype, *where)
 
@@ -104,7 +104,7 @@ _noted: list[dict[str, None]] = []
 
 @contextmanager
 def noting() -> Iterator[dict[str, None]]:
-    """Collect the names of ops whose rounding `Excess` leaves out in a block."""
+    """Collect the names of the ops whose rounding `Excess` leaves out in a block."""
     _noted.append({})
     try:
         yield _noted[-1]
@@ -113,6 +113,6 @@ def noting() -> Iterator[dict[str, None]]:
 
 
 def note(names: Iterable[str]) -> None:
-    """Say of ops that their rounding was left out."""
+    """Record ops whose rounding was left out."""
     for names_ in _noted:
         names_.update(dict.fromkeys(names))

@@ -1,7 +1,7 @@
-"""Ops that XLA computes otherwise than torch's kernels, written again.
+"""Ops in torch, computed by XLA's formulas instead of those of torch's kernels.
 
-XLA has one approximation of each function for all of its devices. Where that is less exact than
-torch's, it is written again here, so that shadows follow its own cancellation.
+XLA has one approximation of each function for all of its devices. This module repeats those that
+are less exact than torch's, so the shadows include their cancellation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 
 
 def _kernels(functions: Mapping[Any, Callable[..., Any]]) -> dict[Any, Kernel]:
-    """Return functions as kernels, by overload. One that returns None leaves the op as it is."""
+    """Return functions as kernels, by overload. A function that returns None leaves the op to torch."""
 
     def kernel(function: Callable[..., Any]) -> Kernel:
         def computed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def _kernels(functions: Mapping[Any, Callable[..., Any]]) -> dict[Any, Kernel]:
 
 
 # Lanczos, A Precision Approximation of the Gamma Function, SIAM Series B, 1964, with g = 7 and 9
-# terms: what XLA lowers lgamma and digamma to in every precision.
+# terms. XLA lowers lgamma and digamma to it in every precision.
 _G = 7.0
 _BASE = 0.99999999999980993227684700473478
 _TERMS = (
@@ -49,14 +49,14 @@ _TERMS = (
 
 
 def _shifted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return where x is reflected, what the series is taken at, and t with its logarithm."""
+    """Return the mask of reflected x, the argument of the series, and t with its logarithm."""
     reflects = x < 0.5
     z = torch.where(reflects, -x, x - 1.0)
     return reflects, z, z + (_G + 0.5), math.log(_G + 0.5) + torch.log1p(z / (_G + 0.5))
 
 
 def _lgamma(x: torch.Tensor) -> torch.Tensor | None:
-    """Return log |gamma(x)|, which near its zeros at 1 and 2 cancels."""
+    """Return log |gamma(x)|. Its terms cancel near its zeros at 1 and 2."""
     wide = _computed(x)
     if wide is None:
         return None
@@ -74,7 +74,7 @@ def _lgamma(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _digamma(x: torch.Tensor) -> torch.Tensor | None:
-    """Return the derivative of `_lgamma`; of other than positive numbers, what torch's is."""
+    """Return the derivative of `_lgamma`, or torch's digamma of numbers that are not positive."""
     wide = _computed(x)
     if wide is None:
         return None
@@ -94,7 +94,7 @@ def _floating(x: torch.Tensor) -> torch.dtype:
 
 
 def _computed(x: torch.Tensor) -> torch.Tensor | None:
-    """Return x in float32, where XLA computes 16 bits and integers; float64 as it is."""
+    """Return x in the dtype in which XLA computes: float32 for 16 bits and integers, or float64."""
     return None if x.is_complex() else x if x.dtype is torch.float64 else x.float()
 
 
@@ -150,7 +150,7 @@ _TANH_BELOW = (
 
 
 def _fast_tanh(x: torch.Tensor) -> torch.Tensor:
-    """Return tanh of float32 by a quotient of polynomials; 1 from 7.9988 on."""
+    """Return tanh of float32 as a quotient of polynomials. It is 1 from 7.9988 on."""
     limited = x.clamp(-_TANH_LIMIT, _TANH_LIMIT)
     square = limited * limited
     quotient = limited * _polynomial(square, _TANH_ABOVE) / _polynomial(square, _TANH_BELOW)
@@ -158,7 +158,7 @@ def _fast_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def _polynomial(x: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
-    """Return a polynomial of float32 by Horner's rule, each step rounded once, as a fused one."""
+    """Return a polynomial of float32 by Horner's rule, with one rounding a step (fused)."""
     rounded = torch.tensor(factors, dtype=torch.float32).double().tolist()
     total = torch.full_like(x, rounded[0])
     for factor in rounded[1:]:
@@ -215,7 +215,7 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def _narrow(x: torch.Tensor) -> torch.Tensor | None:
-    """Return x in float32; None where XLA takes another function."""
+    """Return x in float32, or None if XLA computes it by another function."""
     return None if x.dtype is torch.float64 or x.is_complex() else x.float()
 
 
@@ -240,7 +240,7 @@ TANH: Mapping[Any, Kernel] = _kernels(
 
 
 def _dense(weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return the weight of a convolution without groups that has zeros between them."""
+    """Return the weight of a convolution without groups, with zeros between the groups."""
     outer, inner = weight.shape[0] // groups, weight.shape[1]
     parts = weight.new_zeros(groups, outer, groups, inner, *weight.shape[2:])
     for group in range(groups):
@@ -260,7 +260,7 @@ def _depthwise(
     groups: int,
     *_: Any,
 ) -> torch.Tensor | None:
-    """Multiply the channels of all other groups with 0 and add them, if float64 groups are one."""
+    """Also add 0 times the channels of all other groups, if float64 groups have one channel."""
     own = weight.shape[0] // groups if transposed else weight.shape[1]
     if x.dtype is not torch.float64 or groups == 1 or own != 1:
         return None
@@ -282,7 +282,7 @@ def _depthwise_backward(
     groups: int,
     mask: Any,
 ) -> Any:
-    """Do so with the channels of the gradient, if there is one for each group."""
+    """Do so with the channels of the gradient, if each group has one output."""
     own = weight.shape[1] if transposed else weight.shape[0] // groups
     if x.dtype is not torch.float64 or groups == 1 or own != 1 or not mask[0]:
         return None
@@ -306,7 +306,7 @@ DEPTHWISE: Mapping[Any, Kernel] = _kernels(
 
 
 def _masked(a: Any, b: Any) -> torch.Tensor | None:
-    """Choose 0 where a mask is off, though the other factor be infinite or NaN."""
+    """Return 0 where a mask is off, even if the other factor is infinite or NaN."""
     for mask, value in ((a, b), (b, a)):
         masks = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
         if masks and isinstance(value, torch.Tensor) and value.is_floating_point():
