@@ -18,6 +18,7 @@ from amp_fuzz.interfaces.cli.audit import audit
 from amp_fuzz.interfaces.cli.baseline import baseline
 from amp_fuzz.interfaces.cli.bisect import bisect
 from amp_fuzz.interfaces.cli.common import Exit, Internal, Stopped, version
+from amp_fuzz.interfaces.cli.compare import compare
 from amp_fuzz.interfaces.cli.doctor import doctor
 from amp_fuzz.interfaces.cli.explain import explain
 from amp_fuzz.interfaces.cli.known import known
@@ -72,7 +73,7 @@ def _commands(ctx: click.Context) -> int:
 
 for _command in (
     *(run, audit, replay, explain, minimize, repro, bisect),
-    *(baseline, known, policies, report, listing, doctor),
+    *(baseline, known, policies, report, compare, listing, doctor),
 ):
     _commands.add_command(_command)
 
