@@ -70,7 +70,7 @@ def test_a_step_that_ends_in_another_way_cannot_tell(code: int | None) -> None:
 # -- environments ---------------------------------------------------------------------------------
 
 
-def interpreter(folder: Path, version: str, code: int, said: str = "") -> Path:
+def interpreter(folder: Path, version: str, code: int, said: str = "torch") -> Path:
     """Write a program that has a torch of this version, in which every script ends like this."""
     python = folder / version / "bin" / "python"
     python.parent.mkdir(parents=True)
