@@ -141,9 +141,9 @@ def test_requirements_are_installed_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["", "envs/none", "~nobody-here/env", "python9.99"])
-def test_a_path_that_is_no_interpreter(name: str) -> None:
+def test_a_path_that_is_no_interpreter(name: str, tmp_path: Path) -> None:
     with pytest.raises(InterpreterError, match="no such interpreter or environment"):
-        environment(name, Path("unused"))
+        environment(name, tmp_path)
 
 
 @pytest.mark.parametrize(
