@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from amp_fuzz.records.schema import GIVEN
 from amp_fuzz.reports import Report
-from amp_fuzz.reports.view import BackendView, plural
+from amp_fuzz.reports.view import BackendView, FindingView, plural, view
 
 __all__ = ["Change", "Comparison", "Condition", "Speed", "compare", "conditions", "failing"]
 
-State: TypeAlias = Literal["new", "more", "fewer", "fixed", "gone", "not seen"]
+State: TypeAlias = Literal["new", "more", "fewer", "fixed", "changed", "gone", "not seen"]
 
 _GONE, _CHANGED = 0.01, 0.001  # chances below which a difference is said
 
@@ -23,10 +23,11 @@ class Change(NamedTuple):
     """A cause, or a known bug, on a backend.
 
     state: new: only the second run met it, and if it is a known bug, chance does not explain that.
-    fixed: the second run judged its case again, and both sides agreed. gone, more, fewer: chance
-    does not explain the numbers. not seen: chance may; said only of causes that are not known.
-    before, after: the cases that met it, of so many that were drawn. known: whether it is a known
-    bug. replay: a command, or "".
+    fixed: the second run judged its case again, and both sides agreed. changed: it did, and the
+    case is known now, or diverges by another cause. gone, more, fewer: chance does not explain the
+    numbers. not seen: chance may, or the second run never called its op; said only of causes that
+    are not known. before, after: the drawn cases that met it, of so many. Cases that are judged
+    again do not count. known: whether it is a known bug. replay: a command, or "".
     """
 
     state: State
@@ -74,7 +75,7 @@ def compare(before: Report, after: Report) -> Comparison:
     both = {speed.backend for speed in speeds}
     alone = {b.name for b in (*before.view.backends, *after.view.backends) if b.cases} - both
     changes = [change for change in _changes(before, after) if change.backend in both]
-    order: Sequence[State] = ("new", "more", "fewer", "fixed", "gone", "not seen")
+    order: Sequence[State] = ("new", "more", "fewer", "fixed", "changed", "gone", "not seen")
     changes.sort(key=lambda c: (c.known, order.index(c.state), -c.after, -c.before, c.id))
     return Comparison(
         before.view.run_id,
@@ -93,9 +94,13 @@ def _differ(before: Report, after: Report) -> Iterator[str]:
     yield from _line("seed", str(one.seed), str(other.seed))
     yield from _line("profile", one.profile, other.profile)
     yield from _line("options", " ".join(one.options), " ".join(other.options))
+    yield from _line("command", *(_SEED.sub("", run.command) for run in (one, other)))
     details = {b.name: b.detail for b in other.backends}
     for backend in one.backends:
         yield from _line(backend.name, backend.detail, details.get(backend.name, backend.detail))
+
+
+_SEED = re.compile(r" --(?:seed|store)=\S+")
 
 
 def _line(name: str, before: str, after: str) -> Iterator[str]:
@@ -115,8 +120,7 @@ def _speeds(before: Report, after: Report) -> Iterator[Speed]:
 
 def _drawn(report: Report, backend: BackendView) -> int:
     cases = report.data.cases
-    mine = cases[(cases["backend"] == backend.name) & ~cases["family"].isin(GIVEN)]
-    return len(mine)
+    return int(((cases["backend"] == backend.name) & ~cases["family"].isin(GIVEN)).sum())
 
 
 _Key: TypeAlias = tuple[str, bool, str]
@@ -126,15 +130,25 @@ def _changes(before: Report, after: Report) -> Iterator[Change]:
     """Yield what is not the same, as far as the numbers can tell."""
     drawn = {s.backend: s.cases for s in _speeds(before, after)}
     one, other = _causes(before), _causes(after)
-    agree = _agree(after)
+    again, called = _again(after), [_called(side) for side in (before, after)]
     for key in one.keys() | other.keys():
         backend, known, name = key
         was, now = (side[key].cases if key in side else 0 for side in (one, other))
         of = drawn.get(backend, (0, 0))
-        state = _state(was, now, of, known)
         met = other.get(key) or one[key]
-        if key not in other and (backend, met.case) in agree:
-            state = "fixed"
+        state = _state(was, now, of)
+        if key not in one:
+            state = "new" if state == "new" or not known else None
+        elif key not in other:
+            state = "gone" if state == "gone" else None if known else "not seen"
+            if (backend, met.op) in called[0] - called[1]:
+                state = None if known else "not seen"
+            judged = again.get((backend, met.case), state)
+            # Nondeterminism that does not show proves nothing.
+            if (met.kind, judged) != ("nondeterminism", "fixed"):
+                state = judged
+        elif state in ("new", "gone"):
+            state = "more" if state == "new" else "fewer"
         if state is not None:
             yield Change(state, backend, name, met.title, was, now, *of, known, met.replay)
 
@@ -143,39 +157,65 @@ class _Cause(NamedTuple):
     title: str
     cases: int
     case: str
+    kind: str
+    op: str
     replay: str
 
 
 def _causes(report: Report) -> Mapping[_Key, _Cause]:
-    """Return the causes that a run met among the cases that it drew, by backend."""
+    """Return the causes that a run met, by backend, with the numbers of drawn cases.
+
+    Causes with one fingerprint, which behave as different policies, are one.
+    """
+    cases = report.data.cases
+    drawn = view(replace(report.data, cases=cases[~cases["family"].isin(GIVEN)]), ())
+    counts: dict[_Key, int] = {}
+    for new in drawn.new:
+        counts.setdefault(_key(new), new.cases)
+    for known in drawn.known:
+        counts |= {(backend, True, known.id): n for backend, n in known.backends}
     found: dict[_Key, _Cause] = {}
     for new in report.view.new:
-        record = new.record
-        name = record.fingerprint or record.id
+        record, key = new.record, _key(new)
         title = f"{new.title} on {record.backend}"
-        found[record.backend, False, name] = _Cause(title, new.cases, new.id, new.replay)
+        cause = _Cause(title, counts.get(key, 0), new.id, record.kind, record.op, new.replay)
+        found.setdefault(key, cause)
     for known in report.view.known:
-        for backend, cases in known.backends:
-            found[backend, True, known.id] = _Cause(known.what, cases, "", known.replay)
+        # Ops of a known bug are told only if it has one.
+        op = known.ops[0][0] if len(known.ops) == 1 else ""
+        for backend, _ in known.backends:
+            key = backend, True, known.id
+            found[key] = _Cause(known.what, counts.get(key, 0), "", "", op, known.replay)
     return found
 
 
-def _agree(report: Report) -> set[tuple[str, str]]:
-    """Return the findings of the store that a run judged again, and that agreed."""
+def _key(new: FindingView) -> _Key:
+    return new.record.backend, False, new.record.fingerprint or new.id
+
+
+def _again(report: Report) -> dict[tuple[str, str], State]:
+    """Return what became of the findings that a run judged again, by backend and case."""
     cases = report.data.cases
-    mine = cases[cases["family"].isin(GIVEN) & cases["outcome"].isin(["agreed", "raised"])]
-    return set(zip(mine["backend"], mine["id"], strict=True))
+    mine = cases[cases["family"].isin(GIVEN)]
+    found: dict[tuple[str, str], State] = {}
+    for backend, case, outcome in zip(mine["backend"], mine["id"], mine["outcome"], strict=True):
+        found[backend, case] = "fixed" if outcome in ("agreed", "raised") else "changed"
+    return found
 
 
-def _state(before: int, after: int, drawn: tuple[int, int], known: bool) -> State | None:
-    """Return how the numbers differ; None if chance explains it and nobody needs to know."""
+def _called(report: Report) -> set[tuple[str, str]]:
+    """Return the ops of the catalogue that the cases of a run called, by backend."""
+    ops = report.data.ops
+    return set(zip(ops["backend"], ops["op"], strict=True))
+
+
+def _state(before: int, after: int, drawn: tuple[int, int]) -> State | None:
+    """Return how the numbers of drawn cases differ; None if chance explains it."""
     chance = _chance(before, after, drawn)
-    if not before:
-        return "new" if chance < _GONE or not known else None
-    if not after:
-        return "gone" if chance < _GONE else None if known else "not seen"
-    if chance >= _CHANGED:
+    if chance >= (_CHANGED if before and after else _GONE):
         return None
+    if not before or not after:
+        return "gone" if before else "new"
     return "more" if after * drawn[0] > before * drawn[1] else "fewer"
 
 
@@ -231,8 +271,9 @@ def failing(comparison: Comparison, wanted: Iterable[Condition]) -> Iterator[str
             case "fewer-kernels":
                 for speed in comparison.backends:
                     if (less := speed.reached[0] - speed.reached[1]) > 0:
-                        yield f"{speed.backend} reaches {plural(less, 'kernel')} less"
+                        yield f"{speed.backend} reaches {plural(less, 'kernel')} fewer"
             case name:
                 count = sum(c.state == name and not c.known for c in comparison.changes)
                 if count:
-                    yield f"{plural(count, 'cause')} {'is' if count == 1 else 'are'} {name}"
+                    how = "met more often" if name == "more" else name
+                    yield f"{plural(count, 'cause')} {'is' if count == 1 else 'are'} {how}"

@@ -15,13 +15,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from filelock import FileLock
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from amp_fuzz.findings.repro.trial import Tried, tried
 from amp_fuzz.runs.policies import InterpreterError, python_of
@@ -62,7 +62,15 @@ class Environment:
         return Version(self.version)
 
 
-_ASK = "from importlib.metadata import version; print(version({!r}))"
+# Without the current folder: a checkout of torch there has metadata of its own, and a module there
+# must not replace one of the standard library's.
+_ASK = """\
+import sys
+sys.path = [folder for folder in sys.path if folder]
+from importlib.metadata import version
+print(version({!r}))
+"""
+_SECONDS = 600  # for an interpreter's answer
 
 
 def environment(name: str, cache: Path, package: str = "torch") -> Environment:
@@ -73,21 +81,51 @@ def environment(name: str, cache: Path, package: str = "torch") -> Environment:
     `cache`. package: the one whose version counts. Raises `InterpreterError` for a path that is no
     interpreter, and `EnvironmentMissing` if requirements cannot be installed.
     """
-    python = str(python_of(name)) if Path(name).expanduser().exists() else ""
-    if not python:
-        if os.sep in name.partition("==")[0].split(" ")[0]:
-            raise InterpreterError(f"{name}: no such interpreter or environment")
-        python = _made(name, cache)
-    done = _run([python, "-c", _ASK.format(package)], InterpreterError, name)
-    return Environment(name, python, done.strip())
+    if _requires(name):
+        try:
+            python = _made(name, cache)
+        except OSError as error:
+            raise EnvironmentMissing(f"{name}: {cache}: {error.strerror or error}") from error
+    else:
+        python = _existing(name)
+    said = _run([python, "-c", _ASK.format(package)], InterpreterError, name, _SECONDS).strip()
+    try:
+        Version(said)
+    except InvalidVersion as error:
+        raise InterpreterError(f"{name}: {said[:80]!r} is no version of {package}") from error
+    return Environment(name, python, said)
+
+
+def _requires(name: str) -> bool:
+    """Return whether it is requirements: options, a URL, a wheel, or no path at all."""
+    first = name.split(" ")[0]
+    if first.startswith("-") or "://" in first or first.endswith(".whl"):
+        return True
+    paths = os.sep in first.partition("==")[0] or re.fullmatch(r"python[\d.]*", name)
+    return bool(name.strip()) and not paths and not Path(name).exists()
+
+
+def _existing(name: str) -> str:
+    """Return the interpreter of a path, or of a command such as ``python3.12``."""
+    command = shutil.which(name) if name and not Path(name).is_dir() else None
+    try:
+        found = python_of(command or name)
+    except RuntimeError:  # ~nobody
+        found = Path(name)
+    if not found.is_file():
+        raise InterpreterError(f"{name}: no such interpreter or environment")
+    return str(found)
 
 
 def _made(requirements: str, cache: Path) -> str:
     """Return the interpreter of an environment with these requirements."""
-    words = shlex.split(requirements)
+    try:
+        words = shlex.split(requirements)
+    except ValueError as error:
+        raise InterpreterError(f"{requirements}: {error}") from error
     plain = re.sub(r"[^\w.=-]+", "-", requirements)[:60].strip("-")
     key = hashlib.sha256(f"{sys.version_info[:2]} {words}".encode()).hexdigest()[:8]
-    folder = cache / f"{plain}-{key}"
+    folder = cache.absolute() / f"{plain}-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f"{folder.name}.lock"):
         python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -106,17 +144,29 @@ def _making(folder: Path, python: str, words: Sequence[str]) -> Iterator[list[st
         yield [uv, "venv", "--quiet", "--python", sys.executable, str(folder)]
         yield [uv, "pip", "install", "--quiet", "--python", python, *words]
         return
-    yield [sys.executable, "-m", "venv", str(folder)]
-    yield [python, "-m", "pip", "install", "--quiet", "--no-input", *words]
+    # -I: a module in the current folder is not one of pip's.
+    yield [sys.executable, "-I", "-m", "venv", str(folder)]
+    quiet = ("--quiet", "--no-input", "--disable-pip-version-check")
+    yield [python, "-I", "-m", "pip", "install", *quiet, *words]
 
 
-def _run(command: list[str], error: type[Exception], name: str) -> str:
+def _run(
+    command: list[str], error: type[Exception], name: str, timeout: float | None = None
+) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, check=False, text=True, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            check=False,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
         )
     except OSError as failed:
         raise error(f"{name}: {command[0]}: {failed.strerror}") from failed
+    except subprocess.TimeoutExpired as failed:
+        raise error(f"{name}: no answer after {timeout} s") from failed
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise error(f"{name}: {lines[-1].strip()}")
@@ -142,8 +192,10 @@ def step(run: Callable[[], Tried], least: int) -> Step:
     while len(codes) < least or (_differ(codes) and len(codes) < _MOST):
         codes.append(run())
         if codes[-1].code not in (0, 1):  # 125, or it died
-            return Step("cannot tell", len(codes), detail=str(codes[-1]))
+            break
     bad = sum(one.reproduces for one in codes)
+    if not bad and codes[-1].code != 0:
+        return Step("cannot tell", len(codes), detail=str(codes[-1]))
     return Step("there" if bad else "gone", len(codes), bad)
 
 
@@ -205,6 +257,7 @@ def bisect(
     environments: Sequence[Environment],
     likely: Environment,
     *,
+    environ: Mapping[str, str],
     least: int,
     timeout: float,
     memory: float,
@@ -212,8 +265,9 @@ def bisect(
 ) -> Range | None:
     """Search for the range of a script's finding in environments that are sorted; None: nowhere.
 
-    likely: an environment that should have it; if not, the others are asked, newest first. least:
-    how often a script runs, at least. timeout: CPU seconds of a run. memory: GiB. said: is told of
+    likely: an environment that should have it; if not, the others are asked, newest first. environ:
+    the variables of the scripts. least: how often a script runs, at least; once a step was flaky,
+    the following ones run more often. timeout: CPU seconds of a run. memory: GiB. said: is told of
     each step.
     """
     steps: dict[int, Step] = {}
@@ -223,9 +277,10 @@ def bisect(
             one = environments[position]
 
             def run() -> Tried:
-                return tried(script, os.environ, one.python, timeout=timeout, memory=memory)
+                return tried(script, environ, one.python, timeout=timeout, memory=memory)
 
-            steps[position] = step(run, least)
+            flaky = any(0 < known.bad < known.runs for known in steps.values())
+            steps[position] = step(run, max(least, _MOST) if flaky else least)
             said(one, steps[position])
         return steps[position].state
 

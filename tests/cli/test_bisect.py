@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amp_fuzz.findings.repro.script import BITS
 from amp_fuzz.findings.repro.trial import Tried
-from amp_fuzz.runs.bisect import EnvironmentMissing, Range, environment, search, step
+from amp_fuzz.interfaces.cli.bisect import bisect as command
+from amp_fuzz.runs import bisect as core
+from amp_fuzz.runs.bisect import (
+    Environment,
+    EnvironmentMissing,
+    Range,
+    Step,
+    environment,
+    search,
+    step,
+)
 from amp_fuzz.runs.policies import InterpreterError
 
 Command = Callable[..., Any]
@@ -60,6 +74,28 @@ def test_a_step_repeats_what_is_flaky() -> None:
     assert (flaky.state, flaky.bad, flaky.runs) == ("there", 1, 5)
 
 
+@pytest.mark.parametrize("code", [125, -11, None])
+def test_one_run_that_reproduces_is_enough(code: int | None) -> None:
+    found = step(runs(1, code), 2)
+    assert (found.state, found.bad, found.runs) == ("there", 1, 2)
+
+
+def test_once_a_step_was_flaky_the_others_run_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {"a": [0, 0, 0, 1, 0], "b": [0, 1, 0, 0, 0]}
+
+    def fake(script: str, environ: Any, python: str, **limits: float) -> Tried:
+        return Tried(codes[python].pop(0), "a line")
+
+    monkeypatch.setattr(core, "tried", fake)
+    steps: list[Step] = []
+    both = [Environment(name, name, version) for name, version in (("a", "1.0"), ("b", "2.0"))]
+    limits = {"timeout": 1.0, "memory": 1.0}
+    said = lambda one, step: steps.append(step)  # noqa: E731
+    found = core.bisect("", both, both[1], environ={}, least=2, said=said, **limits)
+    assert found == Range(0, 1, None, None)
+    assert [(step.bad, step.runs) for step in steps] == [(1, 5), (1, 5)]
+
+
 @pytest.mark.parametrize("code", [125, -11, None, 2])
 def test_a_step_that_ends_in_another_way_cannot_tell(code: int | None) -> None:
     found = step(runs(0, code), 2)
@@ -70,7 +106,7 @@ def test_a_step_that_ends_in_another_way_cannot_tell(code: int | None) -> None:
 # -- environments ---------------------------------------------------------------------------------
 
 
-def interpreter(folder: Path, version: str, code: int, said: str = "") -> Path:
+def interpreter(folder: Path, version: str, code: int, said: str = "torch") -> Path:
     """Write a program that has a torch of this version, in which every script ends like this."""
     python = folder / version / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -104,9 +140,55 @@ def test_requirements_are_installed_once(tmp_path: Path, monkeypatch: pytest.Mon
     ]
 
 
-def test_a_path_that_is_no_interpreter() -> None:
+@pytest.mark.parametrize("name", ["", "envs/none", "~nobody-here/env", "python9.99"])
+def test_a_path_that_is_no_interpreter(name: str, tmp_path: Path) -> None:
     with pytest.raises(InterpreterError, match="no such interpreter or environment"):
-        environment("envs/none", Path("unused"))
+        environment(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("/bin/echo", "is no version of torch"), ('torch=="2', "No closing quotation")],
+)
+def test_what_is_no_environment_is_an_error_of_the_user(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InterpreterError, match=said):
+        environment(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "--index-url=https://127.0.0.1/none torch",
+        "https://127.0.0.1/torch.whl",
+        "./torch-2.9.1.whl",
+    ],
+)
+def test_requirements_with_a_slash(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "_made", lambda requirements, cache: f"made of {requirements}")
+    monkeypatch.setattr(core, "_run", lambda command, *_: "2.9.1\n")
+    assert environment(name, tmp_path).python == f"made of {name}"
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    cache = tmp_path / "file"
+    cache.touch()
+    with pytest.raises(EnvironmentMissing, match="File exists"):
+        environment("torch==2.9.1", cache)
+
+
+def test_a_checkout_in_the_current_folder_is_not_the_torch_of_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "torch.egg-info"
+    info.mkdir()
+    (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
+    (tmp_path / "csv.py").write_text("raise SystemExit('a module of the current folder ran')\n")
+    monkeypatch.chdir(tmp_path)
+    assert environment(sys.executable, tmp_path).version == metadata.version("torch")
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -151,6 +233,50 @@ def test_a_finding_that_is_nowhere(
     assert (done.code, done.err) == (5, "")
     assert done.out.endswith("it reproduces in none of them\n")
     assert done.out.count("agrees") == 2
+
+
+def test_a_second_environment_of_a_version_is_named(amp_fuzz: Command, tmp_path: Path) -> None:
+    path = FINDINGS / "issue-cache-ignores-dtype.json"
+    others = [interpreter(tmp_path, f"97.0+{build}", 1) for build in ("cpu", "cu130")]
+    done = amp_fuzz("bisect", path, *[f"--with={other}" for other in others])
+    said = f"skipped: {others[1]}: torch 97.0+cu130, and {others[0]} has 97.0+cpu"
+    assert said in done.out.splitlines()
+
+
+def test_environments_that_cannot_tell_are_not_said_to_agree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(core, "tried", lambda *_, **__: Tried(125, "no module"))
+    path = FINDINGS / "issue-cache-ignores-dtype.json"
+    words = [str(path), f"--with={interpreter(tmp_path, '97.0', 0)}"]
+    done = CliRunner().invoke(command, words)
+    assert done.output.endswith("none of them can tell\n")
+
+
+def test_a_script_runs_as_in_the_shell_of_its_reader(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A backend may change variables. A script that compares bits says so."""
+
+    def code_of(*_: Any) -> str:
+        monkeypatch.setenv("AMP_FUZZ_ODD", "1")
+        return f"# {BITS}"
+
+    seen: list[Any] = []
+
+    def tried(script: str, environ: Any, *_: Any, **limits: Any) -> Tried:
+        seen.append(environ)
+        return Tried(1, "")
+
+    module = sys.modules["amp_fuzz.interfaces.cli.bisect"]  # the package has a command of its name
+    monkeypatch.setattr(module, "code_of", code_of)
+    monkeypatch.setattr(core, "tried", tried)
+    path = FINDINGS / "issue-cache-ignores-dtype.json"
+    words = [str(path), f"--with={interpreter(tmp_path, '97.0', 0)}"]
+    done = CliRunner().invoke(command, words)
+    assert "the script compares bits: " in done.output
+    assert seen
+    assert not any("AMP_FUZZ_ODD" in environ for environ in seen)
 
 
 def test_what_cannot_be_installed_is_said(amp_fuzz: Command, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from amp_fuzz.interfaces.cli.compare import compare as command
-from amp_fuzz.records.schema import BackendRecord, CaseRecord, Record, RunRecord
+from amp_fuzz.records.schema import BackendRecord, CaseRecord, Outcome, Record, RunRecord
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports import read
 from amp_fuzz.reports.compare import Comparison, _chance, compare, conditions, failing
@@ -22,9 +22,15 @@ BACKEND = BackendRecord("eager-cpu", "cpu", "torch 2.13.0", (CAT, MM))
 
 
 def run_of(
-    store: Store, name: str, records: Sequence[Record], seed: int = 7, torch: str = "2.13.0"
+    store: Store,
+    name: str,
+    records: Sequence[Record],
+    seed: int = 7,
+    torch: str = "2.13.0",
+    command: str = "",
 ) -> None:
-    store.begin(RunRecord(name, seed, "dev", (BACKEND,), {"torch": torch}, "2026-01-02T03:04:05Z"))
+    started = "2026-01-02T03:04:05Z"
+    store.begin(RunRecord(name, seed, "dev", (BACKEND,), {"torch": torch}, started, command))
     writer = store.writer(name, "0")
     for record in records:
         writer.write(record)
@@ -107,6 +113,63 @@ def test_a_finding_whose_case_agrees_now_is_fixed(tmp_path: Path) -> None:
     assert states(seen) == [("not seen", False, 1, 0)]
 
 
+def again(outcome: Outcome, id_: str = BIG.id, known: str = "") -> CaseRecord:
+    """Return the record of a finding of the store that a run judged again."""
+    kind = "dtype" if outcome in ("known", "diverged") else ""
+    spent = {"backend": 0.1}
+    return CaseRecord(
+        id_, "eager-cpu", "findings", outcome, (CAT,), (), spent, kind, CAT, known=known
+    )
+
+
+def test_nondeterminism_that_does_not_show_is_not_fixed(tmp_path: Path) -> None:
+    before = [*drawn(200), replace(found(BIG, kind="nondeterminism"), fingerprint=GROUP)]
+    seen = compared(tmp_path, before, [*drawn(200), again("agreed")])
+    assert states(seen) == [("not seen", False, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "known"), [("known", "promote-foreign-half"), ("diverged", "")]
+)
+def test_a_finding_that_diverges_in_another_way_now_is_not_gone(
+    tmp_path: Path, outcome: Outcome, known: str
+) -> None:
+    """Its fingerprint is not in the second run: the bug got a record, or torch changed."""
+    still = replace(again(outcome, known=known), groups=("9876543210",) if not known else ())
+    seen = compared(tmp_path, drawn(200, 40), [*drawn(240), still])
+    assert ("changed", False, 40, 0) in states(seen)
+    assert not {"gone", "fixed"} & {state for state, *_ in states(seen)}
+
+
+def test_cases_that_are_judged_again_do_not_count(tmp_path: Path) -> None:
+    """A store of forty findings of one cause is judged again by each run: the cause is no rarer."""
+    many = [
+        replace(again("diverged", f"{i:016x}"), groups=(GROUP,)) for i in range(40)
+    ]  # one cause, met by one drawn case of the first run, and by none of the second
+    cause = replace(found(BIG), fingerprint=GROUP)
+    seen = compared(tmp_path, drawn(200, 1), [*drawn(200), *many, cause])
+    assert states(seen) == []
+    seen = compared(tmp_path / "more", drawn(200, 1), [*drawn(200, 2), *many])
+    assert states(seen) == []
+
+
+def test_a_cause_whose_op_was_not_called_is_not_gone(tmp_path: Path) -> None:
+    """As with ``--ops`` of the second run."""
+    other = [replace(one, ops=(MM,)) for one in drawn(200) if isinstance(one, CaseRecord)]
+    assert states(compared(tmp_path, drawn(200, 40), other)) == [("not seen", False, 40, 0)]
+
+
+def test_the_commands_differ(tmp_path: Path) -> None:
+    store = Store(tmp_path / ".amp-fuzz")
+    for name, command_ in (
+        ("r1", "amp-fuzz run --seed=1"),
+        ("r2", "amp-fuzz run --seed=2 --ops=mm"),
+    ):
+        run_of(store, name, drawn(10), command=command_)
+    seen = compare(read(store, "r1"), read(store, "r2"))
+    assert seen.differ == ("command: amp-fuzz run -> amp-fuzz run --ops=mm",)
+
+
 def test_the_chance_is_that_of_a_binomial_distribution() -> None:
     assert _chance(3, 0, (100, 100)) == pytest.approx(1 / 8)
     assert _chance(0, 3, (100, 300)) == pytest.approx(27 / 64)
@@ -145,13 +208,18 @@ def test_conditions() -> None:
         (
             [replace(ran(), kernels=(), seconds={"backend": 0.5})],
             "fewer-kernels",
-            "eager-cpu reaches 1 kernel less",
+            "eager-cpu reaches 1 kernel fewer",
         ),
     ],
 )
 def test_what_fails(tmp_path: Path, other: list[Record], wanted: str, said: str) -> None:
     seen = compared(tmp_path, drawn(100), other)
     assert ", ".join(failing(seen, conditions(wanted))) == said
+
+
+def test_more_fails(tmp_path: Path) -> None:
+    seen = compared(tmp_path, drawn(200, 2), drawn(200, 60))
+    assert list(failing(seen, conditions("new,more"))) == ["1 cause is met more often"]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +230,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke = CliRunner().invoke
     plain = invoke(command, ["latest~1"])
     assert "torch: 2.13.0 -> 2.15.0" in plain.output
+    assert "B r2: torch 2.15.0, seed 7, 130 cases, did not end\n" in plain.output
     assert f"new: dtype at cat on eager-cpu [{GROUP}]: 0 of 100 -> 30 of 130 cases" in plain.output
     assert "amp-fuzz replay " in plain.output
     other = tmp_path / "elsewhere"

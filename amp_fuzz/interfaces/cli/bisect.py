@@ -72,32 +72,43 @@ def bisect(
     """
     from amp_fuzz.runs import bisect as core
 
+    environ = dict(os.environ)  # as the reader's: backends may change ours
     chosen = resolve_options(given).options
     job = job_of(case, Store(chosen.store), backend)
+    from amp_fuzz.findings.repro.script import BITS
+
     with waiting("writing the script"):
         script = code_of(job, chosen, "script")
     found = _environments(others, Path(cache) if cache else _cache(), package)
     say(f"{job.case.id} on {job.backend}")
+    if BITS in script:
+        say(f"  {_BITS}")
     width = max(len(one.version) for one in found)
+    told = set[str]()
 
     def said(one: Environment, step: Step) -> None:
+        told.add(step.state)
         say(f"  {package} {one.version:<{width}}  {_told(step)}  ({one.name})")
 
     with waiting("running the script"):
         ranged = core.bisect(
             script,
             found,
-            next(one for one in found if one.python == sys.executable),
+            next(one for one in found if one.name == sys.executable),
+            environ=environ,
             least=repeat,
             timeout=chosen.timeout,
             memory=chosen.memory,
             said=said,
         )
     if ranged is None:
-        say("it reproduces in none of them")
+        say("it reproduces in none of them" if "gone" in told else "none of them can tell")
         return Exit.NOTHING
     say(_summary(found, ranged))
     return Exit.OK
+
+
+_BITS = "the script compares bits: a torch whose kernels round differently reproduces it too"
 
 
 def _cache() -> Path:
@@ -120,7 +131,9 @@ def _environments(others: tuple[str, ...], cache: Path, package: str) -> list[En
         except core.EnvironmentMissing as error:
             say(f"skipped: {error}")
             continue
-        found.setdefault(one.version.partition("+")[0], one)
+        other = found.setdefault(one.version.partition("+")[0], one)
+        if other is not one:
+            say(f"skipped: {name}: {package} {one.version}, and {other.name} has {other.version}")
     return sorted(found.values(), key=lambda one: one.order)
 
 

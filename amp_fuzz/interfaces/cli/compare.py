@@ -47,8 +47,8 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     store, whose latest run it is. Without B, the latest run.
 
     A difference that chance explains is not listed. A cause that B did not meet is fixed if B
-    judged its case again and both sides agreed; gone if B drew enough cases to have met it; else
-    not seen.
+    judged its case again and both sides agreed; changed if its case is known now or diverges by
+    another cause; gone if B drew enough cases to have met it; else not seen.
 
     Exit codes: 0, whatever differs; 1 if a condition of --fail-on holds; 5 if no backend ran in
     both.
@@ -101,7 +101,9 @@ def _run(store: Store, name: str) -> tuple[Store, str]:
 def _head(report: Any) -> str:
     run = report.data.run
     torch = run.versions.get("torch", "?")
-    return f"{run.id}: torch {torch}, seed {run.seed}, {plural(report.view.cases, 'case')}"
+    cases = f"{report.view.cases:,} case{'s' * (report.view.cases != 1)}"
+    ended = "" if report.data.state == "ended" else ", did not end"
+    return f"{run.id}: torch {torch}, seed {run.seed}, {cases}{ended}"
 
 
 def _lines(found: Comparison) -> Iterator[str]:
