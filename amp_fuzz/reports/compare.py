@@ -59,13 +59,17 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs. differ: what else differs between them, a line each: versions, seeds, options."""
+    """Two runs. differ: what else differs between them, a line each: versions, seeds, options.
+
+    missing, added: backends that ran in the first only, and in the second only.
+    """
 
     before: str
     after: str
     differ: tuple[str, ...]
     backends: tuple[Speed, ...]
     missing: tuple[str, ...]
+    added: tuple[str, ...]
     changes: tuple[Change, ...]
 
 
@@ -73,7 +77,7 @@ def compare(before: Report, after: Report) -> Comparison:
     """Compare two runs, by backend and cause."""
     speeds = tuple(_speeds(before, after))
     both = {speed.backend for speed in speeds}
-    alone = {b.name for b in (*before.view.backends, *after.view.backends) if b.cases} - both
+    ran, runs = ({b.name for b in side.view.backends if b.cases} for side in (before, after))
     changes = [change for change in _changes(before, after) if change.backend in both]
     order: Sequence[State] = ("new", "more", "fewer", "fixed", "changed", "gone", "not seen")
     changes.sort(key=lambda c: (c.known, order.index(c.state), -c.after, -c.before, c.id))
@@ -82,7 +86,8 @@ def compare(before: Report, after: Report) -> Comparison:
         after.view.run_id,
         tuple(_differ(before, after)),
         speeds,
-        tuple(sorted(alone)),
+        tuple(sorted(ran - both)),
+        tuple(sorted(runs - both)),
         tuple(changes),
     )
 
@@ -261,7 +266,13 @@ def conditions(text: str) -> tuple[Condition, ...]:
 
 
 def failing(comparison: Comparison, wanted: Iterable[Condition]) -> Iterator[str]:
-    """Yield a line for each condition that holds."""
+    """Yield a line for each condition that holds, and for what ran in the first run only.
+
+    What did not run proves nothing. Without a condition, nothing fails.
+    """
+    wanted = tuple(wanted)
+    for name in comparison.missing if wanted else ():
+        yield f"{name} ran in A and not in B"
     for condition in wanted:
         match condition.name:
             case "slower":

@@ -239,6 +239,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert invoke(command, [one, "r2"]).output.startswith("A r9: torch 2.13.0")
 
 
+def test_what_did_not_run_again_fails_if_anything_may(tmp_path: Path) -> None:
+    two = [*drawn(10), ran(backend="fake-cuda")]
+    seen = compared(tmp_path, two, drawn(10))
+    assert (seen.missing, seen.added) == (("fake-cuda",), ())
+    assert list(failing(seen, conditions(""))) == []
+    assert list(failing(seen, conditions("slower:90"))) == ["fake-cuda ran in A and not in B"]
+    other = compared(tmp_path / "other", drawn(10), two)
+    assert (other.missing, other.added) == ((), ("fake-cuda",))
+    assert list(failing(other, conditions("slower:90"))) == []
+
+
 def test_its_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     from amp_fuzz.interfaces.cli import main

@@ -37,7 +37,8 @@ __all__ = ["compare"]
     metavar="CONDITION,...",
     default="",
     help="Exit with 1 if one holds: new (a cause that only B met), more (a cause met more often), "
-    "slower:PERCENT (cases a second), fewer-kernels (autocast kernels reached).",
+    "slower:PERCENT (cases a second), fewer-kernels (autocast kernels reached). A backend that "
+    "ran in A and not in B fails it too.",
 )
 @options("store")
 def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
@@ -110,8 +111,9 @@ def _lines(found: Comparison) -> Iterator[str]:
     if found.differ:
         yield "\nthe runs differ in"
         yield from (f"  {line}" for line in found.differ)
-    if found.missing:
-        yield f"\nonly in one of them: {', '.join(found.missing)}"
+    for side, names in (("A", found.missing), ("B", found.added)):
+        if names:
+            yield f"\nonly in {side}: {', '.join(names)}"
     if not found.backends:
         yield "\nno backend ran in both"
         return
