@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -54,9 +55,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have JAX keep what it compiles where these tests do, not with the user's."""
+    """Have JAX keep what it compiles where these tests do, not with the user's.
+
+    The workers of a session share it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("jax")))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(shared / "jax"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_devices() -> Iterator[None]:
+    """Have the processes of devices be forks of one that has imported torch and all."""
+    from tests.forks import fork_devices
+
+    with pytest.MonkeyPatch.context() as patch:
+        fork_devices(patch.setattr)
         yield
 
 

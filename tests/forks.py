@@ -13,12 +13,12 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver, process, reduction
+from multiprocessing import forkserver, popen_forkserver, process, reduction
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Done", "Forked", "fork_workers", "forked"]
+__all__ = ["Done", "Forked", "fork_devices", "fork_workers", "forked"]
 
 # Modules of what is installed alone: the server is started in any folder. `torch._dynamo` is what
 # torch imports at the first checkpoint, optimizer step or custom op.
@@ -118,6 +118,7 @@ def _fork_workers() -> None:
     # The server is no child of this process, which could ask it whether it runs.
     forkserver._forkserver.ensure_running = lambda: None
     fork_workers(setattr)
+    fork_devices(setattr)
 
 
 def fork_workers(replace: Callable[[Any, str, Any], object]) -> None:
@@ -130,6 +131,45 @@ def fork_workers(replace: Callable[[Any, str, Any], object]) -> None:
     context = _Context()
     context.set_forkserver_preload(PRELOADED)
     replace(audit, "_SPAWN", context)
+
+
+class _Device(Forked):
+    """The process of a device (`amp_fuzz.backends.process`): it imports JAX itself, if at all."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor: Any = descriptor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_descriptor": reduction.DupFd(self._descriptor)}
+
+    def main(self) -> None:
+        from amp_fuzz.backends.process import serve
+
+        serve(self._descriptor.detach(), os.getppid())
+
+
+def fork_devices(replace: Callable[[Any, str, Any], object]) -> None:
+    """Have the processes of devices be forks of the server.
+
+    A fork of this process cannot start a server for all: without one it starts a new process.
+
+    replace: as for `fork_workers`.
+    """
+    from amp_fuzz.backends import process as devices
+
+    started, owner, server = devices._started, os.getpid(), forkserver._forkserver
+
+    def start(descriptor: int) -> Any:
+        if os.getpid() != owner:
+            if server._forkserver_pid is None and server._forkserver_address is None:
+                return started(descriptor)
+            server.ensure_running = lambda: None
+        server.set_forkserver_preload(PRELOADED)
+        # Not `Process.start`: daemonic processes have devices, too.
+        return popen_forkserver.Popen(_Device(descriptor))
+
+    replace(devices, "_started", start)
 
 
 def forked(

@@ -325,8 +325,14 @@ class CompileBackend(TorchRepros, TorchBackend):
         if self.rung == "eager":
             return ""
         lines = ["import torch._functorch.config"]
-        if hasattr(torch._functorch.config, "backward_pass_autocast"):
-            context = _backward_context(self.configuring(case.plan), self.device)
+        context = _backward_context(self.configuring(case.plan), self.device)
+        # An older torch refuses the line. So leave it out where it changes nothing: it is the
+        # default, or there is no backward pass to trace.
+        if (
+            hasattr(torch._functorch.config, "backward_pass_autocast")
+            and context != "same_as_forward"
+            and any(spec.requires_grad for spec in case.program.inputs)
+        ):
             lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
         if case.plan.second != "none":
             lines.append("torch._functorch.config.donated_buffer = False")
@@ -336,7 +342,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             lines.append("torch._functorch.config.enable_autograd_cache = False")
             lines.append("import torch._inductor.config")
             lines.append("torch._inductor.config.fx_graph_cache = False")
-        return "\n".join(lines)
+        return "\n".join(lines) if len(lines) > 1 else ""
 
     def ladder(self) -> Sequence[Backend]:
         """Return the rungs below this one; for a variant of a rung, that rung too."""

@@ -97,6 +97,16 @@ class Sides(Protocol):
         """Run a case under the reference."""
 
 
+class _Process(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    pid: int
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
 @runtime_checkable
 class Says(Protocol):
     """Sides that say something of themselves when they start.
@@ -124,7 +134,7 @@ class Apart:
         self._served = 0
         self._said: object = None
         self._pipe: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
         self._lock = threading.Lock()
         self._owner = 0
 
@@ -184,13 +194,7 @@ class Apart:
         if Apart._holder is not None and Apart._holder is not self:
             Apart._holder.close()
         ours, theirs = Pipe()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
+        self._process = _started(theirs.fileno())
         theirs.close()
         atexit.register(self.close)
         try:
@@ -226,6 +230,17 @@ class Apart:
         self._pipe = self._process = None
         if Apart._holder is self:
             Apart._holder = None
+
+
+def _started(descriptor: int) -> _Process:
+    """Start a process that serves a pipe."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"from {__name__} import serve; serve({descriptor}, {os.getpid()})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL
+    )
 
 
 def serve(descriptor: int, parent: int) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "measure",
     "order",
     "page",
+    "python_of",
     "steps",
 ]
 
@@ -37,6 +38,7 @@ BUILDS: Mapping[str, Mapping[str, str]] = {
 """Kernels that only some builds of torch register, by device: the tables leave them out."""
 
 _SECONDS = 600
+_PYTHON = "Scripts/python.exe" if sys.platform == "win32" else "bin/python"
 
 
 class InterpreterError(ValueError):
@@ -55,11 +57,15 @@ class Measured(msgspec.Struct, frozen=True):
         return self.torch.partition("+")[0]
 
 
+def python_of(name: str) -> Path:
+    """Return the interpreter of a path: itself, or that of an environment's folder."""
+    path = Path(name).expanduser()
+    return path / _PYTHON if path.is_dir() else path
+
+
 def measure(python: str = sys.executable) -> Measured:
     """Ask an interpreter, or that of an environment's folder. Raises `InterpreterError`."""
-    path = Path(python).expanduser()
-    if path.is_dir():
-        path /= "Scripts/python.exe" if sys.platform == "win32" else "bin/python"
+    path = python_of(python)
     probe = resources.files("amp_fuzz.runs").joinpath("probe.py").read_text("utf-8")
     try:
         done = subprocess.run(

@@ -128,6 +128,8 @@ def test_jax_is_not_started_where_it_can_only_find_the_cpu(
     said = honest(())
     monkeypatch.setattr(platforms, "_asked", lambda settings: f"asked with {settings}")
     assert found() == said
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "anywhere")
+    assert found() == said
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with pytest.raises(PlatformError, match="asked with"):
         found()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz.interfaces.cli import main
+from amp_fuzz.records.store import Store
 from tests.forks import Done, forked
 
 PROGRAM = (
@@ -243,6 +244,13 @@ def fuzzed(
         "--workers=1",
     )
     return folder, run_in(folder, installed, "run", *arguments)
+
+
+@pytest.fixture(scope="session")
+def identity(fuzzed: tuple[Path, Done]) -> str:
+    """Return the id of what `fuzzed` found."""
+    (found,) = Store(fuzzed[0] / ".amp-fuzz").findings()
+    return found
 
 
 @pytest.fixture

@@ -28,12 +28,6 @@ CASE = Case(
 )
 
 
-@pytest.fixture(scope="session")
-def identity(fuzzed: tuple[Path, Any]) -> str:
-    (found,) = Store(fuzzed[0] / ".amp-fuzz").findings()
-    return found
-
-
 def test_replay_shows_what_was_found(
     amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str
 ) -> None:

@@ -195,7 +195,7 @@ ENDS = {
     "abort": "os.abort()",
     "exit": "os._exit(3)",
     "endless": "while True: pass",
-    "memory": "held = bytearray(b'1') * 2**31; import time; time.sleep(60)",
+    "memory": "held = bytearray(b'1') * (3 * 2**28); import time; time.sleep(60)",
 }
 
 
@@ -208,7 +208,7 @@ def test_a_kernel_that_ends_its_process_costs_no_more_than_its_cases(
     """The session goes on to its report, and the user's own tests run."""
     project.makeconftest(FAULT.format(first=ENDS[end]))
     seconds = 2 if end == "endless" else 30  # the memory itself takes seconds to fill
-    limits = (f"--amp-fuzz-timeout={seconds}", "--amp-fuzz-memory=1.5")
+    limits = (f"--amp-fuzz-timeout={seconds}", "--amp-fuzz-memory=0.5")
     limits += ("--amp-fuzz-cases=6", "--amp-fuzz-aimed=0")
     args = (*SMALL, CPU, "-W", QUIET, *limits, *spread)
     result = project.runpytest_subprocess(*args)

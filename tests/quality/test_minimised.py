@@ -33,11 +33,11 @@ from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, hunt, way
 
 
-def found(name: str, *focus: str, cases: int = 40) -> tuple[Judge, Verdict]:
+def found(name: str, *focus: str, cases: int = 40, seed: int = 0) -> tuple[Judge, Verdict]:
     """Return the first divergence that shows a fault, among programs with these ops."""
     fault = NUMERIC[name]
     judge = judge_of(backend_of(fault), shipped(), "none")
-    first = hunt(fault, list(way(cases, focus=focus)))
+    first = hunt(fault, list(way(cases, seed=seed, focus=focus)))
     assert first.case is not None, name
     with quiet():
         return judge, judge.judge(first.case)
@@ -65,15 +65,18 @@ def elements(case: Case) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "op", "most"),
+    ("name", "op", "most", "seed"),
     [
-        ("softmax-tail", "softmax", 1),
-        ("gelu-tanh", "gelu", 1),
-        ("layer-norm-no-eps", "layer_norm", 4),
+        # From a program of twelve statements; shadows of that of seed 0, a large SVD, take 20 s.
+        ("softmax-tail", "softmax", 1, 3),
+        ("gelu-tanh", "gelu", 1, 0),
+        ("layer-norm-no-eps", "layer_norm", 4, 0),
     ],
 )
-def test_a_fault_in_a_kernel_leaves_one_call_of_its_op(name: str, op: str, most: int) -> None:
-    judge, verdict = found(name, op)
+def test_a_fault_in_a_kernel_leaves_one_call_of_its_op(
+    name: str, op: str, most: int, seed: int
+) -> None:
+    judge, verdict = found(name, op, seed=seed)
     last, again = minimised(judge, verdict)
     assert ops(last.case) == [op] == [last.op]
     assert elements(last.case) <= most

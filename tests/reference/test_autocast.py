@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from packaging.version import Version
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten
@@ -61,6 +62,12 @@ REFERENCE = Side(
     reference.custom_fwd(device_type="cpu", cast_inputs=F32),
 )
 SIDES = pytest.mark.parametrize("side", [TORCH, REFERENCE], ids=["torch", "reference"])
+
+# Until torch 2.10 the cache keeps a cast that a pass without gradients made: the known bug
+# cache-ignores-grad-mode, which tests/upstream holds to its record.
+KEEPS_NO_GRAD = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.11"), reason="torch has the bug cache-ignores-grad-mode"
+)
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -222,6 +229,7 @@ def test_clear_cache_forgets() -> None:
         assert torch.mm(w, w)[0, 0].item() == 8.0
 
 
+@KEEPS_NO_GRAD
 @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
 def test_a_first_pass_without_gradients_does_not_keep_the_second_from_training(first: Any) -> None:
     def program(side: Side) -> Any:
@@ -721,7 +729,7 @@ def test_an_unknown_quirk_is_refused() -> None:
 # --- checkpoint and custom functions
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("use_reentrant", [pytest.param(True, marks=KEEPS_NO_GRAD), False])
 @pytest.mark.parametrize("inside", [True, False], ids=["backward_inside", "backward_outside"])
 def test_a_checkpoint_recomputes_under_the_state_of_the_forward_pass(
     use_reentrant: bool, inside: bool

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -138,6 +139,22 @@ def test_nothing_is_left_behind(run: Run, name: str) -> None:
     text = form(MM, name, Divergence("dtype", "v0", "this", "that"), prefix=prefix)
     code, printed, _ = run(text + LEAVES)
     assert (code, "2 passed" in printed) == (0, True), printed
+
+
+def test_a_string_of_a_case_stays_a_string() -> None:
+    """A case file may come from anybody, and `amp-fuzz repro` runs the test that it writes."""
+    (statement,) = MM.program.body
+    odd = msgspec.structs.replace(statement, kwargs=(("reduction", "'''; boom(); r'''"),))
+    made = MM.with_program(body=(odd,))
+    text = form(made, "eager-cpu", Divergence("crash", "", "an answer", "SIGSEGV"))
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    assert "boom" not in map(ast.unparse, (node.func for node in calls))
+    (script,) = (n.value for n in ast.parse(text).body if isinstance(n, ast.Assign))
+    assert "'''; boom(); r'''" in {
+        node.value
+        for node in ast.walk(ast.parse(ast.literal_eval(script)))
+        if isinstance(node, ast.Constant)
+    }
 
 
 def test_only_torch_and_pytest_are_imported() -> None:

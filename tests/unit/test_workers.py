@@ -202,15 +202,15 @@ def test_a_case_that_takes_too_much_memory_is_ended(fragile: Installer, store: S
 
     def what(case: Case) -> None:
         if case.id == greedy:
-            held = [bytearray(os.urandom(1) * 2**28) for _ in range(8)]
+            held = [bytearray(os.urandom(1) * 2**26) for _ in range(12)]
             time.sleep(60)
             del held
 
     fragile(what)
-    events = worked(store, replace(SETTINGS, memory=1.5))
+    events = worked(store, replace(SETTINGS, memory=0.5))
     (crashed,) = [e.record for e in events if isinstance(e, Crashed)]
     assert (crashed.kind, crashed.case.id) == ("crash", greedy)
-    assert crashed.observed == "it held more than --memory=1.5 GiB"
+    assert crashed.observed == "it held more than --memory=0.5 GiB"
     assert len(ids(store)) == 39
 
 
@@ -219,7 +219,8 @@ def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
 ) -> None:
     """Cases that nobody drew die; those that were drawn only diverge."""
     fragile(lambda case: None)
-    cases = drawn()
+    settings = replace(SETTINGS, cases=12)
+    cases = drawn(settings)
     known = {case.id for case in cases}
 
     class Wrong(Widened):
@@ -230,7 +231,7 @@ def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
             return super().run(cases)
 
     monkeypatch.setitem(backends(), "fragile-cpu", Wrong("cpu"))
-    events = worked(store)
+    events = worked(store, settings)
     happened = [e.record for e in events if isinstance(e, Happened)]
     assert happened
     assert {r.kind for r in happened} == {"crash"}
@@ -461,13 +462,13 @@ def test_cases_that_take_too_much_memory_in_one_kernel_are_one_cause(store: Stor
     library = torch.library.Library("aten", "IMPL")
 
     def takes(*args: object) -> None:
-        held = [bytearray(os.urandom(1) * 2**26) for _ in range(24)]
+        held = [bytearray(os.urandom(1) * 2**26) for _ in range(12)]
         time.sleep(60)
         del held
 
     library.impl("exp", takes, "CPU")
     try:
-        worked(store, replace(KILLING, cases=3, ops=("exp",), memory=0.5), "eager-cpu")
+        worked(store, replace(KILLING, cases=2, ops=("exp",), memory=0.5), "eager-cpu")
     finally:
         library._destroy()
     died = died_in(store)

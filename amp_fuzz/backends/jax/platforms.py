@@ -148,13 +148,21 @@ def multiplying(precision: str) -> Iterator[None]:
         jax.config.update("jax_default_matmul_precision", before)
 
 
+_CACHE = ("JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE")
+
+
 def found() -> Platform:
     """Return the platform that a process would find, without taking it.
 
     A short process asks JAX, once for each environment: it takes seconds, and is left out where
-    only the CPU can be found. Raises `PlatformError`.
+    only the CPU can be found. Settings of JAX's compilation cache do not choose a platform. Raises
+    `PlatformError`.
     """
-    settings = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_", "TPU_"))}
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("JAX_", "XLA_", "TPU_")) and not name.startswith(_CACHE)
+    }
     if not settings and not _plugins():
         return _cpu()
     state = _asked(tuple(sorted(settings.items())))

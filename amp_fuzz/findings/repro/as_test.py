@@ -113,5 +113,6 @@ def _watched(case: Case, backend: Backend, finding: Found, name: str, prefix: st
     code = joined([*parts.setup, parts.configuration, prefix, *parts.helpers, *body])
     standard, ours = imports(code)
     script = f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")
+    script = script.replace("'''", r"''\x27")  # a string of the case must not end SCRIPT
     test = _WATCHED.format(name=name, timeout=TIMEOUT)
     return f"{parts.head}\nimport subprocess\nimport sys\n\nSCRIPT = r'''\n{script}'''\n\n\n{test}"

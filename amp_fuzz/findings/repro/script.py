@@ -36,7 +36,7 @@ from amp_fuzz.reference.shadow.mode import Promise
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.roundings import EXCESS
 
-__all__ = ["Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
+__all__ = ["BITS", "Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
 
 
 def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -237,9 +237,7 @@ def _bits(script: Script) -> list[str]:
     want = script.value(label)
     if want is None:
         raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
-    origin = (
-        f"# As torch {torch.__version__} computes it here; another CPU may round differently.\n"
-    )
+    origin = f"# As torch {torch.__version__} computes it here; {BITS}.\n"
     constant = origin + wrapped(f"expected = {literal(want)}")
     main = _CALL.format(target="observed", call=script.call())
     if not script.backend.exact and script.finding.kind.endswith(("nonfinite", "range")):
@@ -419,6 +417,8 @@ _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
     "nondeterminism": _nondeterminism,
 }
 
+BITS = "another CPU may round differently"
+"""Part of the comment in a script that compares bits."""
 RUNS = 20
 TIMEOUT = 120
 

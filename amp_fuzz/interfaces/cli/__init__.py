@@ -16,7 +16,9 @@ import click
 from amp_fuzz.config import did_you_mean
 from amp_fuzz.interfaces.cli.audit import audit
 from amp_fuzz.interfaces.cli.baseline import baseline
+from amp_fuzz.interfaces.cli.bisect import bisect
 from amp_fuzz.interfaces.cli.common import Exit, Internal, Stopped, version
+from amp_fuzz.interfaces.cli.compare import compare
 from amp_fuzz.interfaces.cli.doctor import doctor
 from amp_fuzz.interfaces.cli.explain import explain
 from amp_fuzz.interfaces.cli.known import known
@@ -70,8 +72,8 @@ def _commands(ctx: click.Context) -> int:
 
 
 for _command in (
-    *(run, audit, replay, explain, minimize, repro),
-    *(baseline, known, policies, report, listing, doctor),
+    *(run, audit, replay, explain, minimize, repro, bisect),
+    *(baseline, known, policies, report, compare, listing, doctor),
 ):
     _commands.add_command(_command)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from amp_fuzz.findings.repro.parts import Found
     from amp_fuzz.oracle import Kind
 
-__all__ = ["repro"]
+__all__ = ["code_of", "repro"]
 
 Form = Literal["script", "pytest", "issue"]
 
@@ -76,7 +76,7 @@ def repro(
     job = job_of(case, Store(chosen.store), backend)
     what = "test" if form == "pytest" else form
     with waiting(f"writing the {what}"):
-        code, text = _issue(job, chosen) if form == "issue" else (_code(job, chosen, form),) * 2
+        code, text = _issue(job, chosen) if form == "issue" else (code_of(job, chosen, form),) * 2
     text = clean_lines(text)
     if output is None:
         sys.stdout.write(text)
@@ -88,13 +88,14 @@ def repro(
         from amp_fuzz.findings.repro.trial import tried
 
         with waiting(f"running the {ran}"):
-            failed = tried(
+            ended = tried(
                 clean_lines(code),
                 environ,
                 test=form == "pytest",
                 timeout=chosen.timeout,
                 memory=chosen.memory,
             )
+        failed = "" if ended.reproduces else str(ended)
     if output is not None and Path(output).is_file():
         which = "whose script" if form == "issue" else "which"
         good = f", {which} reproduces the finding" * (runs and not failed)
@@ -111,7 +112,7 @@ def _next(form: Form, output: str) -> str:
     return f"run it: {'pytest' if form == 'pytest' else 'python'} {output}"
 
 
-def _code(job: Job, chosen: Options, form: Form) -> str:
+def code_of(job: Job, chosen: Options, form: Form) -> str:
     """Return a script or a test. Judge the case first if no finding says what diverges."""
     from amp_fuzz.oracle import Divergence
 
