@@ -35,6 +35,7 @@ __all__ = [
     "Described",
     "Explains",
     "Facts",
+    "Mixes",
     "Precise",
     "Repros",
     "Varies",
@@ -42,6 +43,8 @@ __all__ = [
     "documentation",
     "facts_of",
     "kernels_of",
+    "misplaced",
+    "mixes",
     "shadows_of",
     "unsupported",
 ]
@@ -236,6 +239,15 @@ class Configurable(Protocol):
 
 
 @runtime_checkable
+class Mixes(Protocol):
+    """A backend of a device whose programs may have CPU tensors beside the device's."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether they may; on the CPU, and where a program is compiled, they may not."""
+
+
+@runtime_checkable
 class Alone(Protocol):
     """A backend whose device may be taken by one process only."""
 
@@ -278,6 +290,16 @@ def kernels_of(backend: object) -> Kernels:
 def shadows_of(backend: Backend) -> ReferenceRuntime:
     """Return the reference that shadows follow on a backend."""
     return backend.shadows() if isinstance(backend, Varies) else backend.reference()
+
+
+def mixes(backend: object) -> bool:
+    """Return whether a backend takes CPU tensors beside those of its device; mostly not."""
+    return isinstance(backend, Mixes) and backend.mixes
+
+
+def misplaced(case: Case, backend: Backend) -> bool:
+    """Return whether a case has CPU tensors that a backend does not take beside its device's."""
+    return case.program.mixed and backend.device != "cpu" and not mixes(backend)
 
 
 def documentation(page: str) -> str:

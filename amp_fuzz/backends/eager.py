@@ -39,6 +39,11 @@ class EagerBackend(TorchRepros, TorchBackend):
             return TorchBackend.availability(self)
         return Availability("missing", f"no {self.device} device is visible to torch here")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether programs may have CPU tensors beside the device's."""
+        return self.device != "cpu"
+
     def kernels(self) -> Kernels:
         """Return the documented kernels; none of the CPU, where none has been seen to vary."""
         return numerics(self.device).kernels

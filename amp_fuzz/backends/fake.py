@@ -132,6 +132,11 @@ class FakeBackend(TorchRepros, TorchBackend):
             return Availability("broken", "libc10 has no known registry of device guards")
         return Availability("ready", f"torch {torch.__version__}, no values")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether programs may have CPU tensors beside the device's."""
+        return True
+
     def observe(self, case: Case) -> Observation:
         """Run one case under the fake mode."""
         try:

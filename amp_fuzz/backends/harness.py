@@ -11,10 +11,10 @@ import importlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -25,12 +25,14 @@ from amp_fuzz import catalogue
 from amp_fuzz.backends import accelerator, prelude
 from amp_fuzz.backends.custom_op import custom_op
 from amp_fuzz.backends.determinism import algorithms
+from amp_fuzz.backends.residents import Residents
 from amp_fuzz.backends.settings import applied
 from amp_fuzz.backends.source import driver_source, imports_of, program_source
 from amp_fuzz.cases import inputs
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Program, TensorSpec
 from amp_fuzz.reference import KernelCall
+from amp_fuzz.reference.casts import taken
 
 __all__ = ["Observation", "Raised", "Runtime", "quiet", "run"]
 
@@ -58,6 +60,7 @@ class Observation:
     without a compiler. platform: for an implementation that chooses one itself: ``cpu``, ``gpu`` or
     ``tpu`` for JAX. elided: the labels of values that differ because a compiler may keep more
     precision than the program asks for. breaks: why a compiler left parts to eager, in its words.
+    devices: label -> the type of the device that the tensor was on.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class Observation:
     platform: str = ""
     elided: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
+    devices: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,7 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
     plan = case.plan
     with algorithms(plan.deterministic), applied(plan.settings), runtime.scope():
         names = {**runtime.names(), **more, **_imported(source.imports)}
-        names["observe"] = _observer(seen.values, runtime)
+        names["observe"] = _observer(seen, runtime)
         program, driver = source.codes
         exec(program, names)
         if runtime.driver is not None:
@@ -209,10 +213,11 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
             tensors = _inputs(case, runtime)
         (torch if away else torch.default_generator).manual_seed(case.seed)
         try:
-            if case.plan.thread == "whole":
-                runtime.thread(names["drive"], *tensors)
-            else:
-                names["drive"](*tensors)
+            with _staying(case, tensors, names, runtime.thread) as thread:
+                if case.plan.thread == "whole":
+                    thread(names["drive"], *tensors)
+                else:
+                    names["drive"](*tensors)
         except Exception as error:  # the case's own; an interrupt passes
             if away:
                 accelerator.check(runtime.device, error)
@@ -224,6 +229,34 @@ def _run(case: Case, runtime: Runtime, source: Compiled, more: Mapping[str, Any]
     if seen.leaked:
         runtime.reset()
     return seen
+
+
+@contextmanager
+def _staying(
+    case: Case,
+    tensors: Sequence[torch.Tensor],
+    names: dict[str, Any],
+    thread: Callable[..., Any],
+) -> Iterator[Callable[..., Any]]:
+    """Follow a case's CPU tensors where all CPU tensors are taken for another device's.
+
+    Returns `thread`, which runs a function in another thread, as that then has to be.
+    """
+    if not (case.program.mixed and taken("cpu")):
+        yield thread
+        return
+    specs = case.program.inputs
+    own = Residents(x for x, s in zip(tensors, specs, strict=True) if s.device)
+    cotangent = names["cotangent"]
+
+    def entered(function: Callable[..., Any], *args: Any) -> Any:
+        with own:  # modes are thread-local
+            return function(*args)
+
+    names["in_thread"] = partial(thread, entered)
+    names["cotangent"] = lambda output: own.like(cotangent(output), output)
+    with own.followed():
+        yield names["in_thread"]
 
 
 def _fetched(seen: Observation, runtime: Runtime) -> dict[str, torch.Tensor | None]:
@@ -245,9 +278,9 @@ def _imported(modules: Iterable[str]) -> dict[str, Any]:
     return {root: sys.modules[root] for root in (module.partition(".")[0] for module in modules)}
 
 
-def _observer(
-    values: dict[str, torch.Tensor | None], runtime: Runtime
-) -> Callable[[str, torch.Tensor | None], None]:
+def _observer(seen: Observation, runtime: Runtime) -> Callable[[str, torch.Tensor | None], None]:
+    values = seen.values
+
     def observe(label: str, tensor: torch.Tensor | None) -> None:
         if tensor is None:
             values[label] = None
@@ -259,6 +292,7 @@ def _observer(
             with nullcontext() if runtime.noted is None else _disable_current_modes():
                 value = tensor.detach()
                 values[label] = value if runtime.fake else value.clone()
+            seen.devices[label] = tensor.device.type
             if runtime.noted is not None:
                 runtime.noted(label, tensor)
 
@@ -268,14 +302,13 @@ def _observer(
 def _inputs(case: Case, runtime: Runtime) -> list[torch.Tensor]:
     specs = case.program.inputs
     if runtime.fake:
-        tensors = [_fake(spec, runtime.device) for spec in specs]
+        tensors = [_fake(spec, spec.device or runtime.device) for spec in specs]
     else:
         with _disable_current_modes():  # creating inputs is not part of the case
             tensors = [inputs.tensor(spec, case.seed) for spec in specs]
-        if runtime.place is not None:
-            tensors = [runtime.place(x) for x in tensors]
-        elif runtime.device != "cpu":
-            tensors = [x.to(runtime.device) for x in tensors]
+        place = runtime.place or (lambda x: x.to(runtime.device))
+        if runtime.place is not None or runtime.device != "cpu":
+            tensors = [x if s.device else place(x) for x, s in zip(tensors, specs, strict=True)]
     return [x.requires_grad_(s.requires_grad) for x, s in zip(tensors, specs, strict=True)]
 
 

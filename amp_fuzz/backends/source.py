@@ -386,18 +386,31 @@ class _Driver:
 
     def once(self, prefix: str, *, retain: bool) -> None:
         keep = ", retain_graph=True" if retain else ""
-        self.put(f"if starts: torch.autograd.backward(starts, cotangents{keep})")
+        self.differentiated(f"if starts: torch.autograd.backward(starts, cotangents{keep})")
         self.grads(prefix)
 
+    def differentiated(self, line: str) -> None:
+        """Write a line that runs a backward pass, in one thread if it is of two devices.
+
+        Two threads would hand gradients to each other in any order, so that a sum of three may
+        differ in a bit, and recompute a checkpoint at the same time (docs/devices.md).
+        """
+        if self.program.mixed:
+            self.put("with torch.autograd.set_multithreading_enabled(False):")
+        self.depth += self.program.mixed
+        self.put(line)
+        self.depth -= self.program.mixed
+
     def double(self, prefix: str) -> None:
-        self.put(
+        self.differentiated(
             "grads = torch.autograd.grad(starts, weights, cotangents, "
             "create_graph=True, allow_unused=True) if starts else [None] * len(weights)"
         )
         for i, weight in enumerate(self.weights):
             self.put(f'observe("{prefix}{weight}.grad", grads[{i}])')
         self.put("seconds = trains([g for g in grads if g is not None])")
-        self.put("if seconds: torch.autograd.backward(seconds, [cotangent(g) for g in seconds])")
+        last = "if seconds: torch.autograd.backward(seconds, [cotangent(g) for g in seconds])"
+        self.differentiated(last)
         self.grads(f"{prefix}second.")
 
     def grads(self, prefix: str) -> None:

@@ -45,6 +45,11 @@ class TorchBackend:
         """The settings of torch that change its numbers."""
         return drawn_on(self.device) if self.values else ()
 
+    @property
+    def mixes(self) -> bool:
+        """Whether programs may have CPU tensors beside the device's."""
+        return False
+
     def supports(self, op: str, form: str) -> bool:
         """Return that every call can be made."""
         return True

@@ -110,6 +110,11 @@ class VendorBackend(TorchRepros, TorchBackend):
         says = getattr(getattr(torch, self.device, None), "computes_as", None)
         return () if says is None else drawn_on(says())
 
+    @property
+    def mixes(self) -> bool:
+        """Whether programs may have CPU tensors beside the device's."""
+        return self.exact
+
     def shadows(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors."""
         return reference_on_cpu(self.device, self.table, self._numerics())

@@ -168,6 +168,7 @@ _LATER = (
     b',"deterministic":false',
     b',"settings":[]',
     b',"values":""',
+    b',"device":""',
 )
 
 

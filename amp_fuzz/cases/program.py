@@ -63,6 +63,7 @@ Domain: TypeAlias = Literal[
 ]
 Layout: TypeAlias = Literal["contiguous", "transposed", "strided", "offset"]
 Role: TypeAlias = Literal["input", "weight", "buffer"]
+Place: TypeAlias = Literal["", "cpu"]
 
 
 class ProgramError(ValueError):
@@ -109,7 +110,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place. `bound` is the exclusive upper limit of the ``index`` domain. `layout` is the layout of
     the values in memory: ``transposed`` and ``strided`` have other strides than a fresh tensor of
     that shape, and ``offset`` is a view into a larger tensor. `values` are the elements, as
-    `amp_fuzz.cases.literals` writes them; then nothing is drawn, and `domain` is ignored.
+    `amp_fuzz.cases.literals` writes them; then nothing is drawn, and `domain` is ignored. `device`
+    is where it is: "" on the device under test, "cpu" on the CPU.
     """
 
     name: str
@@ -120,6 +122,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Role = "input"
     bound: int = 0
     values: str = ""
+    device: Place = ""
 
     @property
     def requires_grad(self) -> bool:
@@ -186,6 +189,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         return pretty(self)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some inputs are on the CPU, whatever the device under test."""
+        return any(spec.device for spec in self.inputs)
 
     def check(self) -> None:
         """Raise `ProgramError` unless every name is defined once, before its use, and well formed.
@@ -373,6 +381,7 @@ def _type_of(spec: TensorSpec) -> str:
     words = [spec.dtype + str(list(spec.shape)), _values_of(spec)]
     words += [] if spec.layout == "contiguous" else [spec.layout]
     words += [] if spec.role == "input" else [spec.role]
+    words += [f"on the {spec.device.upper()}"] if spec.device else []
     return " ".join(words)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from amp_fuzz.cases.program import Node, Program, ProgramError, Ref, Region, Statement, show_arg
+from amp_fuzz.catalogue import places
 from amp_fuzz.catalogue.core import FORMS, REGISTRY, Builder, Call, Op, Out, Value, out
 from amp_fuzz.versions import holds, installed
 
@@ -82,6 +83,12 @@ def check(program: Program) -> None:
     """Raise `ProgramError` unless the program is well formed and the catalogue knows all of it."""
     program.check()
     _check_body(program.body, "$.body")
+    if (found := places.refused_in(program, CATALOGUE)) is not None:
+        call, name = found
+        raise ProgramError(
+            f"$.inputs: {name!r} is on the CPU, where {call.op} does not take it: leave out its "
+            "device, or put all that meets it on the CPU too"
+        )
 
 
 def _check_body(body: tuple[Node, ...], where: str) -> None:

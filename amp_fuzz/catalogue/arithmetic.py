@@ -11,7 +11,10 @@ from typing import Any
 from amp_fuzz.catalogue.core import Builder, Call, Kind, Shape, Value, broadcasts, op, out
 from amp_fuzz.catalogue.promotion import floating, is_float, result_type
 
-__all__ = ["pair", "receiver_kind", "torch_forms"]
+__all__ = ["EITHER", "pair", "receiver_kind", "torch_forms"]
+
+EITHER = (0, 1)
+"""The operands of an op that takes a CPU scalar for either (TensorIterator, allow_cpu_scalars)."""
 
 _LETTERS = {"f": "function", "m": "method", "i": "inplace", "o": "out"}
 
@@ -55,36 +58,36 @@ def _alpha(g: Builder, dtype: str) -> dict[str, Any]:
     return g.options(alpha=(1, 2, -0.5 if is_float(dtype) else -1))
 
 
-@op("add", **torch_forms("add", operator="{0} + {1}"))
+@op("add", **torch_forms("add", operator="{0} + {1}"), cpu_scalars=EITHER)
 def _add(g: Builder) -> Call:
     a, b, shape = pair(g)
     dtype = result_type(a, b)
     return Call((a, b), out(shape, dtype=dtype), _alpha(g, dtype))
 
 
-@op("sub", **torch_forms("sub", operator="{0} - {1}"))
+@op("sub", **torch_forms("sub", operator="{0} - {1}"), cpu_scalars=EITHER)
 def _sub(g: Builder) -> Call:
     return _add(g)
 
 
-@op("rsub", function="torch.rsub")
+@op("rsub", function="torch.rsub", cpu_scalars=EITHER)
 def _rsub(g: Builder) -> Call:
     return _add(g)
 
 
-@op("mul", **torch_forms("mul", operator="{0} * {1}"))
+@op("mul", **torch_forms("mul", operator="{0} * {1}"), cpu_scalars=EITHER)
 def _mul(g: Builder) -> Call:
     a, b, shape = pair(g)
     return Call((a, b), out(shape, dtype=result_type(a, b)))
 
 
-@op("div", **torch_forms("div", operator="{0} / {1}"))
+@op("div", **torch_forms("div", operator="{0} / {1}"), cpu_scalars=EITHER)
 def _div(g: Builder) -> Call:
     a, b, shape = pair(g)
     return Call((a, b), out(shape, dtype=floating(result_type(a, b))))
 
 
-@op("div.mode", **torch_forms("div"))
+@op("div.mode", **torch_forms("div"), cpu_scalars=EITHER)
 def _div_mode(g: Builder) -> Call:
     a, b, shape = pair(g, second="float")
     mode = g.choice(("floor", "trunc", None))
@@ -96,12 +99,12 @@ def _rest(g: Builder) -> Call:
     return Call((a, b), out(shape, dtype=result_type(a, b)))
 
 
-op("remainder", **torch_forms("remainder", operator="{0} % {1}"))(_rest)
-op("fmod", **torch_forms("fmod"))(_rest)
+op("remainder", **torch_forms("remainder", operator="{0} % {1}"), cpu_scalars=EITHER)(_rest)
+op("fmod", **torch_forms("fmod"), cpu_scalars=EITHER)(_rest)
 
 
 # floor_divide and heaviside have no derivative: tensors that require grad would end a backward.
-@op("floor_divide", **torch_forms("floor_divide", operator="{0} // {1}"))
+@op("floor_divide", **torch_forms("floor_divide", operator="{0} // {1}"), cpu_scalars=EITHER)
 def _floor_divide(g: Builder) -> Call:
     a = g.receiver(kind=receiver_kind(g, "real"), grad=False)
     b = g.tensor(g.choice((a.shape, ())), grad=False)
@@ -115,7 +118,7 @@ def _floor_divide_scalar(g: Builder) -> Call:
     return Call((x, number), out(x.shape, dtype=result_type(x, number)))
 
 
-@op("heaviside", **torch_forms("heaviside"), mixed="raises")
+@op("heaviside", **torch_forms("heaviside"), mixed="raises", cpu_scalars=EITHER)
 def _heaviside(g: Builder) -> Call:
     a = g.receiver(grad=False)
     b = g.tensor(g.choice((a.shape, ())), grad=False)
@@ -123,7 +126,7 @@ def _heaviside(g: Builder) -> Call:
 
 
 for _name in ("maximum", "minimum", "fmax", "fmin"):
-    op(_name, **torch_forms(_name, "fmo"))(_mul)
+    op(_name, **torch_forms(_name, "fmo"), cpu_scalars=EITHER)(_mul)
 
 
 def _floating_pair(g: Builder) -> Call:
@@ -132,7 +135,7 @@ def _floating_pair(g: Builder) -> Call:
 
 
 for _name in ("copysign", "xlogy"):
-    op(_name, **torch_forms(_name))(_floating_pair)
+    op(_name, **torch_forms(_name), cpu_scalars=EITHER)(_floating_pair)
 
 
 def _floats(g: Builder) -> Call:
@@ -140,7 +143,7 @@ def _floats(g: Builder) -> Call:
     return Call((a, b), out(shape, dtype=result_type(a, b)))
 
 
-op("hypot", **torch_forms("hypot"))(_floats)
+op("hypot", **torch_forms("hypot"), cpu_scalars=EITHER)(_floats)
 op("logaddexp", **torch_forms("logaddexp", "fmo"))(_floats)
 op("logaddexp2", **torch_forms("logaddexp2", "fmo"))(_floats)
 
@@ -246,7 +249,7 @@ op("clamp_min", **torch_forms("clamp_min"))(_clamp_one)
 op("clamp_max", **torch_forms("clamp_max"))(_clamp_one)
 
 
-@op("lerp", **torch_forms("lerp"), mixed="raises")
+@op("lerp", **torch_forms("lerp"), mixed="raises", cpu_scalars=(2,))
 def _lerp(g: Builder) -> Call:
     start = g.receiver()
     end = g.broadcastable(start.shape)
@@ -269,6 +272,7 @@ def _mixed(g: Builder) -> Call:
 
 
 for _name, _operator in {"add": "+", "mul": "*"}.items():
-    op(f"{_name}.mixed", **torch_forms(_name, "fm", operator=f"{{0}} {_operator} {{1}}"))(_mixed)
+    _forms = torch_forms(_name, "fm", operator=f"{{0}} {_operator} {{1}}")
+    op(f"{_name}.mixed", **_forms, cpu_scalars=EITHER)(_mixed)
 for _name in ("maximum", "fmin"):
-    op(f"{_name}.mixed", **torch_forms(_name, "fm"))(_mixed)
+    op(f"{_name}.mixed", **torch_forms(_name, "fm"), cpu_scalars=EITHER)(_mixed)

@@ -72,7 +72,7 @@ for _name, _dtype, _low in (("int", "int32", -9), ("long", "int64", -9), ("byte"
     op(_name, method=_template)(_to_integer(_dtype))
 
 
-@op("copy_", inplace="copy_")
+@op("copy_", inplace="copy_", cpu_tensors=(1,))
 def _copy(g: Builder) -> Call:
     x = g.receiver()
     return Call((x, g.broadcastable(x.shape, kind="real")), out(x.shape, dtype=x.dtype))

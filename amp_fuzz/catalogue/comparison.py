@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_fuzz.catalogue.arithmetic import pair, receiver_kind, torch_forms
+from amp_fuzz.catalogue.arithmetic import EITHER, pair, receiver_kind, torch_forms
 from amp_fuzz.catalogue.core import Builder, Call, Kind, Out, Shape, op, out
 from amp_fuzz.catalogue.promotion import result_type
 from amp_fuzz.catalogue.statistics import reduced
@@ -21,7 +21,7 @@ def _compare_scalar(g: Builder) -> Call:
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 for _name, _operator in _COMPARISONS.items():
     _text = f"{{0}} {_operator} {{1}}"
-    op(_name, **torch_forms(_name, operator=_text))(_compare)
+    op(_name, **torch_forms(_name, operator=_text), cpu_scalars=EITHER)(_compare)
     op(f"{_name}.scalar", **torch_forms(_name, operator=_text))(_compare_scalar)
 
 
@@ -57,7 +57,7 @@ def _logical(g: Builder) -> Call:
 
 
 for _name in ("logical_and", "logical_or", "logical_xor"):
-    op(_name, **torch_forms(_name))(_logical)
+    op(_name, **torch_forms(_name), cpu_scalars=EITHER)(_logical)
 
 
 @op("logical_not", **torch_forms("logical_not"))
@@ -77,7 +77,8 @@ def _bits(g: Builder) -> Call:
 
 
 for _name, _operator in {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}.items():
-    op(_name, **torch_forms(_name, operator=f"{{0}} {_operator} {{1}}"))(_bits)
+    _text = f"{{0}} {_operator} {{1}}"
+    op(_name, **torch_forms(_name, operator=_text), cpu_scalars=EITHER)(_bits)
 
 
 @op("bitwise_not", **torch_forms("bitwise_not", operator="~{0}"))
@@ -95,6 +96,7 @@ def _bitwise_not(g: Builder) -> Call:
     function="torch.where({1}, {0}, {2})",
     method="where",
     out="torch.where({1}, {0}, {2}, out={out})",
+    cpu_scalars=(0, 1, 2),
 )
 def _where(g: Builder) -> Call:
     a, b, shape = pair(g)
@@ -110,7 +112,7 @@ def _where_scalar(g: Builder) -> Call:
     return Call((x, mask, number), out(x.shape, dtype=result_type(x, number)))
 
 
-@op("masked_fill", **torch_forms("masked_fill", "fmi"))
+@op("masked_fill", **torch_forms("masked_fill", "fmi"), cpu_scalars=(2,))
 def _masked_fill(g: Builder) -> Call:
     x = g.receiver()
     mask = g.broadcastable(x.shape, kind="bool")

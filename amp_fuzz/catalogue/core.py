@@ -176,7 +176,9 @@ class Op:
     kernels take. devices: device types where it can run; None is all. view: the output may share
     memory with the first argument. unpacks: it returns a sequence even when that holds one tensor.
     imports: the modules that a script must import before it can call the op; torch aside.
-    torch: the versions of torch that have it, as pip writes them; empty is all.
+    torch: the versions of torch that have it, as pip writes them; empty is all. cpu_scalars,
+    cpu_tensors: the arguments, by position, that may be on the CPU beside tensors of another
+    device: one of the former, if it has no dimensions; all of the latter, of any shape.
     """
 
     name: str
@@ -191,6 +193,8 @@ class Op:
     unpacks: bool = False
     imports: tuple[str, ...] = ()
     torch: str = ""
+    cpu_scalars: tuple[int, ...] = ()
+    cpu_tensors: tuple[int, ...] = ()
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -244,6 +248,8 @@ def op(
     unpacks: bool = False,
     imports: tuple[str, ...] = (),
     torch: str = "",
+    cpu_scalars: tuple[int, ...] = (),
+    cpu_tensors: tuple[int, ...] = (),
     family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
@@ -254,7 +260,8 @@ def op(
     what none of these says. A template has holes ``{0}``, ``{1}`` for positional arguments,
     ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
     form may be given as a template: text with a hole is taken as one. `family` is by default the
-    catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``.
+    catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``. `cpu_scalars`
+    and `cpu_tensors`: the arguments that may be on the CPU beside others on an accelerator.
     """
 
     def template(text: str, plain: str) -> str:
@@ -290,6 +297,8 @@ def op(
             unpacks,
             imports,
             torch,
+            cpu_scalars,
+            cpu_tensors,
         )
         return build
 

@@ -66,7 +66,7 @@ def _take(g: Builder) -> Call:
 
 
 # An index of no dimension is a number: it selects, and what it selects is a view.
-@op("getitem.tensor", operator="{0}[{1}]")
+@op("getitem.tensor", operator="{0}[{1}]", cpu_tensors=(1,))
 def _getitem_tensor(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[0])
@@ -74,7 +74,7 @@ def _getitem_tensor(g: Builder) -> Call:
     return Call((x, index), made, view=not index.shape)
 
 
-@op("getitem.last", operator="{0}[..., {1}]")
+@op("getitem.last", operator="{0}[..., {1}]", cpu_tensors=(1,))
 def _getitem_last(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[-1])

@@ -127,6 +127,8 @@ def _index_copy(g: Builder) -> Call:
     method="{0}.index_put([{1}.argsort(stable=True)], {2}, {3})",
     inplace="{0}.index_put_([{1}.argsort(stable=True)], {2}, {3})",
     mixed="raises",
+    cpu_scalars=(2,),
+    cpu_tensors=(1,),
 )
 def _index_put(g: Builder) -> Call:
     x = g.receiver(rank=(1, 3))
@@ -143,6 +145,8 @@ def _index_put(g: Builder) -> Call:
     method="{0}.index_put([{1}.argsort(stable=True), {2}], {3})",
     inplace="{0}.index_put_([{1}.argsort(stable=True), {2}], {3})",
     mixed="raises",
+    cpu_scalars=(3,),
+    cpu_tensors=(1, 2),
 )
 def _index_put_pairs(g: Builder) -> Call:
     x = g.receiver(rank=(2, 3))

@@ -197,6 +197,7 @@ def _binary_cross_entropy_with_logits(g: Builder) -> Call:
     "aten::kl_div",
     function=f"{F}.kl_div",
     overload="torch.kl_div({args})",
+    cpu_scalars=(1,),
 )
 def _kl_div(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3))
@@ -214,6 +215,7 @@ def _kl_div(g: Builder) -> Call:
     "aten::poisson_nll_loss",
     function=f"{F}.poisson_nll_loss",
     overload="torch.poisson_nll_loss({args})",
+    cpu_scalars=(1,),
 )
 def _poisson_nll_loss(g: Builder) -> Call:
     x = g.tensor(empty=True)

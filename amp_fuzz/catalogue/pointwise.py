@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_fuzz.catalogue.arithmetic import pair, receiver_kind, torch_forms
+from amp_fuzz.catalogue.arithmetic import EITHER, pair, receiver_kind, torch_forms
 from amp_fuzz.catalogue.core import Builder, Call, op, out
 
 # -- one tensor -----------------------------------------------------------------------------------
@@ -69,14 +69,19 @@ def _local_response_norm(g: Builder) -> Call:
 # -- powers and two or three tensors --------------------------------------------------------------
 
 
-@op("atan2", "aten::atan2", **torch_forms("atan2"))
-@op("arctan2", "aten::atan2", **torch_forms("arctan2"))
+@op("atan2", "aten::atan2", **torch_forms("atan2"), cpu_scalars=EITHER)
+@op("arctan2", "aten::atan2", **torch_forms("arctan2"), cpu_scalars=EITHER)
 def _atan2(g: Builder) -> Call:
     a, b, shape = pair(g)
     return Call((a, b), out(shape))
 
 
-@op("pow.Tensor_Tensor", "aten::pow.Tensor_Tensor", **torch_forms("pow", operator="{0} ** {1}"))
+@op(
+    "pow.Tensor_Tensor",
+    "aten::pow.Tensor_Tensor",
+    **torch_forms("pow", operator="{0} ** {1}"),
+    cpu_scalars=EITHER,
+)
 def _pow(g: Builder) -> Call:
     a, b, shape = pair(g, "float", "float")
     return Call((a, b), out(shape))
@@ -102,7 +107,7 @@ def _float_power(g: Builder) -> Call:
     return Call((x, g.choice((2, 0.5, 3, -1.5))), out(x.shape, dtype="float64"))
 
 
-@op("addcmul", "aten::addcmul", **torch_forms("addcmul"))
+@op("addcmul", "aten::addcmul", **torch_forms("addcmul"), cpu_scalars=(2,))
 @op("addcdiv", "aten::addcdiv", **torch_forms("addcdiv"))
 def _ternary(g: Builder) -> Call:
     x = g.receiver()

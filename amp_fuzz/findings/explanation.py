@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
+from typing import Any
 
 import msgspec
 import torch
 
 from amp_fuzz.backends import Backend, BackendError
-from amp_fuzz.backends.base import shadows_of
+from amp_fuzz.backends.base import mixes, shadows_of
 from amp_fuzz.backends.flips import Decision, Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, bits, quiet
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
@@ -176,7 +177,8 @@ def _values(
     runtime, varying = shadows_of(backend), set[str]()
     if (trial := Trial(case, backend, expected, observed)).varied_judge() is not None:
         varying = set(trial.varying())
-    if backend.values and (varying or not backend.exact) and runtime.follows():
+    follows = runtime.follows() and not case.program.mixed
+    if backend.values and (varying or not backend.exact) and follows:
         _, bands = runtime.shadowed(case, CONFIRM, CONFIRM, promise=promise)
     for label, want in expected.values.items():
         if label not in observed.values:
@@ -184,7 +186,15 @@ def _values(
         got = observed.values[label]
         band = bands.get(label) if label in varying or not backend.exact else None
         said, differs = _compared(want, got, band, backend)
-        yield Value(label, describe(want), describe(got), said, differs)
+        places = ["", ""]
+        if mixes(backend):
+            places = [side.devices.get(label, "") for side in (expected, observed)]
+            if all(places) and places[0] != places[1]:
+                said, differs = "another device", True
+            if not (differs or case.program.mixed):
+                places = ["", ""]
+        shown = (_shown(value, at) for value, at in zip((want, got), places, strict=True))
+        yield Value(label, next(shown), next(shown), said, differs)
     for side, seen in (("the reference", expected), (backend.name, observed)):
         if seen.raised is not None:
             first = seen.raised.message.strip().partition("\n")[0]
@@ -192,6 +202,10 @@ def _values(
             both = expected.raised is not None and observed.raised is not None
             where = seen.raised.text
             yield Value(where, "", "", f"{side} raises {text}", not both)
+
+
+def _shown(value: torch.Tensor | None, place: str) -> str:
+    return f"{describe(value)} on {place}" if place and value is not None else describe(value)
 
 
 def _compared(
@@ -271,7 +285,8 @@ def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> 
             rounding.promised = partial(shadowed, promise="written")
     trial = Trial(case, backend, expected, observed, scope=partial(deciding, flip))
     varied = trial.varied_judge(rounding)
-    found = compare(expected, observed, values=backend.values, rounding=rounding, varied=varied)
+    how: dict[str, Any] = {"values": backend.values, "devices": mixes(backend)}
+    found = compare(expected, observed, rounding=rounding, varied=varied, **how)
     return found is None and not unjudged and not trial.unjudged
 
 

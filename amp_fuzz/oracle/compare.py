@@ -16,11 +16,13 @@ Kind: TypeAlias = Literal[
     "raise",
     "dtype",
     "shape",
+    "device",
     "bitwise",
     "nonfinite",
     "grad-missing",
     "grad-dtype",
     "grad-shape",
+    "grad-device",
     "grad-bitwise",
     "grad-nonfinite",
     "value",
@@ -60,6 +62,7 @@ def compare(
     rounding: Judgement | None = None,
     varied: Judgement | None = None,
     skip: Callable[[str], bool] = lambda label: False,
+    devices: bool = False,
 ) -> Divergence | None:
     """Return the first divergence in the order of execution, or None.
 
@@ -71,7 +74,8 @@ def compare(
     backend may also raise a different error, or raise elsewhere, since compilers wrap errors. And
     a missing gradient may be zeros, as in AOTAutograd.
     varied: for a backend with kernels that vary from call to call: decides on values that differ in
-    a bit, instead of `rounding`. skip: the labels to leave out.
+    a bit, instead of `rounding`. skip: the labels to leave out. devices: whether both sides work on
+    the same devices, so that each value must be on the same one.
     """
     for label, want in expected.values.items():
         if label not in observed.values:
@@ -79,7 +83,11 @@ def compare(
         if skip(label):
             continue
         got = observed.values[label]
-        found = _value(label, want, got, values=values, rounding=rounding, varied=varied)
+        found = _type(label, want, got, rounding=rounding)
+        if found is None and devices:
+            found = _place(label, expected.devices.get(label), observed.devices.get(label))
+        if found is None and values and want is not None and got is not None:
+            found = None if same(want, got) else (varied or rounding or differ)(label, want, got)
         if found is not None:
             return found
     both = expected.raised is not None and observed.raised is not None
@@ -133,15 +141,14 @@ def _zeros(gradient: torch.Tensor | None) -> bool:
     return gradient is not None and not bool(gradient.any())
 
 
-def _value(
+def _type(
     label: str,
     want: torch.Tensor | None,
     got: torch.Tensor | None,
     *,
-    values: bool,
     rounding: Judgement | None,
-    varied: Judgement | None,
 ) -> Divergence | None:
+    """Return how two values differ in whether there is one, in dtype or in shape, or None."""
     grad = label.endswith(".grad")
     if want is None or got is None:
         if want is got or (grad and want is None and rounding is not None and _zeros(got)):
@@ -153,9 +160,14 @@ def _value(
     if want.shape != got.shape:
         shapes = str(list(want.shape)), str(list(got.shape))
         return Divergence("grad-shape" if grad else "shape", label, *shapes)
-    if not values or same(want, got):
+    return None
+
+
+def _place(label: str, want: str | None, got: str | None) -> Divergence | None:
+    """Return the divergence of two values that are on devices of two types, or None."""
+    if want is None or got is None or want == got:
         return None
-    return (varied or rounding or differ)(label, want, got)
+    return Divergence("grad-device" if label.endswith(".grad") else "device", label, want, got)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

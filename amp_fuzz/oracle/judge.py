@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from amp_fuzz.backends import Backend, BackendError, unsupported
+from amp_fuzz.backends.base import misplaced
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.compare import Divergence
@@ -87,6 +88,11 @@ class Judge:
             raise BackendError(
                 f"case {case.id}: {backend.name} cannot express {unsaid.op} as {unsaid.form}: "
                 "choose another backend for it"
+            )
+        if misplaced(case, backend):
+            raise BackendError(
+                f"case {case.id}: {backend.name} takes no tensors of two devices: choose another "
+                "backend, or leave out the device of its inputs"
             )
         case = backend.fit(case)
         expected = backend.reference().run(case)

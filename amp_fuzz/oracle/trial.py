@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.base import kernels_of, shadows_of
+from amp_fuzz.backends.base import kernels_of, mixes, shadows_of
 from amp_fuzz.backends.determinism import Spread
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare, single
@@ -162,7 +162,8 @@ class Trial:
         skip: Skip = lambda label: False,
     ) -> Divergence | None:
         varied, values = self.varied_judge(rounding), self.backend.values
-        return compare(first, second, values=values, rounding=rounding, varied=varied, skip=skip)
+        how: dict[str, Any] = {"rounding": rounding, "varied": varied, "skip": skip}
+        return compare(first, second, values=values, devices=mixes(self.backend), **how)
 
     def within(self) -> Divergence | None:
         """Check the relations inside the observation; bits only if the backend repeats them."""
@@ -237,7 +238,8 @@ class Trial:
             if spread is None:
                 return (otherwise or differ)(label, want, got)
             self.varied.add(label)
-            if spread == "any":
+            # Shadows are CPU tensors taken for the device's: of two devices they know nothing.
+            if spread == "any" or self.case.program.mixed:
                 self.unjudged.add(label)
                 return None
             found = self._judgement(self.unjudged)(label, want, got)

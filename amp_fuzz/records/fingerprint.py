@@ -230,6 +230,8 @@ def ingredient(case: Case) -> str:
         if isinstance(value, tuple):
             value = ", ".join(value)
         found.append(f"{name}={value}" if isinstance(value, str) else name)
+    if case.program.mixed:
+        found.append("cpu tensors")
     kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
     return "+".join([*found, *sorted(kinds - {"autocast"})])
 

@@ -6,7 +6,7 @@ Reference"), not by asking torch. `amp_fuzz.reference.semantics` says where each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +21,15 @@ __all__ = [
     "device_of",
     "eligible",
     "promoted",
+    "staying",
+    "taken",
     "taking",
     "tensors_of",
 ]
 
 # Device type of tensors -> the device type that they are taken for, in every thread.
 _taken: dict[str, str] = {}
+_staying: list[Callable[[torch.Tensor], bool]] = []
 
 
 @contextmanager
@@ -41,10 +44,28 @@ def taking(tensors: str, device: str) -> Iterator[None]:
         _taken.update(before)
 
 
+@contextmanager
+def staying(own: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Take some tensors for what they are, for a block. own: whether a tensor is one of them."""
+    _staying.append(own)
+    try:
+        yield
+    finally:
+        _staying.remove(own)
+
+
+def taken(tensors: str) -> bool:
+    """Return whether the tensors of a device type are taken for those of another."""
+    return _taken.get(tensors, tensors) != tensors
+
+
 def device_of(tensor: torch.Tensor) -> str:
     """Return the device type that a tensor is of, or is taken for."""
     name = tensor.device.type
-    return _taken.get(name, name)
+    found = _taken.get(name, name)
+    if found != name and any(own(tensor) for own in _staying):
+        return name
+    return found
 
 
 def eligible(tensor: torch.Tensor, device: str) -> bool:

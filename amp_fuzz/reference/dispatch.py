@@ -24,6 +24,8 @@ __all__ = [
     "after",
     "below_autograd",
     "exclude",
+    "excluded",
+    "excluding",
     "first",
     "is_composite",
     "kept",
@@ -130,8 +132,34 @@ class exclude:
         self.guard.__exit__(*error)
 
 
+class excluding:
+    """A context in which the autocast of one device type is off, and that of others is not.
+
+    Autocast's kernel of a device excludes the key of that device alone: a call with tensors of two
+    devices comes to the kernels of both, one after the other.
+    """
+
+    __slots__ = ("before", "device")
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.before = _excluding.devices
+        _excluding.devices = self.before | {self.device}
+
+    def __exit__(self, *error: object) -> None:
+        _excluding.devices = self.before
+
+
+def excluded() -> frozenset[str]:
+    """Return the device types whose autocast is off in the kernels under way in this thread."""
+    return _excluding.devices
+
+
 class _Excluding(threading.local):
     depth = 0
+    devices: frozenset[str] = frozenset()
 
 
 _excluding = _Excluding()

@@ -32,6 +32,7 @@ __all__ = [
     "enabled_devices",
     "has_table",
     "here",
+    "is_elsewhere",
     "log_kernels",
     "own_table",
     "restore",
@@ -121,23 +122,35 @@ def here() -> State:
 
 # Tables of device types that have none of their own: see `as_device`.
 _lent: dict[str, PolicyTable] = {}
+# Device types whose autocast is not torch's own.
+_elsewhere: list[str] = []
 
 
 @contextmanager
-def as_device(device_type: str, table: PolicyTable, *, tensors: str = "") -> Iterator[None]:
+def as_device(
+    device_type: str, table: PolicyTable, *, tensors: str = "", elsewhere: bool = False
+) -> Iterator[None]:
     """Give a device type a policy table for a block, in every thread.
 
     It may be any name: of a device that came with no table, or of one that is not here, as which
     the tensors of another device type are taken, by `tensors`: then these are cast where they
-    would be if they were of `device_type`.
+    would be if they were of `device_type`. elsewhere: whether the kernels of its autocast are not
+    torch's own.
     """
-    before = _lent.get(device_type)
+    before, others = _lent.get(device_type), list(_elsewhere)
     _lent[device_type] = table
+    _elsewhere.extend([device_type] * elsewhere)
     try:
         with taking(tensors or device_type, device_type):
             yield
     finally:
         restore(_lent, device_type, before)
+        _elsewhere[:] = others
+
+
+def is_elsewhere(device: str) -> bool:
+    """Return whether the kernels of a device's autocast are not torch's own."""
+    return device in _elsewhere
 
 
 def has_table(device: str) -> bool:

@@ -13,7 +13,7 @@ from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
 from amp_fuzz.reference.casts import cast_eligible, device_of, eligible
 from amp_fuzz.reference.tables import Policy
 
-__all__ = ["asked_device", "of_table", "treated"]
+__all__ = ["asked", "asked_device", "of_table", "treated"]
 
 # In which order the arguments of one op are cast. Autocast's wrapper casts them inside one C++
 # call, whose order of evaluation the language leaves open: GCC goes from the last to the first,
@@ -22,32 +22,45 @@ __all__ = ["asked_device", "of_table", "treated"]
 _LAST_FIRST = "GCC" in torch.__config__.show()
 
 
+def asked(call: Call) -> list[str]:
+    """Return the enabled devices that have a tensor among the arguments of a call, in order.
+
+    A device whose kernel is under way is not among them.
+    """
+    given = {device_of(tensor) for tensor in call.tensors} - dispatch.excluded()
+    return [device for device in call.state.devices() if device in given]
+
+
 def asked_device(call: Call) -> str | None:
     """Return the first enabled device which has a tensor among the arguments of a call, or None."""
-    given = {device_of(tensor) for tensor in call.tensors}
-    return next((device for device in call.state.devices() if device in given), None)
+    return next(iter(asked(call)), None)
 
 
 def of_table(call: Call) -> Treatment | None:
-    """Return the device whose autocast handles a call, and what its policy table has for the op."""
-    device = asked_device(call)
-    if device is None:
-        return None
+    """Return the device whose autocast handles a call, and what its policy table has for the op.
+
+    A call with tensors of two devices is first the accelerator's. If its table has nothing for the
+    op, or once its kernel has made its casts, the call is the CPU's: each casts its own tensors.
+    """
     state = call.state
-    rule = state.tables[device].rules.get(call.name)
-    if rule is None:
-        return None
-    if call.name in state.supposed:
-        policy = state.supposed[call.name]
-        return None if policy is None else Treatment(device, replace(rule, policy=policy))
-    return Treatment(device, rule)
+    for device in asked(call):
+        rule = state.tables[device].rules.get(call.name)
+        if rule is None:
+            continue
+        if call.name in state.supposed:
+            policy = state.supposed[call.name]
+            return None if policy is None else Treatment(device, replace(rule, policy=policy))
+        return Treatment(device, rule)
+    return None
 
 
 def treated(call: Call, found: Treatment | None) -> Any:
-    """Make a call as its policy says, with autocast off inside."""
+    """Make a call as its policy says, with autocast of that device off inside."""
     if found is None:
         return call.onward(call)
-    with dispatch.exclude():
+    others = set(call.state.devices()) - dispatch.excluded() - {found.device}
+    # The key is that of all devices: without it, nothing inside comes to a kernel.
+    with dispatch.excluding(found.device) if others else dispatch.exclude():
         return _POLICIES[found.rule.policy](_Caster(call, found))
 
 

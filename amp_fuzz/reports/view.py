@@ -50,9 +50,9 @@ DEFAULT_STORE = Path(".amp-fuzz")
 
 # The order of new findings: first those that stop a run, then exact ones.
 _KINDS = (
-    "crash", "timeout", "state", "raise", "dtype", "shape", "grad-missing", "grad-dtype",
-    "bitwise", "value", "nonfinite", "grad-value", "precision", "range", "relation",
-    "nondeterminism",
+    "crash", "timeout", "state", "raise", "dtype", "shape", "device", "grad-missing",
+    "grad-dtype", "grad-device", "bitwise", "value", "nonfinite", "grad-value", "precision",
+    "range", "relation", "nondeterminism",
 )  # fmt: skip
 
 

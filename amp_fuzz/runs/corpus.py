@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_fuzz.backends import Backend, BackendError, backends, unsupported
+from amp_fuzz.backends.base import misplaced
 from amp_fuzz.cases.case import Case, CaseError
 from amp_fuzz.cases.program import ProgramError
 from amp_fuzz.catalogue import check
@@ -59,8 +60,12 @@ def folder_cases(folders: Iterable[Path], chosen: Sequence[Backend]) -> Iterator
             case, finding = _loaded(Store(folder), str(path))
             for backend in chosen:
                 wanted = finding is None or finding.backend == backend.name
-                if wanted and unsupported(case, backend) is None:
+                if wanted and _runs(case, backend):
                     yield Kept(name, case, backend.name, finding)
+
+
+def _runs(case: Case, backend: Backend) -> bool:
+    return unsupported(case, backend) is None and not misplaced(case, backend)
 
 
 def named(store: Store, names: Iterable[str], default: str = "eager-cpu") -> Iterator[Kept]:
@@ -96,7 +101,7 @@ def kept_findings(
             trouble.append(str(error))
             continue
         backend = names.get(finding.backend) if finding else None
-        if finding is not None and backend is not None and unsupported(case, backend) is None:
+        if finding is not None and backend is not None and _runs(case, backend):
             found.append(Kept(identity, case, finding.backend, finding))
     if ids is not None:
         return found, trouble

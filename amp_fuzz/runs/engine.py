@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, Configurable, Precise, accelerator, backends
-from amp_fuzz.backends.base import kernels_of
+from amp_fuzz.backends.base import kernels_of, mixes
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
@@ -532,6 +532,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
             precisions=backend.precisions if isinstance(backend, Precise) else (),
             varies=varies,
             settings=backend.settings if isinstance(backend, Configurable) else (),
+            mixed=MIXED if mixes(backend) else 0,
         )
 
     count = 0
@@ -553,4 +554,5 @@ def _turns(aims: Sequence[str], reached: Collection[str]) -> Iterator[tuple[str,
                 yield kernel, number
 
 
+MIXED = 10  # one case in so many has CPU tensors beside those of the device, where it may
 _MOST = 48  # cases for one kernel before it counts as unreachable

@@ -33,6 +33,7 @@ from amp_fuzz.reference.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
 from amp_fuzz.strategies.choices import Bytes, digits, integer
 from amp_fuzz.strategies.idioms import IDIOMS, Idiom, stages
+from amp_fuzz.strategies.placing import Values, with_cpu_tensors
 
 __all__ = ["draw_case", "draw_plan", "draw_program", "forget_tables", "usable"]
 
@@ -237,14 +238,28 @@ def draw_program(
     at least one of these ops, in its first statements. forms: the form of that statement. fused:
     for a backend that fuses ops: more chains, and more programs that return only their last values.
     """
+    return _drawn(source, device, plan, ops, focus, forms, statements, fused)[0]
+
+
+def _drawn(
+    source: Bytes,
+    device: str,
+    plan: Plan | None,
+    ops: Sequence[Op] | None,
+    focus: Sequence[Op],
+    forms: str | None,
+    statements: int,
+    fused: bool,
+) -> tuple[Program, Values]:
+    """Draw a program; return it with its values, by name."""
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
     if plan is not None and plan.transform != "none":
         pool, focus = _transformable(pool) or pool, _transformable(focus)
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
-    return _ProgramDrawing(source, device, pool or focus, focus, forms, statements, fused).draw(
-        plan
-    )
+    drawing = _ProgramDrawing(source, device, pool or focus, focus, forms, statements, fused)
+    program = drawing.draw(plan)
+    return program, {value.name: value for value in drawing.build.values}
 
 
 def _transformable(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -413,24 +428,17 @@ def draw_case(
     precisions: Sequence[Precision] = (),
     varies: bool = False,
     settings: Sequence[str] = (),
+    mixed: int = 0,
 ) -> Case:
     """Draw a case for a device type.
 
     precisions: of products. varies: for a device with nondeterministic kernels: some plans ask for
-    deterministic algorithms. settings: that a plan may have; one plan in eight has one or two. All
-    of these are drawn last, so that everything else stays the same.
+    deterministic algorithms. settings: that a plan may have; one plan in eight has one or two.
+    mixed: of so many cases, one gets CPU tensors beside those of the device, if its program can
+    have any; 0: none does. All of these are drawn last, so that everything else stays the same.
     """
     plan = draw_plan(source, device, trains=trains)
-    program = draw_program(
-        source,
-        device,
-        plan=plan,
-        ops=ops,
-        focus=focus,
-        forms=form,
-        statements=statements,
-        fused=fused,
-    )
+    program, values = _drawn(source, device, plan, ops, focus, form, statements, fused)
     seed = integer(source, 0x10000)
     if precisions:
         precision = precisions[integer(source, len(precisions))]
@@ -438,7 +446,12 @@ def draw_case(
     case = Case(program, plan, seed)
     if varies and integer(source, 4) == 3:
         case = case.with_plan(deterministic=True)
-    return case.with_plan(settings=_settings(source, settings)) if settings else case
+    if settings:
+        case = case.with_plan(settings=_settings(source, settings))
+    if mixed and integer(source, mixed) == mixed - 1:
+        plan, program = with_cpu_tensors(source, case.plan, program, values)
+        case = msgspec.structs.replace(case, plan=plan, program=program)
+    return case
 
 
 def _settings(source: Bytes, lines: Sequence[str]) -> tuple[str, ...]:

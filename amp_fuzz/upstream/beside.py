@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from amp_fuzz.backends.base import mixes
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.program import returning_all, statements
 from amp_fuzz.oracle import Divergence, compare
@@ -71,7 +72,8 @@ def _behind(trial: Trial, found: Divergence, listed: Listed) -> Divergence:
     at = named(left.where)
     sides = (replace(t.expected, raised=None, leaked=None) for t in (trial, wrong))
     values = trial.backend.values
-    acts = compare(*sides, values=values, skip=lambda label: label != found.where)
+    both = mixes(trial.backend)
+    acts = compare(*sides, values=values, devices=both, skip=lambda label: label != found.where)
     if at == named(found.where) or acts is None:  # no known bug acts there
         return found
     again = trial.compare(skip=lambda label: named(label) != at)

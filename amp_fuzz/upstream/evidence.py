@@ -27,7 +27,7 @@ from amp_fuzz.upstream.remedies import WITHOUT
 __all__ = ["Imitated", "Left", "Listed", "Remedied"]
 
 _NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
-_TYPES = ("dtype", "shape", "grad-missing", "grad-dtype", "grad-shape")
+_TYPES = ("dtype", "shape", "device", "grad-missing", "grad-dtype", "grad-shape", "grad-device")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.privateuse1.backend import PrivateUse1Backend
 from amp_fuzz.backends.process import Apart, ApartError
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Checkpoint
+from amp_fuzz.cases.program import Autocast, Checkpoint
 from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.findings.repro.script import repro
@@ -30,6 +30,7 @@ from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
 CASES = stored("device_faults")
 
+CPU = Autocast("cpu", "bfloat16")
 MM = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))
 
 
@@ -181,11 +182,14 @@ def test_the_reference_imitates_and_supposes_there(backend: PrivateUse1Backend) 
     assert dtype() is torch.bfloat16
     with supposing({"mm": Policy.FP32}):
         assert dtype() is torch.float32
-    inputs = [x("x0", 2, dtype="float16"), x("x1", 2)]
-    half = case(inputs, call("dot", "x0", "x1"), backward="none")
+    inputs = [x("x0", 2, dtype="float16"), x("x1", 2, dtype="float16", device="cpu")]
+    stack = call("stack", ["x1", "x1"], 0, to="v1")
+    half = case(inputs, call("dot", "x0", "x0"), under(CPU, stack), backward="none")
     assert reference.run(half).raised is None
     with quirks(["promote-foreign-half"]):
-        assert reference.run(half).raised is not None
+        raised = reference.run(half).raised
+    assert raised is not None  # the CPU's kernels are torch's own, those of the device are not
+    assert raised.text.startswith("v1 = torch.stack")
 
 
 def test_the_explicit_form_is_that_of_the_device(backend: PrivateUse1Backend) -> None:

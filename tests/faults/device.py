@@ -273,6 +273,8 @@ FAULTS: Mapping[str, DeviceFault] = {fault.name: fault for fault in _FOUND}
 class Faulty(Device):
     """A device with the fault whose name stands in a file; an empty file: none."""
 
+    faults: Mapping[str, DeviceFault] = FAULTS
+
     def __init__(self, policies: str, file: str) -> None:
         self._file = Path(file)
         made: list[Autocast] = []
@@ -286,7 +288,7 @@ class Faulty(Device):
 
     def observe(self, case: Case) -> Observation:
         """Run a case under torch's autocast with the fault."""
-        fault = FAULTS.get(self._file.read_text())
+        fault = self.faults.get(self._file.read_text())
         if fault is None:
             return super().observe(case)
         self._kernels.__class__ = fault.autocast

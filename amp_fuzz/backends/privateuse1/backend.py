@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -60,6 +61,11 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
         """Those of the CPU, whose kernels it has."""
         return drawn_on("cpu")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether programs may have CPU tensors beside the device's."""
+        return True
+
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases in the device's process."""
         return [self.process.run(case) for case in cases]
@@ -88,7 +94,8 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
 
     def scope(self) -> AbstractContextManager[None]:
         """Return the context in which the reference treats CPU tensors as the device's."""
-        return as_device(privateuse1.DEVICE, _table(self.device), tensors="cpu")
+        table = _table(self.device)
+        return as_device(privateuse1.DEVICE, table, tensors="cpu", elsewhere=True)
 
 
 _INSTALLED = """\
@@ -129,7 +136,8 @@ class Device:
     ) -> None:
         device = privateuse1.install(policies, autocast=autocast)
         self._torch = TorchBackend(device=device).runtime(place=privateuse1.placed)
-        runtime = reference_runtime(device, scope=lambda: as_device(device, _table(policies)))
+        scope = partial(as_device, device, _table(policies), elsewhere=True)
+        runtime = reference_runtime(device, scope=scope)
         self._reference = ReferenceRuntime(replace(runtime.runtime, place=privateuse1.placed))
 
     def observe(self, case: Case) -> Observation:

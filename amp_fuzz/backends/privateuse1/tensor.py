@@ -163,12 +163,13 @@ def _fresh(out: Any, args: Sequence[Any]) -> Any:
 
 
 _KEY = "AutocastPrivateUse1"
+# The CPU's stays on: it is for CPU tensors, whatever happened to those of the device.
 _AUTOCAST = reduce(
     torch._C.DispatchKeySet.__or__,
     (
         torch._C.DispatchKeySet(key)
         for name, key in torch._C.DispatchKey.__members__.items()
-        if name.startswith("Autocast")
+        if name.startswith("Autocast") and name != "AutocastCPU"
     ),
 )
 

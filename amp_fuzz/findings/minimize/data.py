@@ -20,7 +20,7 @@ from amp_fuzz.findings.minimize.specs import (
     with_numbers,
 )
 
-__all__ = ["cost", "dtypes", "layouts", "roles", "seeds", "small_values", "values"]
+__all__ = ["cost", "devices", "dtypes", "layouts", "roles", "seeds", "small_values", "values"]
 
 _PLAINER = {
     "float64": ("float32",),
@@ -84,6 +84,17 @@ def roles(case: Case) -> Iterator[Case]:
     for i, spec in enumerate(case.program.inputs):
         if spec.role != "input":
             yield _with(case, i, msgspec.structs.replace(spec, role="input"))
+
+
+def devices(case: Case) -> Iterator[Case]:
+    """Yield the case with inputs of the CPU on the device under test: all, then one."""
+    specs = case.program.inputs
+    for name in ("", *(s.name for s in specs if s.device)) if case.program.mixed else ():
+        back = {s.name for s in specs if name in ("", s.name)}
+        yield _with_inputs(
+            case,
+            tuple(msgspec.structs.replace(s, device="") if s.name in back else s for s in specs),
+        )
 
 
 def layouts(case: Case) -> Iterator[Case]:

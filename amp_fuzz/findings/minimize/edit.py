@@ -19,6 +19,7 @@ from amp_fuzz.cases.program import (
     transform,
     uses,
 )
+from amp_fuzz.catalogue.places import on_the_cpu
 from amp_fuzz.findings.minimize.capture import Taken, Values
 
 __all__ = [
@@ -52,6 +53,7 @@ def without(
     missing = {n for i in gone for n in everything[i].outputs if n != "_"}
     written = {n for s in kept.values() for n in _writes(s)}
     inputs, names = list(program.inputs), dict[str, str]()
+    there = on_the_cpu(program)
     number = 1 + max((int(s.name[1:]) for s in inputs), default=-1)
     for i, statement in kept.items():
         for name in uses(statement):
@@ -61,6 +63,8 @@ def without(
             if taken is None:
                 return None
             spec = _spec(number, taken, written=name in written, trains=trains)
+            if name in there:
+                spec = msgspec.structs.replace(spec, device="cpu")
             names[name] = spec.name
             inputs.append(spec)
             number += 1

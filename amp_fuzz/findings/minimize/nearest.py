@@ -72,7 +72,7 @@ class _Said:
             self.places[f"{number} form"] = statement.form
         drawn = False
         for spec in program.inputs:
-            for field in ("shape", "dtype", "layout"):
+            for field in ("shape", "dtype", "layout", "device"):
                 self.places[f"{spec.name} {field}"] = repr(getattr(spec, field))
             if not (literal and spec.values):
                 self.places[f"{spec.name} drawn"] = f"{spec.domain} {spec.bound}"

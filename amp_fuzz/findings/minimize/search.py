@@ -114,6 +114,7 @@ def _passes(state: _Search, literal: bool) -> list[tuple[str, Pass]]:
         ("outputs", bodies.outputs),
         ("inputs", bodies.inputs),
         ("inputs", data.roles),
+        ("devices", data.devices),
         ("values", shapes.frozen_case),
         ("shapes", shapes.sizes),
         ("shapes", shapes.ranks),

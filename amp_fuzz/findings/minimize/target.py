@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, facts_of, unsupported
-from amp_fuzz.backends.base import Bisects, kernels_of
+from amp_fuzz.backends.base import Bisects, kernels_of, misplaced
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import returning_all, statements
@@ -132,7 +132,9 @@ class Asker:
     def __call__(self, case: Case) -> Answer:
         """Judge one candidate."""
         backend = self.judge.backend
-        if unsupported(case, backend) is not None or backend.fit(case) != case:
+        if unsupported(case, backend) is not None or misplaced(case, backend):
+            return Answer("skipped")
+        if backend.fit(case) != case:
             return Answer("invalid")
         if not documented(case, backend.reference()):  # its kernel would read past its inputs
             return Answer("invalid")

@@ -131,6 +131,7 @@ def _wrong(backend: Backend, record: DivergenceRecord) -> str:
     texts = {
         "dtype": f"{subject} is {record.observed}, not {record.expected}",
         "shape": f"shape of the {subject} is {record.observed}, not {record.expected}",
+        "device": f"{subject} is on {record.observed}, not on {record.expected}",
         "missing": "no gradient" if record.observed == "None" else "unexpected gradient",
         "bitwise": f"values of the {subject} differ from {other}",
         "value": f"values of the {subject} differ from {other}{_more(record)}",
@@ -245,6 +246,8 @@ def _driven(case: Case) -> str:
     """Return the plan's fields that differ from the default, except its contexts."""
     fields = msgspec.structs.fields(case.plan)
     settings = [f"`{line}`" for line in case.plan.settings]
+    names = [f"`{spec.name}`" for spec in case.program.inputs if spec.device]
+    places = [f"{' and '.join(names)} on the CPU"] if names else []
     return ", ".join(
         [
             f"{f.name}={getattr(case.plan, f.name)}"
@@ -254,6 +257,7 @@ def _driven(case: Case) -> str:
             and (f.name, getattr(case.plan, f.name)) != ("backward", "none")
         ]
         + settings
+        + places
     )
 
 

@@ -90,7 +90,8 @@ class Script:
         return wrapped(f"{spec.name} = {text}")
 
     def _empty(self, spec: TensorSpec) -> str:
-        dtype = f"dtype=torch.{spec.dtype}, device=device"
+        place = f'"{spec.device}"' if spec.device else "device"
+        dtype = f"dtype=torch.{spec.dtype}, device={place}"
         if spec.layout in ("contiguous", "offset"):
             return f"torch.empty({spec.shape}, {dtype})"
         return f"torch.empty_strided({spec.shape}, {inputs.strides(spec)}, {dtype})"
@@ -105,7 +106,7 @@ class Script:
             start = tensor.storage_offset()
             flat = torch.cat([tensor.new_zeros(start), tensor.reshape(-1)])
             text = f"{literal(flat)}[{start}:].view({spec.shape})"
-        return self.repros.placed(text, spec)
+        return text if spec.device else self.repros.placed(text, spec)
 
     # -- program and driver ---------------------------------------------------------------------
 

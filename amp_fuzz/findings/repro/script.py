@@ -223,6 +223,8 @@ def _type(script: Script) -> list[str]:
         raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
     elif kind.endswith("dtype"):
         sides = f"{want.dtype}, value.dtype"
+    elif kind.endswith("device"):
+        sides = f'"{script.expected().devices[label]}", value.device.type'
     else:
         sides = f"{list(want.shape)}, list(value.shape)"
     main = _CALL.format(target="value", call=script.call()) + f"expected, observed = {sides}\n"
@@ -403,7 +405,8 @@ def _death(script: Script) -> list[str]:
 
 
 _KINDS: Mapping[str, Callable[[Script], list[str]]] = {
-    **dict.fromkeys(("dtype", "shape", "grad-dtype", "grad-shape", "grad-missing"), _type),
+    **dict.fromkeys(("dtype", "shape", "device"), _type),
+    **dict.fromkeys(("grad-dtype", "grad-shape", "grad-device", "grad-missing"), _type),
     **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
     **dict.fromkeys(("value", "grad-value", "precision"), _rounding),
     "range": _range,

@@ -165,6 +165,7 @@ turns autocast off in the body, or `cache_enabled=False`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -174,9 +175,9 @@ import torch
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import F16, call, case, under, x
 from amp_fuzz.cases.program import Checkpoint
-from amp_fuzz.reference.casts import cacheable
+from amp_fuzz.reference.casts import cache_key, cacheable, device_of
 from amp_fuzz.reference.semantics import Semantics
-from amp_fuzz.reference.state import State
+from amp_fuzz.reference.state import State, is_elsewhere
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -209,7 +210,12 @@ def _cast_as_is(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 
 
 def _by_weight(semantics: Semantics) -> Semantics:
-    return replace(semantics, cache_key=lambda weight, to: id(weight))
+    return replace(semantics, cache_key=_key_of_weight)
+
+
+def _key_of_weight(weight: torch.Tensor, to: torch.dtype) -> Hashable:
+    """Return the weight's identity alone, unless its device has a cache of its own."""
+    return cache_key(weight, to) if is_elsewhere(device_of(weight)) else id(weight)
 
 
 def _in_any_mode(semantics: Semantics) -> Semantics:
@@ -231,10 +237,7 @@ BUGS = (
         why="the weight cache is keyed by the weight alone, not by the dtype it was cast to",
         torch=">=2.7",
         seen="2.15.0",
-        backends=(
-            "!privateuse1*",
-            "!torchax*",
-        ),
+        backends=("!torchax*",),
         imitation=Imitation(semantics=_by_weight),
         examples=(
             Example(

@@ -71,8 +71,9 @@ import torch
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference.calls import Call
-from amp_fuzz.reference.casts import eligible, tensors_of
+from amp_fuzz.reference.casts import eligible, promoted, tensors_of
 from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.reference.state import is_elsewhere
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -80,6 +81,8 @@ __all__ = ["BUGS"]
 
 def _in_order(tensors: Iterable[torch.Tensor], device: str, low: torch.dtype) -> torch.dtype:
     """Return what a fold over the arguments comes to, which starts from `low`."""
+    if is_elsewhere(device):
+        return promoted(tensors, device, low)
     current = low
     for tensor in tensors:
         if not eligible(tensor, device):
@@ -115,10 +118,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/132715",
         torch=">=2.7",
         seen="2.15.0",
-        backends=(
-            "!privateuse1*",
-            "!torchax*",
-        ),
+        backends=("!torchax*",),
         imitation=Imitation(semantics=_foreign_half),
         examples=(
             Example("eager-cpu", case([x("x0", 5, dtype="float16")], call("cat", ["x0"], 0))),
