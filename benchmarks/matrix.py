@@ -155,7 +155,7 @@ def tested(python: Path, words: list[str]) -> Row:
         "python": version,
         "folders": " ".join(word for word in words if word.startswith("tests")),
         "result": re.sub(r"=+ ?| in [\d.]+s.*", "", lines[-1]),
-        "failed": [w.split()[1] for w in lines if w.startswith(("FAILED", "ERROR"))],
+        "failed": [w.split()[1] for w in lines if re.match("(FAILED|ERROR) tests", w)],
         "skipped": [w.removeprefix("SKIPPED ") for w in lines if w.startswith("SKIPPED")],
         "code": commit(),
     }

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten
 from amp_fuzz import reference
 from amp_fuzz.reference import Cast, KernelCall, Policy, load_table
 from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.reference.tables import tabled_devices
 from amp_fuzz.upstream import quirks
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -377,7 +378,7 @@ def test_an_unsupported_dtype_that_is_not_enabled_does_not_warn(side: Side) -> N
         side.autocast("cpu", F64, enabled=False)
 
 
-@pytest.mark.parametrize("device", reference.DEVICES)
+@pytest.mark.parametrize("device", tabled_devices())
 def test_the_default_dtype_is_torchs(device: str) -> None:
     assert reference.autocast(device).dtype is torch.get_autocast_dtype(device)
 

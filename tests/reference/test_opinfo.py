@@ -26,11 +26,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from amp_fuzz import reference
 from amp_fuzz.reference import Policy, load_table
+from amp_fuzz.reference.tables import tabled_devices
 from amp_fuzz.upstream import quirks
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 C64, I64 = torch.complex64, torch.int64
-FAKE_DEVICES = ("cuda", "xpu", "mps", "mtia", "maia")
+FAKE_DEVICES = tuple(d for d in tabled_devices() if d != "cpu")
 
 UNINITIALISED = "returns uninitialised memory: only its dtype, shape and strides mean anything"
 GELSY = "driver='gelsy' reads its pivots uninitialised, autocast or not: pytorch#71222, #187411"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import torch
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.privateuse1.module import supported
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.findings.repro.as_test import pytest_form
 from amp_fuzz.findings.repro.parts import Found
@@ -120,6 +123,16 @@ def test_honest_backends_pass(run: Run, name: str) -> None:
     finding = Divergence("dtype", "v0", "this", "that")
     code, printed, _ = run(form(MM, name, finding))
     assert (code, "1 passed" in printed) == (0, True), printed
+
+
+@pytest.mark.skipif(not supported(), reason="needs torch 2.10")
+def test_a_device_of_ours_is_installed_first(tmp_path: Path) -> None:
+    """The test needs amp-fuzz then, which `run` hides."""
+    text = form(MM, "privateuse1", Divergence("dtype", "v0", "this", "that"))
+    (tmp_path / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
 
 
 LEAVES = """

@@ -33,7 +33,8 @@ def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "
     helpers = [part for part in parts.body if part.startswith(_HELPERS)]
     body = [part for part in parts.body if part not in helpers]
     body[-1] = _asserting(body[-1])
-    device, *fake = parts.setup
+    device = next(part for part in parts.setup if re.search("^device = ", part, re.MULTILINE))
+    fake = [part for part in parts.setup if part is not device]
     entered = [part.removesuffix(_ENTER) for part in fake]
     contexts = [*patches, *(["FakeTensorMode()"] if entered != fake else [])]
     inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body]))

@@ -123,7 +123,8 @@ def code_of(job: Job, chosen: Options, form: Form) -> str:
         raise_unless_judged(job, answer)
         if answer.outcome != "diverged":
             raise Stopped(
-                f"{job.what}: agrees with the reference on {job.backend}: no {form} to write"
+                f"{job.what}: agrees with the reference on {job.backend}: "
+                f"no {'test' if form == 'pytest' else form} to write"
             )
         finding = Divergence(
             cast("Kind", answer.kind), answer.where, answer.expected, answer.observed
