@@ -23,9 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
 from amp_fuzz import reference
-from amp_fuzz.reference import Cast, KernelCall, Policy, load_table
+from amp_fuzz.reference import Cast, KernelCall, Policy, dispatch, load_table
 from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.reference.calls import Call
+from amp_fuzz.reference.state import here
 from amp_fuzz.reference.tables import tabled_devices
+from amp_fuzz.reference.treatments import of_table
 from amp_fuzz.upstream import quirks
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -1179,3 +1182,24 @@ def test_a_context_from_before_a_reset_ends_nothing_that_was_entered_after_it() 
         assert state() == inside
         assert torch.mm(X, X).dtype is torch.bfloat16
     assert torch.mm(X, X).dtype is F32
+
+
+@pytest.mark.parametrize(
+    ("op", "first", "then"),
+    [("mm", "cuda", "cpu"), ("polar", "cpu", None), ("pow.Tensor_Tensor", "cuda", None)],
+)
+def test_a_call_of_two_devices_is_the_first_ones_that_has_a_rule(
+    op: str, first: str, then: str | None
+) -> None:
+    """As in torch, where a device without a kernel for an op hands the call on."""
+    with FakeTensorMode():
+        tensors = [torch.ones(2, device="cuda"), torch.ones(())]
+    with reference.autocast("cpu"), reference.autocast("cuda"):
+        nothing: Any = None
+        call = Call(op, None, nothing, (), {}, tensors, here(), nothing, None)
+        found = of_table(call)
+        assert found is not None
+        assert found.device == first
+        with dispatch.excluding(first):  # its kernel is under way
+            rest = of_table(call)
+        assert (rest and rest.device) == then

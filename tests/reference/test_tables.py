@@ -203,7 +203,9 @@ def rules_of(device: str) -> dict[str, Rule]:
     Their names are strings like any other in a schema, and no program reaches them.
     """
     rules = load_table(device).rules
-    return {o: rule for o, rule in rules.items() if not re.search("dimname|names", o, re.I)}
+    found = {o: rule for o, rule in rules.items() if not re.search("dimname|names", o, re.I)}
+    assert TORCH < (2, 13) or found == rules
+    return found
 
 
 def with_policy(device: str, *policies: Policy) -> list[str]:
@@ -389,7 +391,8 @@ def test_plain_calls_give_the_dtype_of_the_policy(device, dtypes):
                     found[op] = PLAIN_CALLS[op](x, y).dtype
             except RuntimeError as error:
                 # Before torch 2.13, kernels of mtia ask for the device.
-                if "not linked with support for mtia devices" not in str(error):
+                lacks = TORCH < (2, 13) and device == "mtia"
+                if not lacks or "not linked with support for mtia devices" not in str(error):
                     raise
                 continue
             promised[op] = RESULT[rules[op].policy](*dtypes)

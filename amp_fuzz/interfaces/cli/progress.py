@@ -81,6 +81,11 @@ class Board:
             return None
         return sum(row.done - self.before.get(row.name, 0) for row in rows) / spent
 
+    @property
+    def over(self) -> bool:
+        """Whether the limit is past: workers go on to their minimum of cases, and no further."""
+        return 0 < self.limit < self.clock() - self.started
+
     def left(self, rows: Iterable[Row]) -> float | None:
         """Return the seconds to the end at the rate so far, or None if unknown.
 
@@ -88,7 +93,7 @@ class Board:
         """
         rates = [(row, self.rate([row])) for row in rows if row.left]
         spent = self.clock() - self.started
-        if not all(rate for _, rate in rates) or (self.limit and spent > self.limit):
+        if self.over or not all(rate for _, rate in rates):
             return None
         left = max((row.left / rate for row, rate in rates if rate), default=0.0)
         return min(left, self.limit - spent) if self.limit else left
@@ -100,6 +105,7 @@ class Board:
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
         parts += [f"{speed(rate)} {self.unit}/s"] if rate else []
         parts += [] if left is None else [f"{duration(left)} left"]
+        parts += [f"past {duration(self.limit)}: only what the minimum asks"] if self.over else []
         parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
         return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
 
