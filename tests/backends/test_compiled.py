@@ -436,3 +436,20 @@ def test_it_is_asked_where_an_inference_region_fails(monkeypatch: pytest.MonkeyP
     assert first.raised is not None
     assert str(first.leaked).endswith("undone")
     assert second.leaked is None
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._functorch.config, "backward_pass_autocast"), reason="needs torch 2.9"
+)
+@pytest.mark.parametrize(
+    ("trains", "backward", "said"),
+    [(True, "outside", True), (True, "inside", False), (False, "none", False)],
+)
+def test_a_script_says_what_surrounds_the_backward_pass_only_if_it_matters(
+    trains: bool, backward: str, said: bool
+) -> None:
+    """A torch that does not know the option refuses the line, and its script could not tell."""
+    weight = x("w1" if trains else "x1", 3, 2)
+    one = case([x("x0", 2, 3), weight], call("mm", "x0", weight.name), backward=backward)
+    text = CompileBackend("aot_eager").configuration(one)
+    assert ("backward_pass_autocast = 'off'" in text) == ("backward_pass_autocast" in text) == said

@@ -17,7 +17,6 @@ from amp_fuzz.backends import Backend, BackendError, backends, privateuse1
 from amp_fuzz.backends.base import mixes
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.privateuse1.backend import PrivateUse1Backend
-from amp_fuzz.backends.process import Apart
 from amp_fuzz.backends.source import driver_source
 from amp_fuzz.cases.case import Case, CaseError, loads
 from amp_fuzz.cases.program import Autocast, ProgramError, Statement, TensorSpec, statements, uses
@@ -34,6 +33,7 @@ from amp_fuzz.runs.engine import MIXED
 from amp_fuzz.strategies import drawing
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
+from tests.faults.device import faulty_device
 from tests.faults.places import FAULTS
 from tests.helpers import BF16, call, case, drawn, under, x
 
@@ -302,12 +302,8 @@ WITHIN = 50
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrivateUse1Backend, Path]]:
-    """Return a device, and the file that says which fault it has."""
-    file = tmp_path_factory.mktemp("device") / "fault"
-    file.write_text("")
-    process = Apart("tests.faults.places:FaultyOfTwo", "cuda", str(file))
-    yield PrivateUse1Backend("cuda", process), file
-    process.close()
+    with faulty_device("tests.faults.places:FaultyOfTwo", tmp_path_factory) as found:
+        yield found
 
 
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")

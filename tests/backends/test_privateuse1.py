@@ -25,7 +25,7 @@ from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.reference import Policy, supposing
 from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.faults.device import FAULTS, UNREGISTERED
+from tests.faults.device import FAULTS, UNREGISTERED, faulty_device
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
 CASES = stored("device_faults")
@@ -44,12 +44,8 @@ def backend() -> Iterator[PrivateUse1Backend]:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrivateUse1Backend, Path]]:
-    """Return a device, and the file that says which fault it has."""
-    file = tmp_path_factory.mktemp("device") / "fault"
-    file.write_text("")
-    process = Apart("tests.faults.device:Faulty", "cuda", str(file))
-    yield PrivateUse1Backend("cuda", process), file
-    process.close()
+    with faulty_device("tests.faults.device:Faulty", tmp_path_factory) as found:
+        yield found
 
 
 # -- honest ---------------------------------------------------------------------------------------

@@ -7,23 +7,25 @@ setting the device up anew for each would need a process each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from amp_fuzz.backends import privateuse1
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.privateuse1 import Autocast
-from amp_fuzz.backends.privateuse1.backend import Device
+from amp_fuzz.backends.privateuse1.backend import Device, PrivateUse1Backend
+from amp_fuzz.backends.process import Apart
 from amp_fuzz.cases.case import Case
 from amp_fuzz.reference.tables import Rule
 from tests.faults.fault import patched
 
-__all__ = ["FAULTS", "UNREGISTERED", "DeviceFault", "Faulty", "NoFallthrough"]
+__all__ = ["FAULTS", "UNREGISTERED", "DeviceFault", "Faulty", "NoFallthrough", "faulty_device"]
 
 UNREGISTERED = "no-fallthrough"
 """The fault that is there from the start: nothing is registered for ops without a policy."""
@@ -309,3 +311,18 @@ class NoFallthrough(Device):
                 """Forget it."""
 
         super().__init__(policies, autocast=Mutant)
+
+
+@contextmanager
+def faulty_device(
+    served: str, folders: pytest.TempPathFactory
+) -> Iterator[tuple[PrivateUse1Backend, Path]]:
+    """Start a device with faults; yield it, and the file that says which one it has.
+
+    served: the class, as `Apart` takes it.
+    """
+    file = folders.mktemp("device") / "fault"
+    file.write_text("")
+    process = Apart(served, "cuda", str(file))
+    yield PrivateUse1Backend("cuda", process), file
+    process.close()

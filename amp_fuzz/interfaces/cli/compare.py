@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from amp_fuzz.interfaces.cli.common import (
     Exit,
-    Stopped,
-    command_line,
+    find_run,
     options,
-    plural,
     resolve_options,
     say,
     table,
@@ -63,7 +59,7 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     except ValueError as error:
         raise click.UsageError(f"--fail-on: {error}") from error
     with waiting("reading"):
-        sides = [reports.read(*_run(store, name)) for name in (before, after)]
+        sides = [reports.read(*find_run(store, name)) for name in (before, after)]
         found = core.compare(*sides)
     say(f"A {_head(sides[0])}")
     say(f"B {_head(sides[1])}")
@@ -75,28 +71,6 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     if not found.backends:
         return Exit.NOTHING
     return Exit.DIVERGED if failed else Exit.OK
-
-
-def _run(store: Store, name: str) -> tuple[Store, str]:
-    """Return the store and the id of a run."""
-    path = Path(name)
-    if path.is_dir():
-        if (path / "run.json").is_file():  # STORE/runs/ID
-            return Store(path.resolve().parents[1]), path.resolve().name
-        store, name = Store(path), "latest"
-    ids = store.runs()
-    back = re.fullmatch(r"latest(?:~(\d+))?", name)
-    if back is not None:
-        number = int(back[1] or 0)
-        if number >= len(ids):
-            raise Stopped(f"{store.root}: {plural(len(ids), 'run')}: there is no {name}")
-        return store, ids[-1 - number]
-    hits = [i for i in ids if i.startswith(name)]
-    if len(hits) != 1:
-        what = "several runs start with" if hits else "no run's id starts with"
-        again = command_line("list", "runs", store=store.root)
-        raise Stopped(f"{store.root}: {what} {name!r}: see {again}")
-    return store, hits[0]
 
 
 def _head(report: Any) -> str:

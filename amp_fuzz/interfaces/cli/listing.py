@@ -10,9 +10,9 @@ from amp_fuzz.cases.program import statements
 from amp_fuzz.config import Options, did_you_mean
 from amp_fuzz.interfaces.cli.common import (
     Exit,
-    Stopped,
     command_line,
     console,
+    find_run,
     options,
     plural,
     resolve_options,
@@ -137,27 +137,24 @@ def _known(chosen: Options) -> None:
 
 
 @click.command(short_help="Show a run again: its summary and its report.")
-@click.argument("run", default="", metavar="[RUN]")
+@click.argument("run", default="latest", metavar="[RUN]")
 @options("report", "known", "store")
 def report(run: str, **given: Any) -> int:
     """Print the summary of a run, by default the last one, and write its report.
+
+    RUN is an id, latest, latest~1, or the path of a run's folder or of a store.
 
     Exits with 0 whatever the run found, and with 6 if it was killed before its end.
     """
     chosen = resolve_options(given).options
     store = Store(chosen.store)
     _check_store(store)
-    ids = [i for i in store.runs() if i.startswith(run)]
-    if not ids:
-        what = f"no run's id starts with {run!r}" if run else "no runs yet"
-        raise Stopped(f"{store.root}: {what}: see {command_line('list', 'runs', store=store.root)}")
-    if run and len(ids) > 1:
-        raise Stopped(f"{store.root}: several runs start with {run!r}: {', '.join(ids[:8])}")
+    store, identity = find_run(store, run)
 
     from amp_fuzz import reports
     from amp_fuzz.runs.setup import known_of
 
-    seen = reports.read(store, ids[-1], known=known_of(chosen))
+    seen = reports.read(store, identity, known=known_of(chosen))
     say(seen.terminal(width=console().width))
     paths = seen.write(chosen.report)
     say(f"report: {', '.join(map(str, paths))}")

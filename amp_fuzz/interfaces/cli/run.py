@@ -23,6 +23,7 @@ from amp_fuzz.interfaces.cli.common import (
     Stopped,
     command_line,
     console,
+    find_run,
     options,
     plural,
     resolve_options,
@@ -154,12 +155,8 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
     Raises `StoreError` for a missing run, `Stopped` for one that cannot be resumed.
     """
     store = Store(resolve_options({"store": given["store"]}).options.store)
-    hits = [name for name in store.runs() if name.startswith(run_id)]
-    if len(hits) != 1:
-        what = "several runs start with" if hits else "no run's id starts with"
-        again = command_line("list", "runs", store=store.root)
-        raise Stopped(f"{store.root}: {what} {run_id!r}: see {again}")
-    record = store.run(hits[0])
+    _, identity = find_run(store, run_id)
+    record = store.run(identity)
     words = shlex.split(record.command)
     if words[:2] != ["amp-fuzz", "run"]:
         raise Stopped(
