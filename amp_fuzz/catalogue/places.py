@@ -41,14 +41,12 @@ def _refused(call: Statement, op: Op, there: frozenset[str], shapes: Mapping[str
 
     shapes: of values by name, as far as they are known.
     """
-    scalars = 0
     for i, arg in enumerate(call.args):
         for name in refs(arg):
             written = i == 0 and call.form == "inplace"
             if name not in there or (i in op.cpu_tensors and not written):
                 continue
-            scalars += 1
-            if written or i not in op.cpu_scalars or shapes.get(name, ()) or scalars > 1:
+            if written or i not in op.cpu_scalars or shapes.get(name, ()):
                 return name
     keywords = (name for _, arg in call.kwargs for name in refs(arg))
     return next((name for name in keywords if name in there), "")

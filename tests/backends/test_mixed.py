@@ -118,8 +118,9 @@ def test_a_call_that_no_device_runs_is_refused(
             (x("x0", 2), cpu("x1", 2, dtype="int64")),
             call("getitem.tensor", "x0", "x1", form="operator"),
         ),
+        ((x("x0", 2, dtype="bool"), cpu("x1"), cpu("x2")), call("where", "x0", "x1", "x2")),
     ],
-    ids=["number", "in-place", "copy", "index"],
+    ids=["number", "in-place", "copy", "index", "two numbers"],
 )
 def test_a_call_that_takes_a_cpu_tensor_is_not(
     inputs: tuple[TensorSpec, ...], statement: Statement
