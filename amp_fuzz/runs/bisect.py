@@ -281,8 +281,8 @@ def bisect(
     likely: an environment that should have it; if not, the others are asked, newest first. environ:
     the variables of the scripts. least: how often a script runs, at least; once a step was flaky,
     the following ones run more often. timeout: CPU seconds of a run. memory: GiB. said: is told of
-    each step. eager: of a compiler's finding, the same program in eager. Where that does not do what
-    the script expects either, torch itself has changed, and the script does not tell a bug.
+    each step. eager: the script of the same program in eager. Where that does not do what is
+    expected either, torch has changed, and what the script shows is no bug of the compiler.
     """
     steps: dict[int, Step] = {}
 

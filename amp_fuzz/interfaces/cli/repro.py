@@ -132,7 +132,10 @@ def scripts_of(job: Job, chosen: Options) -> tuple[str, str]:
     eager = backends().get(f"eager-{backend.device}")
     if eager is None or eager.name == backend.name or not isinstance(backend, Repros):
         return script, ""
-    return script, _written(job, eager, finding, "script")
+    try:
+        return script, _written(job, eager, finding, "script")
+    except Stopped:
+        return script, ""
 
 
 def _found(job: Job, chosen: Options, form: Form) -> Found:
