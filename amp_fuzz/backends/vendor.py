@@ -120,7 +120,8 @@ class VendorBackend(TorchRepros, TorchBackend):
         return reference_on_cpu(self.device, self.table, self._numerics())
 
     def fit(self, case: Case) -> Case:
-        """Return the case; the CPU's deterministic algorithms are not the device's."""
+        """Return the case as other devices take it, with no deterministic algorithms of the CPU."""
+        case = TorchBackend.fit(self, case)
         asks = case.plan.deterministic and not self.exact
         return case.with_plan(deterministic=False) if asks else case
 

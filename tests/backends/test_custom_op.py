@@ -12,14 +12,16 @@ import torch
 import torch._dynamo  # it defines custom ops itself, before faults are seeded
 from torch._library import custom_ops
 
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import backends, torch_base
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.vendor import VendorBackend
 from amp_fuzz.cases.case import Case, CaseError, loads
 from amp_fuzz.cases.program import Autocast, Checkpoint, regions
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import custom_ops as reference_custom_ops
+from amp_fuzz.reference import load_table
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.versions import holds
@@ -278,3 +280,11 @@ def test_autocast_is_registered_for_devices_that_this_torch_documents(device: st
     only = device != "cuda" and holds("<2.12")
     assert fitted.plan.entry == ("custom_op" if only else "register_autocast")
     assert backends()["eager-cpu"].fit(one) == one
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_installed_device_is_no_exception(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_base, "holds", lambda versions: old)
+    one = case(INPUTS_2, call("mm", "x0", "x1"), entry="register_autocast", backward="none")
+    fitted = VendorBackend("npu", load_table("cuda")).fit(one)
+    assert fitted.plan.entry == ("custom_op" if old else "register_autocast")
