@@ -111,9 +111,8 @@ def _convolution(
         )
         for i, size in enumerate(x.shape[-n:])
     )
-    if n == 3 and not transposed and axes[-1].stride > 1 and axes[-1].convolved == 1:
-        # In bfloat16, processors with AMX read memory there that nobody wrote (pytorch#169688).
-        axes = (*axes[:-1], replace(axes[-1], stride=1))
+    if n == 3:
+        axes = _determined(axes, transposed=transposed)
     groups = g.choice((1, channels))
     made = groups * g.choice((2, 1, 3))
     pair = (channels, made // groups) if transposed else (made, channels // groups)
@@ -129,6 +128,20 @@ def _convolution(
 
 def _at(value: int | tuple[int, ...], i: int) -> int:
     return value if isinstance(value, int) else value[i % len(value)]
+
+
+def _determined(axes: tuple[_Axis, ...], *, transposed: bool) -> tuple[_Axis, ...]:
+    """Return the axes of a convolution in three dimensions whose kernels read only what is written.
+
+    In bfloat16, those for processors with AMX read other memory where the output has one element
+    along its last dimension, and where `output_padding` extends its first: see
+    docs/findings/README.md.
+    """
+    if transposed:
+        return (replace(axes[0], output_padding=0), *axes[1:])
+    if axes[-1].stride > 1 and axes[-1].convolved == 1:
+        return (*axes[:-1], replace(axes[-1], stride=1))
+    return axes
 
 
 def _legal(axis: _Axis, *, transposed: bool, padding: Padding) -> _Axis:

@@ -99,16 +99,23 @@ def test_an_op_that_the_installed_torch_lacks_is_not_drawn_and_says_which_torch_
 
 
 class _Convolutions(TorchDispatchMode):
-    """Counts convolutions in three dimensions by their last stride and size of the output."""
+    """Counts convolutions in three dimensions by their last stride and size of the output.
+
+    Their transposes are counted by `output_padding`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[tuple[int, int]] = Counter()
+        self.transposed: Counter[tuple[int, ...]] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.convolution.default and not args[6] and result.ndim == 5:
-            self.seen[args[3][-1], result.shape[-1]] += 1
+        if func is torch.ops.aten.convolution.default and result.ndim == 5:
+            if args[6]:
+                self.transposed[tuple(args[7])] += 1
+            else:
+                self.seen[args[3][-1], result.shape[-1]] += 1
         return result
 
 
@@ -123,3 +130,15 @@ def test_no_convolution_reads_memory_that_nobody_wrote(name: str) -> None:
     strided = {size: n for (stride, size), n in mode.seen.items() if stride > 1}
     assert sum(strided.values()) > 2
     assert 1 not in strided
+
+
+@pytest.mark.parametrize("name", ["conv_transpose3d", "ConvTranspose3d"])
+def test_no_transposed_convolution_does_either(name: str) -> None:
+    """See docs/findings/conv-transpose3d-output-padding.md."""
+    with _Convolutions() as mode:
+        for form in CATALOGUE[name].forms:
+            for seed in range(100):
+                builder, statement = draw(name, form, seed)
+                exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
+    assert any(any(padding) for padding in mode.transposed)
+    assert not any(padding[0] for padding in mode.transposed)
