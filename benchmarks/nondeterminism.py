@@ -32,7 +32,7 @@ from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.catalogue import Op, select
 from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.reference.tables import adopt
+from amp_fuzz.policies.tables import adopt
 from amp_fuzz.runs.engine import runnable
 from amp_fuzz.strategies.drawing import draw_case
 from amp_fuzz.upstream import shipped

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path
 
 if TYPE_CHECKING:
-    from amp_fuzz.reference.tables import PolicyTable
+    from amp_fuzz.policies.tables import PolicyTable
 
 __all__ = ["check_ops", "policies_of", "with_device"]
 
@@ -62,7 +62,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
 
 def _found(policies: str, source: str, folder: Path | None) -> str:
     """Return the name of a table, or the full path of a table's file."""
-    from amp_fuzz.reference.tables import DEVICES
+    from amp_fuzz.policies.tables import DEVICES
 
     if not policies or policies in DEVICES:
         return policies
@@ -80,7 +80,7 @@ def policies_of(device: str, policies: str) -> PolicyTable:
     "" is CUDA's. Raises `PolicyTableError`, a ValueError, also if a file names an op that torch
     does not have.
     """
-    from amp_fuzz.reference.tables import DEVICES, PolicyTableError, load_table, load_table_file
+    from amp_fuzz.policies.tables import DEVICES, PolicyTableError, load_table, load_table_file
 
     name = policies or DEFAULT
     if name in DEVICES:
@@ -99,7 +99,7 @@ def check_ops(table: PolicyTable, file: str) -> None:
 
     Only of torch's own: a library of a vendor's may not be loaded yet. file: where the table is.
     """
-    from amp_fuzz.reference.tables import PolicyTableError, all_overloads
+    from amp_fuzz.policies.tables import PolicyTableError, all_overloads
 
     for rule in table.rules.values():
         for op in filter(None, (rule.overload, rule.redispatch)):

@@ -15,7 +15,7 @@ from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_on_cpu
 from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.torch_base import TorchBackend
-from amp_fuzz.reference.tables import load_table
+from amp_fuzz.policies.tables import load_table
 
 __all__ = ["EagerBackend", "backends", "has_device"]
 

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from amp_fuzz.policies.tables import Policy, Rule
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.state import here
-from amp_fuzz.reference.tables import Policy, Rule
 from amp_fuzz.reference.treatments import asked_device
 
 __all__ = ["Decision", "Flip", "Flips", "current", "deciding", "flips"]

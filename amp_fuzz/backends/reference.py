@@ -17,13 +17,13 @@ from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.backends.source import cast_lines
 from amp_fuzz.cases.case import Case, Precision
+from amp_fuzz.policies.tables import PolicyTable
 from amp_fuzz.reference import as_device
 from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.products import Products
 from amp_fuzz.reference.shadow.written import casting
-from amp_fuzz.reference.tables import PolicyTable
 
 __all__ = [
     "Numerics",

@@ -34,8 +34,8 @@ from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.settings import drawn_on
 from amp_fuzz.config import OPTIONS
+from amp_fuzz.policies.tables import PolicyTable, adopt
 from amp_fuzz.reference import as_device
-from amp_fuzz.reference.tables import PolicyTable, adopt
 
 __all__ = ["VendorBackend", "named"]
 

@@ -18,9 +18,9 @@ from amp_fuzz import catalogue
 from amp_fuzz.cases.program import FLOAT_DTYPES
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.catalogue.core import Build, op
+from amp_fuzz.policies.tables import DEVICES, Policy, Rule
 from amp_fuzz.reference.dispatch import overload_of
 from amp_fuzz.reference.kernels import declare_op
-from amp_fuzz.reference.tables import DEVICES, Policy, Rule
 from amp_fuzz.strategies.drawing import forget_tables
 
 __all__ = ["RegistrationError", "register_op"]

@@ -4,18 +4,7 @@
 ``reference.shadow(function, *args)`` says how far rounding can move each value of a call.
 """
 
-from amp_fuzz.reference.autocast import autocast, snapshot
-from amp_fuzz.reference.cache import clear_cache
-from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
-from amp_fuzz.reference.custom_ops import CustomOp, custom_op
-from amp_fuzz.reference.functions import checkpoint, custom_bwd, custom_fwd
-from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
-from amp_fuzz.reference.shadow.band import Band, Distance, distance
-from amp_fuzz.reference.shadow.mode import Shadow
-from amp_fuzz.reference.shadow.run import Shadowed, shadow
-from amp_fuzz.reference.state import as_device, log_kernels
-from amp_fuzz.reference.suppositions import inherited, intercepting, supposing, under
-from amp_fuzz.reference.tables import (
+from amp_fuzz.policies.tables import (
     DEVICES,
     Policy,
     PolicyTable,
@@ -27,6 +16,17 @@ from amp_fuzz.reference.tables import (
     since,
     tabled_devices,
 )
+from amp_fuzz.reference.autocast import autocast, snapshot
+from amp_fuzz.reference.cache import clear_cache
+from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
+from amp_fuzz.reference.custom_ops import CustomOp, custom_op
+from amp_fuzz.reference.functions import checkpoint, custom_bwd, custom_fwd
+from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
+from amp_fuzz.reference.shadow.band import Band, Distance, distance
+from amp_fuzz.reference.shadow.mode import Shadow
+from amp_fuzz.reference.shadow.run import Shadowed, shadow
+from amp_fuzz.reference.state import as_device, log_kernels
+from amp_fuzz.reference.suppositions import inherited, intercepting, supposing, under
 from amp_fuzz.reference.transforms import grad, vmap
 
 __all__ = [

@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from amp_fuzz.policies.tables import DEVICES, PolicyTable
 from amp_fuzz.reference import cache, dispatch, kernels
 from amp_fuzz.reference.queries import Queries
 from amp_fuzz.reference.state import default_dtype, has_table, here, restore, table_of
-from amp_fuzz.reference.tables import DEVICES, PolicyTable
 
 __all__ = ["Snapshot", "autocast", "reset", "snapshot", "state", "torch_answers"]
 

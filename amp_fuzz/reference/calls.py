@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from amp_fuzz.reference.tables import Policy, Rule
+from amp_fuzz.policies.tables import Policy, Rule
 
 if TYPE_CHECKING:
     from amp_fuzz.reference.state import State

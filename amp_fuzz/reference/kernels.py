@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any
 
-from amp_fuzz.reference import dispatch, tables
+from amp_fuzz.policies import tables
+from amp_fuzz.policies.tables import Rule
+from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.calls import Call
 from amp_fuzz.reference.casts import tensors_of
 from amp_fuzz.reference.state import here, own_table
-from amp_fuzz.reference.tables import Rule
 
 __all__ = ["declare_op", "declared_bodies", "lend", "lending", "register", "register_ahead"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from amp_fuzz.policies.tables import DEVICES, Policy, PolicyTable, load_table
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.casts import taking
 from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
-from amp_fuzz.reference.tables import DEVICES, Policy, PolicyTable, load_table
 
 if TYPE_CHECKING:
     from amp_fuzz.reference.calls import KernelCall

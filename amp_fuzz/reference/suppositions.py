@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from amp_fuzz.policies.tables import Policy
 from amp_fuzz.reference import dispatch, kernels
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.reference.state import here
-from amp_fuzz.reference.tables import Policy
 
 __all__ = ["inherited", "intercepting", "supposing", "under"]
 

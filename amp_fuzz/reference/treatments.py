@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import torch
 
+from amp_fuzz.policies.tables import Policy
 from amp_fuzz.reference import cache, dispatch
 from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
 from amp_fuzz.reference.casts import cast_eligible, device_of, eligible
-from amp_fuzz.reference.tables import Policy
 
 __all__ = ["asked", "asked_device", "of_table", "treated"]
 

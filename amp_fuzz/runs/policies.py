@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 from packaging.version import Version
 
-from amp_fuzz.reference.tables import DEVICES, PolicyTable, PolicyTableError, load_table
+from amp_fuzz.policies.tables import DEVICES, PolicyTable, PolicyTableError, load_table
 
 __all__ = [
     "BUILDS",
@@ -185,7 +185,7 @@ changed from torch {first} to {last}.
 `amp-fuzz policies` asked these builds: {builds}.
 In each it called every autocast kernel of every device, and looked at the dtypes that arrive below
 autocast. So the policies are observed, not copied from a list; {hidden}. This needs no accelerator.
-The last column is from the [policy tables](../amp_fuzz/reference/policies);
+The last column is from the [policy tables](../amp_fuzz/policies);
 {agree}.
 
 The policies have their names from `aten/src/ATen/autocast_mode.h`:

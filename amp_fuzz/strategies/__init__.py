@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from amp_fuzz.cases.program import DOMAINS, DTYPES, LAYOUTS, TensorSpec
 from amp_fuzz.cases.program import statements as calls
 from amp_fuzz.catalogue import CATALOGUE, Op, select
-from amp_fuzz.reference.tables import DEVICES
+from amp_fuzz.policies.tables import DEVICES
 from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.choices import Bytes
 from amp_fuzz.strategies.dropping import dropped

@@ -29,7 +29,7 @@ from amp_fuzz.cases.program import (
 )
 from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.reference.tables import PolicyTable, load_table
+from amp_fuzz.policies.tables import PolicyTable, load_table
 from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
 from amp_fuzz.strategies.choices import Bytes, digits, integer
 from amp_fuzz.strategies.idioms import IDIOMS, Idiom, stages

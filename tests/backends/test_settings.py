@@ -247,7 +247,7 @@ class Faulty(vendor.VendorBackend):
 def judged(one: Case, wrong: str = "") -> str:
     """Return what a case comes to on the device, compared with the CPU by shadow arithmetic."""
     from amp_fuzz.backends.devices import policies_of
-    from amp_fuzz.reference.tables import adopt
+    from amp_fuzz.policies.tables import adopt
     from tests import coarse
 
     table = policies_of(coarse.DEVICE, "cuda")

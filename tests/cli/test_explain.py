@@ -18,7 +18,7 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.explanation import explain
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.interfaces.cli.explain import told
-from amp_fuzz.reference.tables import Policy
+from amp_fuzz.policies.tables import Policy
 from tests.helpers import F16, call, case, eager, under, x
 
 Command = Callable[..., Any]

@@ -22,7 +22,7 @@ from amp_fuzz.backends.privateuse1 import Autocast
 from amp_fuzz.backends.privateuse1.backend import Device, PrivateUse1Backend
 from amp_fuzz.backends.process import Apart
 from amp_fuzz.cases.case import Case
-from amp_fuzz.reference.tables import Rule
+from amp_fuzz.policies.tables import Rule
 from tests.faults.fault import patched
 
 __all__ = ["FAULTS", "UNREGISTERED", "DeviceFault", "Faulty", "NoFallthrough", "faulty_device"]

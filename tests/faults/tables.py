@@ -19,8 +19,8 @@ from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.oracle import compare
+from amp_fuzz.policies.tables import Rule, all_overloads
 from amp_fuzz.reference import Policy, PolicyTable, as_device, load_table
-from amp_fuzz.reference.tables import Rule, all_overloads
 from amp_fuzz.runs.audit import cases_of, judged
 from amp_fuzz.strategies.drawing import usable
 from amp_fuzz.upstream import shipped

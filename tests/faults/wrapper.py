@@ -24,7 +24,7 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from amp_fuzz.backends.privateuse1 import Autocast, module
 from amp_fuzz.plugins import inherited
-from amp_fuzz.reference.tables import DEVICES, load_table
+from amp_fuzz.policies.tables import DEVICES, load_table
 
 __all__ = [
     "DEVICE",

@@ -30,7 +30,7 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.reference.tables import load_table
+from amp_fuzz.policies.tables import load_table
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, under, x
 

@@ -23,11 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
 from amp_fuzz import reference
+from amp_fuzz.policies.tables import tabled_devices
 from amp_fuzz.reference import Cast, KernelCall, Policy, dispatch, load_table
 from amp_fuzz.reference.autocast import reset, state
 from amp_fuzz.reference.calls import Call
 from amp_fuzz.reference.state import here
-from amp_fuzz.reference.tables import tabled_devices
 from amp_fuzz.reference.treatments import of_table
 from amp_fuzz.upstream import quirks
 

@@ -25,8 +25,8 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from amp_fuzz import reference
+from amp_fuzz.policies.tables import tabled_devices
 from amp_fuzz.reference import Policy, load_table
-from amp_fuzz.reference.tables import tabled_devices
 from amp_fuzz.upstream import quirks
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

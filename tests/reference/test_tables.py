@@ -22,7 +22,7 @@ import torch
 from packaging.version import Version
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from amp_fuzz.reference.tables import (
+from amp_fuzz.policies.tables import (
     DEVICES,
     Policy,
     PolicyTableError,

@@ -14,8 +14,8 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.diagnosis import Examined, _eager
 from amp_fuzz.findings.repro.issue import issue, title
 from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.policies.tables import Policy
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.reference.tables import Policy
 from amp_fuzz.upstream.known import Known
 from tests.helpers import F16, call, case, under, x
 

@@ -57,6 +57,7 @@ ROOMS = (
     "amp_fuzz.catalogue",
     "amp_fuzz.records",
     "amp_fuzz.reports",
+    "amp_fuzz.policies",
     "amp_fuzz.reference",
     "amp_fuzz.strategies",
     "amp_fuzz.backends",
@@ -80,16 +81,19 @@ RULES = (
     Rule("amp_fuzz.cases.case", forbidden=("torch", "hypothesis")),
     # Independent of what it judges: written from the documentation, so it reads neither the
     # dispatcher's list of autocast kernels nor the lists in PyTorch's test suite.
-    Rule(
-        "amp_fuzz.reference",
-        forbidden=("torch.testing",),
-        names=(
-            "_dispatch_dump",
-            "_dispatch_dump_table",
-            "_dispatch_get_all_op_names",
-            "_dispatch_get_registrations_for_dispatch_key",
-            "_dispatch_has_kernel_for_dispatch_key",
-        ),
+    *(
+        Rule(
+            room,
+            forbidden=("torch.testing",),
+            names=(
+                "_dispatch_dump",
+                "_dispatch_dump_table",
+                "_dispatch_get_all_op_names",
+                "_dispatch_get_registrations_for_dispatch_key",
+                "_dispatch_has_kernel_for_dispatch_key",
+            ),
+        )
+        for room in ("amp_fuzz.policies", "amp_fuzz.reference")
     ),
     # It knows no bug: who does, is given to it.
     Rule(
@@ -252,27 +256,27 @@ def test_no_module_reaches_back() -> None:
             "may not import amp_fuzz.oracle.x",
         ),
         (
-            "amp_fuzz.reference.tables",
+            "amp_fuzz.policies.tables",
             "import amp_fuzz.backends.base as b",
             "may not import amp_fuzz.backends.base",
         ),
         (
-            "amp_fuzz.reference.tables",
+            "amp_fuzz.policies.tables",
             "from torch.testing._internal import autocast_test_lists",
             "may not import torch.testing._internal.autocast_test_lists",
         ),
         (
-            "amp_fuzz.reference.tables",
+            "amp_fuzz.policies.tables",
             "import torch\ntorch._C._dispatch_get_all_op_names()",
-            "tables:2: amp_fuzz.reference may not use _dispatch_get_all_op_names",
+            "tables:2: amp_fuzz.policies may not use _dispatch_get_all_op_names",
         ),
         (
-            "amp_fuzz.reference.tables",
+            "amp_fuzz.policies.tables",
             "getattr(c, '_dispatch_dump')",
             "may not use _dispatch_dump",
         ),
         (
-            "amp_fuzz.reference.tables",
+            "amp_fuzz.policies.tables",
             "from torch._C import _dispatch_has_kernel_for_dispatch_key as has",
             "may not use _dispatch_has_kernel_for_dispatch_key",
         ),
@@ -355,8 +359,8 @@ def test_the_oracle_names_no_known_bug() -> None:
             "import torchlight, numpy",
         ),  # a prefix of letters is not a package
         ("amp_fuzz.runs.engine", "import torch, hypothesis, amp_fuzz.oracle"),
-        ("amp_fuzz.reference.tables", "import torch\nfrom amp_fuzz import catalogue"),
-        ("amp_fuzz.reference.tables", "'''Not by _dispatch_dump: see DESIGN.'''"),
+        ("amp_fuzz.policies.tables", "import torch\nfrom amp_fuzz import catalogue"),
+        ("amp_fuzz.policies.tables", "'''Not by _dispatch_dump: see DESIGN.'''"),
         ("amp_fuzz.reports.html", "import pandas\nfrom amp_fuzz.records.store import Store"),
         ("amp_fuzz.reports.html", "from . import frames"),
         ("amp_fuzz.findings.repro.script", "from amp_fuzz.backends.base import Repros"),

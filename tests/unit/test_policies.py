@@ -14,8 +14,8 @@ import torch
 
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.interfaces.cli import main
+from amp_fuzz.policies.tables import PolicyTable
 from amp_fuzz.reference import load_table_file
-from amp_fuzz.reference.tables import PolicyTable
 from amp_fuzz.runs.policies import (
     BUILDS,
     InterpreterError,
@@ -38,7 +38,7 @@ def here() -> Measured:
 
 def faulty(folder: Path, old: str, new: str) -> Callable[[str, str], PolicyTable]:
     """Return CUDA's table with one piece of its text replaced, for every device and version."""
-    text = resources.files("amp_fuzz.reference").joinpath("policies/cuda.toml").read_text("utf-8")
+    text = resources.files("amp_fuzz.policies").joinpath("cuda.toml").read_text("utf-8")
     assert old in text
     path = folder / "cuda.toml"
     path.write_text(text.replace(old, new))

@@ -14,7 +14,7 @@ from amp_fuzz.upstream import BUGS
 PACKAGE = Path(__file__).parents[2] / "amp_fuzz"
 FILES = [
     path
-    for room in ("reference", "backends", "oracle")
+    for room in ("policies", "reference", "backends", "oracle")
     for path in sorted((PACKAGE / room).rglob("*"))
     if path.suffix in (".py", ".toml")
 ]

@@ -40,8 +40,8 @@ from amp_fuzz.cases.program import (
     unwrapped,
 )
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.policies.tables import DEVICES, load_table
 from amp_fuzz.reference import as_device
-from amp_fuzz.reference.tables import DEVICES, load_table
 
 __all__ = ["JaxBackend", "Program", "backends"]
 

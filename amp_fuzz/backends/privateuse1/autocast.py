@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.reference.tables import PolicyTable, Rule
+from amp_fuzz.policies.tables import PolicyTable, Rule
 
 __all__ = ["Autocast", "WeightCache"]
 

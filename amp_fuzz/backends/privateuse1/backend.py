@@ -26,8 +26,8 @@ from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import TensorSpec
 from amp_fuzz.cases.settings import drawn_on
+from amp_fuzz.policies.tables import DEVICES, PolicyTable, load_table
 from amp_fuzz.reference import as_device
-from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table
 
 __all__ = ["Device", "PrivateUse1Backend", "backends"]
 

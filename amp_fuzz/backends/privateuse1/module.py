@@ -13,7 +13,7 @@ from torch.utils import backend_registration
 from amp_fuzz.backends.devices import check_ops
 from amp_fuzz.backends.privateuse1 import tensor
 from amp_fuzz.backends.privateuse1.autocast import Autocast
-from amp_fuzz.reference.tables import DEVICES, PolicyTable, load_table, load_table_file
+from amp_fuzz.policies.tables import DEVICES, PolicyTable, load_table, load_table_file
 
 __all__ = ["DEVICE", "DeviceError", "DeviceModule", "install", "supported"]
 

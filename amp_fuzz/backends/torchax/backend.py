@@ -47,7 +47,7 @@ from amp_fuzz.cases.program import (
     unwrapped,
 )
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.reference.tables import PolicyTable, load_table
+from amp_fuzz.policies.tables import PolicyTable, load_table
 
 __all__ = ["Mode", "Torchax", "TorchaxBackend", "backends", "lacking"]
 

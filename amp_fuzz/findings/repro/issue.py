@@ -22,8 +22,8 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.diagnosis import Examined
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
+from amp_fuzz.policies.tables import DEVICES, PolicyTable, Rule, load_table
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.reference.tables import DEVICES, PolicyTable, Rule, load_table
 from amp_fuzz.upstream.known import Known
 
 __all__ = ["issue", "title"]

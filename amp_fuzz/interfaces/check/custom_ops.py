@@ -11,8 +11,8 @@ from typing import Any
 
 import torch._library.custom_ops
 
+from amp_fuzz.policies.tables import DEVICES, Policy, Rule, declared
 from amp_fuzz.reference.kernels import declare_op
-from amp_fuzz.reference.tables import DEVICES, Policy, Rule, declared
 
 __all__ = ["declare_custom_ops"]
 

@@ -15,7 +15,7 @@ from torch._jit_internal import is_scripting
 from torch.amp.autocast_mode import autocast
 
 from amp_fuzz.patching import patched
-from amp_fuzz.reference.tables import DEVICES
+from amp_fuzz.policies.tables import DEVICES
 
 __all__ = ["contexts_of"]
 

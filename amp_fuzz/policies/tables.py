@@ -1,6 +1,6 @@
 """Policy tables: what autocast does with each op, one table a device type, read from TOML.
 
-The tables of the stock devices stand in ``policies/``, one file each; a vendor's own is read with
+The tables of the stock devices stand beside this module, one file each; a vendor's own is read with
 `load_table_file`. A table is data: this module imports neither torch nor Hypothesis, and reads
 nothing from torch's own registrations (a test compares the two).
 """
@@ -41,7 +41,7 @@ __all__ = [
     "tabled_devices",
 ]
 
-_POLICIES = resources.files("amp_fuzz.reference").joinpath("policies")
+_POLICIES = resources.files("amp_fuzz.policies")
 
 FRAMEWORKS = ("torchax",)
 """What has a table and an autocast of its own, and is no device type of torch."""
@@ -55,7 +55,7 @@ DEVICES = tuple(
         }.difference(FRAMEWORKS)
     )
 )
-"""The device types that have a table: the files in ``policies/``, so that a new one is one file."""
+"""The device types that have a table: the files beside this module. A new one is one file."""
 
 # A schema name with its overload, in a namespace other than aten if it says so: a vendor's table
 # may hold "torchvision::roi_align".
