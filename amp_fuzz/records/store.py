@@ -1,26 +1,31 @@
 """The store: append-only records of runs, and findings, under one folder (``.amp-fuzz/``).
 
 Records are written and flushed line by line, so a killed worker loses at most the case that it was
-running. Nothing here imports torch, and nothing that is read is executed.
+running. `amp_fuzz.records.compaction` turns the lines of a run into Parquet (``tables-N``), and a
+run that goes on writes lines again. Everything here reads both. Nothing here imports torch, and
+nothing that is read is executed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from amp_fuzz.cases.case import Case, CaseError, load, loads
 from amp_fuzz.records.outputs import StoreError, write_whole
+from amp_fuzz.records.rows import DamageRecord
 from amp_fuzz.records.schema import RECORDS_FORMAT, DivergenceRecord, NoteRecord, Record, RunRecord
+from amp_fuzz.records.tables import Tables
 
-__all__ = ["Store", "StoreError", "Writer"]
+__all__ = ["Spoilt", "Store", "StoreError", "Writer"]
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
@@ -67,6 +72,19 @@ def _drop_cut_line(path: Path) -> None:
         text = file.read()
         if not text.endswith(b"\n"):
             file.truncate(text.rfind(b"\n") + 1)
+
+
+class Spoilt(NamedTuple):
+    """A line that cannot be read; number 0 and no line are a whole file."""
+
+    path: Path
+    number: int
+    line: bytes
+    error: str
+
+    def __str__(self) -> str:
+        at = f"{self.path}:{self.number}" if self.number else str(self.path)
+        return f"{at}: {self.error}"
 
 
 class Store:
@@ -121,8 +139,26 @@ class Store:
         finally:
             lock.release()
 
+    @contextmanager
+    def alone(self, run: str) -> Iterator[None]:
+        """Keep a run from starting again during the block. Raises `StoreError` if it is running."""
+        lock = FileLock(self.run_path(run) / "running-store.lock")
+        running = StoreError(f"{self.run_path(run)}: running now: wait until it has ended")
+        if self.is_running(run):
+            raise running
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise running from None
+        except OSError as error:
+            raise StoreError(f"{lock.lock_file}: cannot write ({error.strerror})") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
     def is_running(self, run: str) -> bool:
-        """Return whether some process is running a run now."""
+        """Return whether some process is running a run now, or changes its files."""
         for path in self.run_path(run).glob("running-*.lock"):
             try:
                 with FileLock(path).acquire(timeout=0):
@@ -154,13 +190,76 @@ class Store:
             raise StoreError(f"{path}: written by a newer amp-fuzz: upgrade amp-fuzz")
         return record
 
+    def tables(self, run: str) -> Tables | None:
+        """Return the tables of a run that was compacted, or None."""
+        number = _compacted(self.run_path(run))
+        return Tables(self.run_path(run) / f"tables-{number}") if number else None
+
+    def lines(self, run: str) -> list[Path]:
+        """Return the files of a run whose lines are not in its tables, in order."""
+        folder = self.run_path(run)
+        number, found = _compacted(folder), []
+        for path in folder.glob("records-*.jsonl"):
+            name, _, claimed = path.stem.partition("~")  # see `amp_fuzz.records.compaction`
+            if not claimed or int(claimed) > number:
+                found.append((f"{name}.jsonl", int(claimed or sys.maxsize), path))
+        return [path for *_, path in sorted(found)]
+
+    def fresh(self, run: str) -> bool:
+        """Return whether some records of a run are not in its tables."""
+        return any(path.stat().st_size for path in self.lines(run))
+
+    def found(self, run: str) -> dict[tuple[str, str], DivergenceRecord]:
+        """Return the readable divergences of a run by backend and id of the case, the last each."""
+        found: dict[tuple[str, str], DivergenceRecord] = {}
+        tables = self.tables(run)
+        for record in tables.others() if tables is not None else ():
+            if isinstance(record, DivergenceRecord):
+                found[record.backend, record.case.id] = record
+        for path in self.lines(run):
+            with suppress(OSError), path.open("rb") as lines:
+                for line in lines:
+                    if line.startswith(b'{"type":"divergence"'):
+                        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                            record = _decoder.decode(line)
+                            assert isinstance(record, DivergenceRecord)
+                            found[record.backend, record.case.id] = record
+        return found
+
     def records(self, run: str) -> Iterator[Record]:
         """Yield the records of a run, file by file; a last line that was cut short is left out.
 
-        Raises `StoreError`, with file and line, for any other line that cannot be read.
+        Raises `StoreError`, with file and line, for any other line that cannot be read, and for
+        tables if pyarrow is missing.
         """
-        for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+        if (tables := self.tables(run)) is not None:
+            yield from tables.records()
+        for path in self.lines(run):
             yield from read_records(path)
+
+    def salvaged(self, run: str, spoilt: list[Spoilt]) -> Iterator[Record | DamageRecord]:
+        """Yield the records of a run, and what says of a line that it could not be read.
+
+        spoilt: gets these lines, and last lines that were cut short, which nothing else says.
+        Raises `StoreError` for tables that cannot be read.
+        """
+        if (tables := self.tables(run)) is not None:
+            yield from tables.all_records()
+        for path in self.lines(run):
+            named = path.with_name(f"{path.stem.partition('~')[0]}.jsonl")
+            try:
+                with path.open("rb") as lines:
+                    for number, line in enumerate(lines, start=1):
+                        try:
+                            if line.strip():
+                                yield _decoder.decode(line)
+                        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                            spoilt.append(Spoilt(named, number, line, str(error)))
+                            if line.endswith(b"\n"):
+                                yield DamageRecord(str(spoilt[-1]))
+            except OSError as error:
+                spoilt.append(Spoilt(named, 0, b"", error.strerror or str(error)))
+                yield DamageRecord(str(spoilt[-1]))
 
     def save(self, finding: DivergenceRecord) -> Path:
         """Keep a finding under its id, for replay and repro. Returns its file."""
@@ -193,15 +292,24 @@ class Store:
     def noted(self, identity: str) -> NoteRecord | None:
         """Return the note, of the newest run, whose case has this id or prefix."""
         for run in reversed(self.runs()):
-            for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+            tables = self.tables(run)
+            if tables is not None and (record := tables.note(identity)) is not None:
+                return record
+            for path in self.lines(run):
                 with path.open("rb") as lines:
                     for line in lines:
                         if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
                             continue
-                        record = _decoder.decode(line)
-                        if isinstance(record, NoteRecord) and record.id.startswith(identity):
-                            return record
+                        found = _decoder.decode(line)
+                        if isinstance(found, NoteRecord) and found.id.startswith(identity):
+                            return found
         return None
+
+
+def _compacted(folder: Path) -> int:
+    """Return the number of a run's tables, the highest if a compaction was killed, or 0."""
+    names = (path.name.partition("-")[2] for path in folder.glob("tables-*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def load_finding(path: Path) -> DivergenceRecord:

@@ -15,10 +15,45 @@ from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.store import Store, StoreError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from amp_fuzz.records.rows import Table
     from amp_fuzz.reports.frames import RunData
     from amp_fuzz.reports.view import Bug, View
 
-__all__ = ["Report", "read", "terminal", "write"]
+__all__ = ["Report", "load", "read", "terminal", "write"]
+
+
+def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
+    """Return a run, or all runs of a store, as one DataFrame.
+
+    Reads JSON lines, and what `amp-fuzz store compact` made of them, alike. Parquet needs pyarrow
+    (``pip install 'amp-fuzz[parquet]'``). docs/store.md documents each column.
+
+    Args:
+        path: the folder of a run (``.amp-fuzz/runs/ID``) or of a store (``.amp-fuzz``), or a URL of
+            one that fsspec reads (``s3://``, ``gs://``, ``memory://``), with its package installed.
+            Only the files that the table needs are copied, into a temporary folder.
+        table: ``cases``: one row for each case and backend. ``kernels``: one row for each autocast
+            kernel that a case reached; `case` is the `row` of the case in its run. ``findings``:
+            one row for each divergence, note, incident, end and unreadable line, with its whole
+            record as JSON.
+
+    Returns:
+        The rows in the order of runs, then of records. Words with few values (``run``, ``backend``,
+        ``family``, ``outcome``, ``kind``, ``op``, ``policy``, ``dtypes``, ``known``, ``groups``,
+        ``platform``, ``type``, ``fingerprint``) are categories, which are sorted; other text is
+        ``str`` (``object`` before pandas 3); numbers are ``int64``, flags ``bool``. ``seconds`` and
+        ``seconds_PART`` are ``float64`` seconds of wall time, NaN where a part did not run. ""
+        stands for what a row has not. A store without runs gives no rows.
+
+    Raises:
+        StoreError: there is no such table, run or store; a URL or file cannot be read; a run or a
+            table was written by a newer amp-fuzz; pyarrow or fsspec is missing. One line.
+    """
+    from amp_fuzz.reports.loading import load
+
+    return load(path, table)
 
 
 def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:

@@ -399,8 +399,9 @@ def _noted(data: RunData) -> tuple[NoteView, ...]:
 def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
     """Return how many new diverging cases have no finding left to replay."""
     shown = {f.record.fingerprint for f in new} - {""}
-    rows = map(str, data.cases.loc[data.cases["outcome"] == "diverged", "groups"])
-    grouped = sum(bool(said and not shown & set(said.split(","))) for said in rows)
+    rows = data.cases.loc[data.cases["outcome"] == "diverged", "groups"].value_counts()
+    causes = ((set(str(joined).split(",")) - {""}, int(cases)) for joined, cases in rows.items())
+    grouped = sum(cases for of, cases in causes if of and not shown & of)
     alone = found[(found["known"] == "") & (found["id"] == "")]["count"].sum()
     return grouped + int(alone)
 

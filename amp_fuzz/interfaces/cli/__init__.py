@@ -28,6 +28,7 @@ from amp_fuzz.interfaces.cli.policies import policies
 from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
+from amp_fuzz.interfaces.cli.store import store
 from amp_fuzz.interfaces.signals import ending_imports
 from amp_fuzz.reports.printable import clean_lines
 
@@ -73,7 +74,7 @@ def _commands(ctx: click.Context) -> int:
 
 for _command in (
     *(run, audit, replay, explain, minimize, repro, bisect),
-    *(baseline, known, policies, report, compare, listing, doctor),
+    *(baseline, known, policies, report, compare, listing, store, doctor),
 ):
     _commands.add_command(_command)
 
@@ -90,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # why it ended would be lost. Only SIG_IGN outlives Python's own handlers.
             signal.signal(code - 128, signal.SIG_IGN)
         return code
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without its command
+        _say(error.message)
+        return Exit.USAGE
     except click.ClickException as error:
         _say(_usage(error))
         return Exit.USAGE

@@ -396,7 +396,7 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
     elif tally.cut or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
     # Count again: when a run is stopped, workers have recorded more than they reported.
-    tally.cases = _recorded(store.run_path(session.record.id))
+    tally.cases = _recorded(store, session.record.id)
     end = EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned)
     try:
         _write_end(store, session, end)
@@ -410,7 +410,7 @@ def _write_end(store: Store, session: Session, end: EndRecord) -> None:
     writer.close()
 
 
-def _recorded(folder: Path) -> int:
+def _recorded(store: Store, run_id: str) -> int:
     """Return how many cases have a record, or have a divergence with one, as a report counts them.
 
     If a worker dies or is ended, it may have recorded a divergence but not its case.
@@ -418,7 +418,14 @@ def _recorded(folder: Path) -> int:
     count = 0
     told: set[tuple[str, str]] = set()
     recorded: set[tuple[str, str]] = set()
-    for path in folder.glob("records-*.jsonl"):
+    tables = store.tables(run_id)  # if it was compacted before it went on
+    if tables is not None:
+        for path in tables.files["cases"]:
+            frame = tables.read(path, ("backend", "id", "outcome", "recorded")).to_pandas()
+            count += int(frame["recorded"].sum())
+            for row in frame[frame["outcome"].isin(["known", "diverged"])].itertuples():
+                (recorded if row.recorded else told).add((row.backend, row.id))
+    for path in store.lines(run_id):
         with path.open("rb") as lines:
             for line in lines:
                 if line.startswith(b'{"type":"case"'):
