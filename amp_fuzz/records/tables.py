@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
@@ -109,6 +109,14 @@ class _File:
             self.writer.write_table(self.pa.Table.from_batches(self.batches), _GROUP)
             self.batches.clear()
 
+    def abandon(self) -> None:
+        """Close the file as it is, if it is open."""
+        with suppress(Exception):
+            self.writer.close()
+        self.writer.is_open = False  # else it writes again when it is collected
+        with suppress(OSError):
+            self.file.close()
+
     def close(self) -> None:
         """End the file, and bring it to the disk."""
         self.pack()
@@ -133,7 +141,7 @@ def write(folder: Path, rows: Iterable[tuple[Table, tuple[object, ...]]]) -> dic
                 path = folder / table / f"{_name(str(row[1]))}.parquet"
                 if (file := files.get(path)) is None:
                     file = files[path] = _File(path, table)
-                    opened.callback(file.file.close)
+                    opened.callback(file.abandon)
                 file.add(row)
             for file in files.values():
                 file.close()
@@ -249,7 +257,8 @@ class Tables:
             yield row["row"], _decoder.decode(row["record"])
 
     def _cases(self, path: Path) -> Iterator[tuple[int, CaseRecord]]:
-        kernels = self.rows(self.folder / "kernels" / path.name)
+        reached = self.folder / "kernels" / path.name  # if a case reached any
+        kernels = self.rows(reached) if reached in self.files["kernels"] else iter(())
         kernel = next(kernels, None)
         for row in self.rows(path):
             own = []

@@ -105,7 +105,7 @@ def _finished(
     """Return cases with their seconds: in all, and by part where it ran."""
     frame["notes"] = frame["notes"].astype(object).where(frame["notes"].notna(), "")
     frame["notes"] = frame["notes"].astype(frame["id"].dtype)
-    frame["seconds"] = np.bincount(rows, weights=spent, minlength=len(frame))
+    frame["seconds"] = np.bincount(rows, weights=spent, minlength=len(frame)).astype(float)
     for part in dict.fromkeys([*LAPS, *names]):
         values = np.full(len(frame), np.nan)
         if part in names:

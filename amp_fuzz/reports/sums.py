@@ -47,10 +47,17 @@ def summed(tables: Tables, tally: Tally, columns: Sequence[str]) -> pd.DataFrame
 
 
 def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return frames as one, whose categories are those of all, sorted. The frames are used up."""
+    """Return frames as one, whose categories are those of all, sorted. The frames are used up.
+
+    A column of numbers that a frame lacks is NaN there.
+    """
     columns: dict[str, Any] = {}
-    for name in list(frames[0].columns):
-        parts = [frame.pop(name) for frame in frames]
+    sizes = [len(frame) for frame in frames]
+    for name in dict.fromkeys(name for frame in frames for name in frame.columns):
+        parts = [
+            frame.pop(name) if name in frame else pd.Series(np.full(size, np.nan))
+            for frame, size in zip(frames, sizes, strict=True)
+        ]
         if isinstance(parts[0].dtype, pd.CategoricalDtype):
             columns[str(name)] = pd.api.types.union_categoricals(parts, sort_categories=True)
         else:

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -34,6 +35,8 @@ from amp_fuzz.reports.printable import clean_lines
 
 __all__ = ["main"]
 
+# Since click 8.2; earlier ones print the help themselves.
+_HELP_ERROR: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -91,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # why it ended would be lost. Only SIG_IGN outlives Python's own handlers.
             signal.signal(code - 128, signal.SIG_IGN)
         return code
-    except click.exceptions.NoArgsIsHelpError as error:  # a group without its command
+    except _HELP_ERROR as error:  # a group without its command
         _say(error.message)
         return Exit.USAGE
     except click.ClickException as error:
