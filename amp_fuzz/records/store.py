@@ -32,6 +32,7 @@ _encoder = msgspec.json.Encoder()
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
+_ALONE = "running-store.lock"
 _PROBED = 5.0  # seconds: `Store.is_running` of another process takes a lock for a moment
 
 
@@ -135,6 +136,7 @@ class Store:
         except (OSError, Timeout) as error:
             raise StoreError(f"{lock.lock_file}: {error}: is it running already?") from error
         try:
+            self._wait(run.id)
             yield
         finally:
             lock.release()
@@ -142,24 +144,43 @@ class Store:
     @contextmanager
     def alone(self, run: str) -> Iterator[None]:
         """Keep a run from starting again during the block. Raises `StoreError` if it is running."""
-        lock = FileLock(self.run_path(run) / "running-store.lock")
+        lock = FileLock(self.run_path(run) / _ALONE)
         running = StoreError(f"{self.run_path(run)}: running now: wait until it has ended")
         if self.is_running(run):
             raise running
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=_PROBED)
         except Timeout:
             raise running from None
         except OSError as error:
             raise StoreError(f"{lock.lock_file}: cannot write ({error.strerror})") from error
         try:
+            # Both sides take their lock and then look for the other's: one of them sees it.
+            if self.is_running(run, but=_ALONE):
+                raise running
             yield
         finally:
             lock.release()
 
-    def is_running(self, run: str) -> bool:
-        """Return whether some process is running a run now, or changes its files."""
+    def _wait(self, run: str) -> None:
+        """Return once no process has a run `alone`. Raises `StoreError` after a few seconds."""
+        path = self.run_path(run) / _ALONE
+        if not path.exists():
+            return
+        try:
+            with FileLock(path).acquire(timeout=_PROBED):
+                pass
+        except Timeout:
+            raise StoreError(f"{path.parent}: `amp-fuzz store` changes its files: wait") from None
+
+    def is_running(self, run: str, *, but: str = "") -> bool:
+        """Return whether some process is running a run now, or changes its files.
+
+        but: the name of a lock to leave out.
+        """
         for path in self.run_path(run).glob("running-*.lock"):
+            if path.name == but:
+                continue
             try:
                 with FileLock(path).acquire(timeout=0):
                     pass

@@ -32,8 +32,8 @@ def test_all_runs_are_compacted_and_said(command: Command, store: Store) -> None
     done = command("store", "compact")
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(
-        rf"{OLD}: 1 cases, 1 kernels, 3 findings: {SIZE} -> {SIZE}\n"
-        rf"{NEW}: 1 cases, 1 kernels, 3 findings: {SIZE} -> {SIZE}\n"
+        rf"{OLD}: 1 case, 1 kernel, 3 findings: {SIZE} -> {SIZE}\n"
+        rf"{NEW}: 1 case, 1 kernel, 3 findings: {SIZE} -> {SIZE}\n"
         rf"a run's report: amp-fuzz report {NEW}\n",
         done.out,
     )

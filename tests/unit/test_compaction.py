@@ -330,6 +330,24 @@ def test_a_run_does_not_start_while_it_is_compacted(
     assert not store.is_running("r1")
 
 
+def test_a_run_that_starts_just_then_is_not_compacted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question whether it runs was answered before it started."""
+    asked = Store.is_running
+    monkeypatch.setattr("amp_fuzz.records.store._PROBED", 0.1)
+    head = store.run("r1")
+    with store.running(head), monkeypatch.context() as patch:
+        patch.setattr(Store, "is_running", lambda s, r, but="": but != "" and asked(s, r, but=but))
+        with pytest.raises(StoreError, match="running now"):
+            compact(store, "r1")
+    waits = pytest.raises(StoreError, match="changes its files: wait")
+    with store.alone("r1"), waits, store.running(head):
+        pass
+    with store.running(head):
+        assert store.is_running("r1")
+
+
 def test_a_run_that_is_not_there_is_named(store: Store) -> None:
     with pytest.raises(StoreError, match="use one of r1"):
         compact(store, "r2")

@@ -78,9 +78,12 @@ def _left_alone(own: Store, run: str) -> bool:
 
 
 def _said(run: str, done: Compacted) -> None:
+    from amp_fuzz.records.rows import TABLES
+
     if done.changed:
-        counts = ", ".join(f"{count:,} {table}" for table, count in done.counts.items())
-        say(f"{run}: {counts}: {_size(done.before)} -> {_size(done.after)}")
+        counts = [(table, done.counts.get(table, 0)) for table in TABLES]
+        words = ", ".join(f"{n:,} {table if n != 1 else table[:-1]}" for table, n in counts)
+        say(f"{run}: {words}: {_size(done.before)} -> {_size(done.after)}")
     for path in done.torn:
         say(f"  {path}: dropped a last line that was cut short")
     for line in done.damaged:
