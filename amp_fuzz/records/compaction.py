@@ -90,6 +90,8 @@ def _compact(store: Store, run: str, folder: Path) -> Compacted:
         done.beside = folder / f"damaged-{number}.jsonl"
         write_whole(done.beside, b"".join(line.line for line in done.damaged))
     done.before = _size(folder)
+    for inside in (*(folder / _TEMPORARY).iterdir(), folder / _TEMPORARY):
+        _sync(inside)
     (folder / _TEMPORARY).rename(folder / f"tables-{number}")
     _sync(folder)
     _clean(folder, number)
