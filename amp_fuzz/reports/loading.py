@@ -35,6 +35,8 @@ def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
 def _local(path: Path, table: Table, named: str) -> pd.DataFrame:
     if (path / "run.json").is_file():  # STORE/runs/ID
         path = path.resolve()
+        if path.parent.name != "runs":  # a copy elsewhere
+            return _fetched(f"file://{path}", table)
         store, ids = Store(path.parents[1]), [path.name]
     elif (path / "runs").is_dir():
         store = Store(path)

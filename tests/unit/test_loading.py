@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,13 @@ def test_a_url_is_read_as_a_folder_is(
     assert_frame_equal(own, expected)
 
 
-def test_a_store_in_a_zip_file_is_read(store: Store, tmp_path: Path) -> None:
-    import shutil
+def test_a_run_that_was_copied_out_of_its_store_is_read(store: Store, tmp_path: Path) -> None:
+    expected = reports.load(store.root)
+    shutil.copytree(store.run_path("r1"), tmp_path / "a copy" / "r1")
+    assert_frame_equal(reports.load(tmp_path / "a copy" / "r1"), expected)
 
+
+def test_a_store_in_a_zip_file_is_read(store: Store, tmp_path: Path) -> None:
     expected = reports.load(store.root)
     archive = shutil.make_archive(str(tmp_path / "kept"), "zip", store.root)
     assert_frame_equal(reports.load(f"zip://::file://{archive}"), expected)
