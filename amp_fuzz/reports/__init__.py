@@ -7,10 +7,11 @@ imported only when a report is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_fuzz.records.lives import lives
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.store import Store, StoreError
 
@@ -66,7 +67,13 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
     from amp_fuzz.reports.view import view
 
     data = load(store, run_id)
-    return Report(data, view(data, known))
+    seen = view(data, known)
+    told = lives(store, [f.record for f in seen.new], until=run_id) if seen.new else {}
+    new = [
+        replace(f, life=str(told[f.id])) if f.id in told and told[f.id].first.run != run_id else f
+        for f in seen.new
+    ]
+    return Report(data, replace(seen, new=tuple(new)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,8 @@ class BaselineView:
 class FindingView:
     """The group of an unknown cause. cases: how many show it. record: the case to replay.
 
-    variants: the ways in which a compiler's part shows, with numbers of cases, most first.
+    variants: the ways in which a compiler's part shows, with numbers of cases, most first. life:
+    what earlier runs of the store say of it; "" if none met it.
     """
 
     record: DivergenceRecord
@@ -171,6 +172,7 @@ class FindingView:
     replay: str
     repro: str
     variants: tuple[tuple[str, int], ...] = ()
+    life: str = ""
 
     @property
     def id(self) -> str:

@@ -20,6 +20,7 @@ from amp_fuzz.interfaces.cli.common import (
     table,
     waiting,
 )
+from amp_fuzz.records.lives import Life, Seen, lives
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store, StoreError
 
@@ -86,17 +87,19 @@ def _findings(store: Store) -> None:
     if not ids:
         say(f"no findings in {store.root}")
         return
-    rows, damaged = [], []
+    kept, damaged = [], []
     for identity in ids:
         try:
-            found = store.finding(identity)
+            kept.append(store.finding(identity))
         except StoreError as error:
             damaged.append(str(error))
-            continue
-        rows.append(_finding(identity, found))
-    # New ones first: these need attention.
-    rows.sort(key=lambda row: (row[-1] != "new", *row[1:]))
-    table(("finding", "backend", "kind", "op", "statements", "group", "known as"), rows)
+    told = lives(store, kept)
+    rows = [_finding(found, told.get(found.id)) for found in kept]
+    # Those that came back and new ones first: these need attention.
+    order = ("back", "new", "fixed")
+    rows.sort(key=lambda row: (order.index(row[6]) if row[6] in order else 3, *row[1:]))
+    head = ("finding", "backend", "kind", "op", "statements", "group", "state")
+    table((*head, "first seen", "last seen"), rows)
     for line in damaged:
         say(line)
     if rows:
@@ -104,10 +107,18 @@ def _findings(store: Store) -> None:
         say(f"look at one: {look}")
 
 
-def _finding(identity: str, found: DivergenceRecord) -> tuple[str, ...]:
+def _finding(found: DivergenceRecord, life: Life | None) -> tuple[str, ...]:
     size = sum(1 for _ in statements((found.minimised or found.case).program.body))
     group = found.fingerprint or "-"
-    return (identity, found.backend, found.kind, found.op, str(size), group, found.known or "new")
+    state: str = life.state if life else "known" if found.known else "new"
+    if state == "known":
+        state = found.known or state
+    seen = ("", "") if life is None else (_seen(life.first), _seen(life.last))
+    return (found.id, found.backend, found.kind, found.op, str(size), group, state, *seen)
+
+
+def _seen(run: Seen) -> str:
+    return f"{run.started[:10]}, {run.torch}"
 
 
 def _ops(chosen: Options) -> None:
