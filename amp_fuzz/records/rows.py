@@ -12,6 +12,7 @@ import msgspec
 
 from amp_fuzz.records.schema import (
     CaseRecord,
+    DamageRecord,
     DivergenceRecord,
     EndRecord,
     IncidentRecord,
@@ -24,7 +25,6 @@ from amp_fuzz.records.schema import (
 __all__ = [
     "COLUMNS",
     "TABLES",
-    "DamageRecord",
     "KernelRow",
     "Table",
     "alone",
@@ -74,12 +74,6 @@ _Found: TypeAlias = Mapping[tuple[str, str], DivergenceRecord]
 _encode = msgspec.json.Encoder().encode
 _case_decoder = msgspec.json.Decoder(CaseRecord)
 _notes_decoder = msgspec.json.Decoder(tuple[Note, ...])
-
-
-class DamageRecord(msgspec.Struct, frozen=True, tag="damage"):
-    """A line that could not be read when a run was compacted. error: names its file and number."""
-
-    error: str
 
 
 class KernelRow(NamedTuple):

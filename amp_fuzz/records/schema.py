@@ -20,6 +20,7 @@ __all__ = [
     "BackendRecord",
     "BaselineRecord",
     "CaseRecord",
+    "DamageRecord",
     "DivergenceRecord",
     "EndRecord",
     "IncidentRecord",
@@ -316,6 +317,12 @@ class EndRecord(msgspec.Struct, frozen=True, tag="end"):
     seconds: float
     reason: Literal["done", "stopped", "interrupted", "crashed", "resumed"] = "done"
     planned: int = 0
+
+
+class DamageRecord(msgspec.Struct, frozen=True, tag="damage"):
+    """A line that could not be read: only in the tables of a run. error: names file and number."""
+
+    error: str
 
 
 Record: TypeAlias = CaseRecord | DivergenceRecord | NoteRecord | IncidentRecord | EndRecord

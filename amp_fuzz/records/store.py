@@ -14,16 +14,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from amp_fuzz.cases.case import Case, CaseError, load, loads
 from amp_fuzz.records.outputs import StoreError, write_whole
-from amp_fuzz.records.rows import DamageRecord
-from amp_fuzz.records.schema import RECORDS_FORMAT, DivergenceRecord, NoteRecord, Record, RunRecord
-from amp_fuzz.records.tables import Tables
+from amp_fuzz.records.schema import (
+    RECORDS_FORMAT,
+    DamageRecord,
+    DivergenceRecord,
+    NoteRecord,
+    Record,
+    RunRecord,
+)
+
+if TYPE_CHECKING:
+    from amp_fuzz.records.tables import Tables
 
 __all__ = ["Spoilt", "Store", "StoreError", "Writer"]
 
@@ -213,6 +221,8 @@ class Store:
 
     def tables(self, run: str) -> Tables | None:
         """Return the tables of a run that was compacted, or None."""
+        from amp_fuzz.records.tables import Tables  # 10 ms, of every command
+
         number = _compacted(self.run_path(run))
         return Tables(self.run_path(run) / f"tables-{number}") if number else None
 

@@ -18,9 +18,10 @@ from urllib.parse import quote
 import msgspec
 
 from amp_fuzz.records.outputs import StoreError
-from amp_fuzz.records.rows import COLUMNS, TABLES, DamageRecord, Table, restored
+from amp_fuzz.records.rows import COLUMNS, TABLES, Table, restored
 from amp_fuzz.records.schema import (
     CaseRecord,
+    DamageRecord,
     DivergenceRecord,
     EndRecord,
     IncidentRecord,

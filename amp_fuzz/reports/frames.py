@@ -13,9 +13,10 @@ from typing import Literal
 import pandas as pd
 
 from amp_fuzz.cases.program import statements
-from amp_fuzz.records.rows import DamageRecord, KernelRow, alone, diverged, kernel_rows
+from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
     CaseRecord,
+    DamageRecord,
     DivergenceRecord,
     EndRecord,
     IncidentRecord,
