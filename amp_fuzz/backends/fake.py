@@ -134,8 +134,11 @@ class FakeBackend(TorchRepros, TorchBackend):
 
     @property
     def mixes(self) -> bool:
-        """Whether programs may have CPU tensors beside the device's."""
-        return True
+        """Whether programs may have CPU tensors beside the device's.
+
+        Not on maia: with its key on every dispatch, CPU tensors would have its policies.
+        """
+        return self.device != "maia"
 
     def observe(self, case: Case) -> Observation:
         """Run one case under the fake mode."""

@@ -325,7 +325,16 @@ def _raised(error: Exception, source: Compiled) -> Raised:
         if filename in (PROGRAM, DRIVER):
             place = source.line(filename, traceback.tb_lineno) or place
         traceback = traceback.tb_next
-    return Raised(type(error).__name__, str(error), *place)
+    return Raised(type(error).__name__, _said(error), *place)
+
+
+def _said(error: Exception) -> str:
+    """Return the message of an error as text that can be written, whatever a user's op raises."""
+    try:
+        text = str(error)
+    except Exception as other:
+        text = f"({type(other).__name__} in the text of the error)"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Reports of a run: records -> DataFrames -> terminal text, Markdown, one offline HTML page.
+"""Reports of a run: records -> DataFrames -> text, Markdown, one offline HTML page, CI formats.
 
 Reports read only records, of any run and on any machine. Nothing here imports torch, and pandas is
 imported only when a report is made.
@@ -7,6 +7,7 @@ imported only when a report is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from amp_fuzz.reports.frames import RunData
     from amp_fuzz.reports.view import Bug, View
 
-__all__ = ["Report", "load", "read", "terminal", "write"]
+__all__ = ["Report", "load", "read", "terminal", "write", "written"]
 
 
 def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
@@ -94,18 +95,22 @@ class Report:
         return render(self.view, width=width, rows=rows)
 
     def write(self, folder: Path = Path("amp-fuzz-report")) -> tuple[Path, ...]:
-        """Write report.html, report.md and summary.csv to a folder and return their paths.
+        """Write the report to a folder in each format and return the paths, report.html first.
 
-        The HTML page is one file that needs no network. Raises `StoreError` if the folder cannot be
-        written.
+        The HTML page is one file that needs no network. docs/reports.md describes the others.
+        Raises `StoreError` if the folder cannot be written.
         """
-        from amp_fuzz.reports import html, markdown
+        from amp_fuzz.reports import html, machine, markdown
         from amp_fuzz.reports.frames import summary
 
         texts = {
             "report.html": html.render(self.view),
             "report.md": markdown.render(self.view),
+            "report.json": machine.as_json(self.view),
             "summary.csv": summary(self.data).to_csv(index=False),
+            "junit.xml": machine.junit(self.view),
+            "code-quality.json": machine.code_quality(self.view),
+            "annotations.txt": "".join(f"{line}\n" for line in machine.annotations(self.view)),
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -139,3 +144,11 @@ def write(
 ) -> tuple[Path, ...]:
     """`read` a run, and write its report as `Report.write` does."""
     return read(store, run_id, known=known).write(folder)
+
+
+def written(paths: Sequence[Path]) -> str:
+    """Return a line that names the files of a report: the path of the first, then names."""
+    first, *others = paths
+    with suppress(ValueError):  # it is not below the current folder
+        first = first.absolute().relative_to(Path.cwd())
+    return f"report: {', '.join([str(first), *(path.name for path in others)])}"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.backends import BackendError, backends, choose
+from amp_fuzz.backends import BackendError, backends, choose, harness
 from amp_fuzz.backends.harness import DRIVER, PROGRAM, changes, compiled, quiet
 from amp_fuzz.backends.torch_state import torch_state
 from amp_fuzz.upstream import shipped
@@ -91,6 +91,19 @@ def test_an_error_is_an_observation_at_its_line(name: str) -> None:
     assert seen.raised is not None
     assert seen.raised.text == "v1 = torch.mm(x0, x0)"
     assert seen.raised.line == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no \ud800"), "no \\ud800"),
+        (type("Mute", (ValueError,), {"__str__": lambda _: None})(), "(TypeError in the text of"),
+    ],
+)
+def test_the_text_of_an_error_can_always_be_written(error: Exception, said: str) -> None:
+    seen = harness._raised(error, harness.compiled(case([x("x0")], call("relu", "x0"))))
+    assert seen.message.startswith(said)
+    seen.message.encode()
 
 
 def test_the_state_is_as_before_even_after_an_error(name: str) -> None:

@@ -243,7 +243,8 @@ def test_the_rest_of_a_case_does_not_depend_on_it() -> None:
 def test_only_backends_of_two_devices_draw_them() -> None:
     found = {name for name, backend in backends().items() if mixes(backend)}
     plain = ("eager-cuda", "eager-xpu", "eager-mps", "privateuse1", "fake-")
-    assert found == {name for name in backends() if name.startswith(plain)}
+    expected = {name for name in backends() if name.startswith(plain)}
+    assert found == expected - {"fake-maia"}  # its policies would be those of CPU tensors too
 
 
 @pytest.mark.parametrize("name", ["compile[inductor]@cuda", "eager-cuda[shadow]", "jax"])

@@ -1062,14 +1062,22 @@ def test_a_page_of_a_long_run_stays_small(tmp_path: Path) -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def test_write_makes_the_three_files(tmp_path: Path) -> None:
+def test_write_makes_the_files(tmp_path: Path) -> None:
     store = store_of(tmp_path, small_run())
     folder = tmp_path / "deep" / "report"
     paths = write(store, "r1", folder, known=KNOWN)
-    assert [p.name for p in paths] == ["report.html", "report.md", "summary.csv"]
+    assert [p.name for p in paths] == [
+        "report.html",
+        "report.md",
+        "report.json",
+        "summary.csv",
+        "junit.xml",
+        "code-quality.json",
+        "annotations.txt",
+    ]
     assert sorted(folder.iterdir()) == sorted(paths)  # and nothing half written beside them
     assert paths[0].read_text().startswith("<!DOCTYPE html>")
-    rows = paths[2].read_text().splitlines()
+    rows = paths[3].read_text().splitlines()
     assert rows[0] == "op,policy,dtypes,backend,kind,cases,known,calls"
     assert rows[2] == 'cat,promote,"bfloat16,float16",eager-cpu,dtype,2,0,4'
     assert len(rows) == 10

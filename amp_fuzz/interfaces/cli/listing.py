@@ -167,6 +167,5 @@ def report(run: str, **given: Any) -> int:
 
     seen = reports.read(store, identity, known=known_of(chosen))
     say(seen.terminal(width=console().width))
-    paths = seen.write(chosen.report)
-    say(f"report: {', '.join(map(str, paths))}")
+    say(reports.written(seen.write(chosen.report)))
     return Exit.UNENDED if seen.data.state == "killed" else Exit.OK

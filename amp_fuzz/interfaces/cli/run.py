@@ -452,8 +452,7 @@ def _conclude(
     seen = reports.read(store, session.record.id, known=session.settings.known)
     say(seen.terminal(width=console().width))
     try:
-        paths = seen.write(chosen.report)
-        say(f"report: {', '.join(_short(path) for path in paths)}")
+        say(reports.written(seen.write(chosen.report)))
     except StoreError as error:
         tally.failure = tally.failure or str(error)
     say(f"again:  {session.record.command}")

@@ -36,7 +36,7 @@ from amp_fuzz.plugins import load_plugins
 from amp_fuzz.records.baseline import BaselineError
 from amp_fuzz.records.schema import EndRecord
 from amp_fuzz.records.store import Store, StoreError
-from amp_fuzz.reports import Report, read
+from amp_fuzz.reports import Report, read, written
 from amp_fuzz.runs.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.runs.engine import limits
 from amp_fuzz.runs.setup import prepare
@@ -359,6 +359,6 @@ class FuzzSession:
         return lines
 
     def _last_lines(self) -> list[str]:
-        lines = [f"report: {', '.join(map(str, self.reports))}"] if self.reports else []
+        lines = [written(self.reports)] if self.reports else []
         lines += [f"amp-fuzz: {trouble}" for trouble in self.trouble]
         return [*lines, f"again: {self.run.record.command}"]
