@@ -178,7 +178,10 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a script says in one environment. runs: of the script; bad: those that reproduce."""
+    """What a script says in one environment. runs: of the script; bad: those that reproduce.
+
+    detail: why it cannot tell, or why what reproduces is no bug.
+    """
 
     state: State
     runs: int = 1
@@ -201,6 +204,15 @@ def step(run: Callable[[], Tried], least: int) -> Step:
 
 def _differ(codes: Sequence[Tried]) -> bool:
     return len({one.reproduces for one in codes}) > 1
+
+
+def _compared(found: Step, eager: Tried) -> Step:
+    """Return a step whose script reproduces, after the same program ran in eager."""
+    if eager.code == 0:
+        return found
+    if eager.reproduces:
+        return Step("gone", found.runs, detail="eager does the same")
+    return Step("cannot tell", found.runs, detail=f"eager does not do what it expects: {eager}")
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -262,15 +274,23 @@ def bisect(
     timeout: float,
     memory: float,
     said: Callable[[Environment, Step], None],
+    eager: str = "",
 ) -> Range | None:
     """Search for the range of a script's finding in environments that are sorted; None: nowhere.
 
     likely: an environment that should have it; if not, the others are asked, newest first. environ:
     the variables of the scripts. least: how often a script runs, at least; once a step was flaky,
     the following ones run more often. timeout: CPU seconds of a run. memory: GiB. said: is told of
-    each step.
+    each step. eager: the script of the same program in eager. Where that does not do what is
+    expected either, torch has changed, and what the script shows is no bug of the compiler.
     """
     steps: dict[int, Step] = {}
+
+    def plainly(python: str) -> Tried:
+        return tried(eager, environ, python, timeout=timeout, memory=memory)
+
+    # It says something if it does here what the script expects.
+    asks_eager = bool(eager) and plainly(likely.python).code == 0
 
     def ask(position: int) -> State:
         if position not in steps:
@@ -280,8 +300,11 @@ def bisect(
                 return tried(script, environ, one.python, timeout=timeout, memory=memory)
 
             flaky = any(0 < known.bad < known.runs for known in steps.values())
-            steps[position] = step(run, max(least, _MOST) if flaky else least)
-            said(one, steps[position])
+            found = step(run, max(least, _MOST) if flaky else least)
+            if found.state == "there" and asks_eager:
+                found = _compared(found, plainly(one.python))
+            steps[position] = found
+            said(one, found)
         return steps[position].state
 
     start = environments.index(likely)

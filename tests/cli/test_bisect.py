@@ -15,9 +15,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amp_fuzz.config import Options
 from amp_fuzz.findings.repro.script import BITS
 from amp_fuzz.findings.repro.trial import Tried
 from amp_fuzz.interfaces.cli.bisect import bisect as command
+from amp_fuzz.interfaces.cli.replay import Job, job_of
+from amp_fuzz.interfaces.cli.repro import scripts_of
+from amp_fuzz.records.store import Store
 from amp_fuzz.runs import bisect as core
 from amp_fuzz.runs.bisect import (
     Environment,
@@ -29,6 +33,7 @@ from amp_fuzz.runs.bisect import (
     step,
 )
 from amp_fuzz.runs.policies import InterpreterError
+from amp_fuzz.upstream import BUGS
 
 Command = Callable[..., Any]
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"
@@ -94,6 +99,44 @@ def test_once_a_step_was_flaky_the_others_run_more_often(monkeypatch: pytest.Mon
     found = core.bisect("", both, both[1], environ={}, least=2, said=said, **limits)
     assert found == Range(0, 1, None, None)
     assert [(step.bad, step.runs) for step in steps] == [(1, 5), (1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("here", "found"),
+    [
+        (0, {"1.0": "cannot tell", "2.0": "gone", "3.0": "there", "4.0": "there"}),
+        # Eager does something else where the finding was made, so it is not asked elsewhere.
+        (1, {"1.0": "there", "4.0": "there"}),
+        (125, {"1.0": "there", "4.0": "there"}),
+    ],
+)
+def test_what_eager_does_too_is_no_bug_of_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, here: int, found: dict[str, str]
+) -> None:
+    eager = {"1.0": 125, "2.0": 1, "3.0": 0, "4.0": here}
+
+    def fake(script: str, environ: Any, python: str, **limits: float) -> Tried:
+        return Tried(eager[python] if script == "eager" else 1, "a line")
+
+    monkeypatch.setattr(core, "tried", fake)
+    steps: dict[str, Step] = {}
+    all_of = [Environment(version, version, version) for version in eager]
+    limits = {"timeout": 1.0, "memory": 1.0}
+    said = lambda one, step: steps.update({one.version: step})  # noqa: E731
+    core.bisect("s", all_of, all_of[3], environ={}, least=1, said=said, eager="eager", **limits)
+    assert {version: step.state for version, step in steps.items()} == found
+
+
+def test_a_compiler_s_finding_has_a_script_in_eager() -> None:
+    plain = job_of(str(FINDINGS / "issue-cache-ignores-dtype.json"), Store(), "eager-cpu")
+    assert scripts_of(plain, Options())[1] == ""
+    example = BUGS["compile-clamp-broadcast"].examples[0]
+    job = Job("x", example.case, example.backend, None, Path(".amp-fuzz"))
+    script, eager = scripts_of(job, Options())
+    assert "torch.compile" in script
+    assert "torch.compile" not in eager
+    last = script[script.index("right =") :]
+    assert eager.endswith(last)
 
 
 @pytest.mark.parametrize("code", [125, -11, None, 2])
@@ -258,9 +301,9 @@ def test_a_script_runs_as_in_the_shell_of_its_reader(
 ) -> None:
     """A backend may change variables. A script that compares bits says so."""
 
-    def code_of(*_: Any) -> str:
+    def scripts_of(*_: Any) -> tuple[str, str]:
         monkeypatch.setenv("AMP_FUZZ_ODD", "1")
-        return f"# {BITS}"
+        return f"# {BITS}", ""
 
     seen: list[Any] = []
 
@@ -269,7 +312,7 @@ def test_a_script_runs_as_in_the_shell_of_its_reader(
         return Tried(1, "")
 
     module = sys.modules["amp_fuzz.interfaces.cli.bisect"]  # the package has a command of its name
-    monkeypatch.setattr(module, "code_of", code_of)
+    monkeypatch.setattr(module, "scripts_of", scripts_of)
     monkeypatch.setattr(core, "tried", tried)
     path = FINDINGS / "issue-cache-ignores-dtype.json"
     words = [str(path), f"--with={interpreter(tmp_path, '97.0', 0)}"]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.inputs import tensor
@@ -95,3 +96,30 @@ def test_an_op_that_the_installed_torch_lacks_is_not_drawn_and_says_which_torch_
         check(case([x("x0", 2)], call("newer", "x0")).program)
     with pytest.raises(ProgramError, match=f"^{re.escape(said)}$"):
         select(["newer"])
+
+
+class _Convolutions(TorchDispatchMode):
+    """Counts convolutions in three dimensions by their last stride and size of the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[int, int]] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default and not args[6] and result.ndim == 5:
+            self.seen[args[3][-1], result.shape[-1]] += 1
+        return result
+
+
+@pytest.mark.parametrize("name", ["conv3d", "conv3d.padding", "Conv3d", "convolution"])
+def test_no_convolution_reads_memory_that_nobody_wrote(name: str) -> None:
+    """See docs/findings/README.md."""
+    with _Convolutions() as mode:
+        for form in CATALOGUE[name].forms:
+            for seed in range(150):
+                builder, statement = draw(name, form, seed)
+                exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
+    strided = {size: n for (stride, size), n in mode.seen.items() if stride > 1}
+    assert sum(strided.values()) > 2
+    assert 1 not in strided

@@ -11,7 +11,7 @@ import click
 
 from amp_fuzz.interfaces.cli.common import Exit, Stopped, options, resolve_options, say, waiting
 from amp_fuzz.interfaces.cli.replay import job_of
-from amp_fuzz.interfaces.cli.repro import code_of
+from amp_fuzz.interfaces.cli.repro import scripts_of
 from amp_fuzz.records.store import Store
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def bisect(
     from amp_fuzz.findings.repro.script import BITS
 
     with waiting("writing the script"):
-        script = code_of(job, chosen, "script")
+        script, eager = scripts_of(job, chosen)
     found = _environments(others, Path(cache) if cache else _cache(), package)
     say(f"{job.case.id} on {job.backend}")
     if BITS in script:
@@ -100,6 +100,7 @@ def bisect(
             timeout=chosen.timeout,
             memory=chosen.memory,
             said=said,
+            eager=eager,
         )
     if ranged is None:
         say("it reproduces in none of them" if "gone" in told else "none of them can tell")
@@ -142,7 +143,8 @@ def _told(step: Step) -> str:
         return f"cannot tell: {step.detail}"
     if 0 < step.bad < step.runs:
         return f"reproduces in {step.bad} of {step.runs} runs"
-    return "reproduces" if step.bad else "agrees"
+    agrees = f"agrees: {step.detail}" if step.detail else "agrees"
+    return "reproduces" if step.bad else agrees
 
 
 def _summary(found: list[Environment], ranged: Range) -> str:

@@ -114,9 +114,34 @@ def _next(form: Form, output: str) -> str:
 
 def code_of(job: Job, chosen: Options, form: Form) -> str:
     """Return a script or a test. Judge the case first if no finding says what diverges."""
-    from amp_fuzz.oracle import Divergence
+    backend = _backend(job)
+    return _written(job, backend, _found(job, chosen, form), form)
+
+
+def scripts_of(job: Job, chosen: Options) -> tuple[str, str]:
+    """Return the script of a finding, and that of the same program in eager.
+
+    The second is "" if the backend is eager itself, or has no eager beside it.
+    """
+    from amp_fuzz.backends import backends
+    from amp_fuzz.backends.base import Repros
 
     backend = _backend(job)
+    finding = _found(job, chosen, "script")
+    script = _written(job, backend, finding, "script")
+    eager = backends().get(f"eager-{backend.device}")
+    if eager is None or eager.name == backend.name or not isinstance(backend, Repros):
+        return script, ""
+    try:
+        return script, _written(job, eager, finding, "script")
+    except Stopped:
+        return script, ""
+
+
+def _found(job: Job, chosen: Options, form: Form) -> Found:
+    """Return what diverges: the finding, or else what judging the case says."""
+    from amp_fuzz.oracle import Divergence
+
     finding: Divergence | DivergenceRecord | None = job.finding
     if job.finding is None or job.finding.backend != job.backend:
         answer = next(answers([job], (), chosen.timeout, chosen.memory))
@@ -130,7 +155,7 @@ def code_of(job: Job, chosen: Options, form: Form) -> str:
             cast("Kind", answer.kind), answer.where, answer.expected, answer.observed
         )
     assert finding is not None
-    return _written(job, backend, finding, form)
+    return finding
 
 
 def _backend(job: Job) -> Backend:
