@@ -110,7 +110,7 @@ class Report:
             "summary.csv": summary(self.data).to_csv(index=False),
             "junit.xml": machine.junit(self.view),
             "code-quality.json": machine.code_quality(self.view),
-            "annotations.txt": "".join(f"{line}\n" for line in machine.annotations(self.view)),
+            "annotations.txt": "".join(f"{line}\n" for line in machine.annotated(self.view)),
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)

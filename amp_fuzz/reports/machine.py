@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from amp_fuzz.reports.printable import clean
 from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View, plural
 
-__all__ = ["FORMAT", "annotations", "as_json", "code_quality", "junit"]
+__all__ = ["FORMAT", "annotated", "as_json", "code_quality", "junit"]
 
 FORMAT = 1  # of the JSON report
 
@@ -168,7 +168,7 @@ def _file(view: View, finding: FindingView) -> str:
     return os.path.relpath(path)
 
 
-def annotations(view: View) -> Iterator[str]:
+def annotated(view: View) -> Iterator[str]:
     """Yield the new causes as GitHub's workflow commands, at most ten.
 
     GitHub shows them on the pull request if a step prints them.

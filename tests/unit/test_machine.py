@@ -107,7 +107,7 @@ def test_gitlab_knows_a_cause_by_its_fingerprint(
 
 def test_annotations_are_at_most_ten_lines(tmp_path: Path) -> None:
     few = view_of(store_of(tmp_path / "few", small_run()))
-    lines = list(machine.annotations(few))
+    lines = list(machine.annotated(few))
     assert len(lines) == len(few.new)
     title, text = lines[0].removeprefix("::error title=").split("::")
     assert ":" not in title
@@ -116,19 +116,19 @@ def test_annotations_are_at_most_ten_lines(tmp_path: Path) -> None:
     assert text.endswith(few.new[0].replay)
 
     many = [found(case(f"op{i}"), op=f"op{i}") for i in range(25)]
-    lines = list(machine.annotations(view_of(store_of(tmp_path / "many", many))))
+    lines = list(machine.annotated(view_of(store_of(tmp_path / "many", many))))
     assert len(lines) == 10
     assert lines[-1] == "::error title=amp-fuzz::16 more causes: see the report"
 
 
 def test_a_run_of_nothing_warns(tmp_path: Path) -> None:
-    [line] = machine.annotations(view_of(store_of(tmp_path, [])))
+    [line] = machine.annotated(view_of(store_of(tmp_path, [])))
     assert line.startswith("::warning title=amp-fuzz::NOTHING RAN")
 
 
 def test_a_clean_run_says_nothing(tmp_path: Path) -> None:
     backends = (BackendRecord("eager-cpu", "cpu", "torch 2.13.0"),)
     view = view_of(store_of(tmp_path, [ran()], backends=backends))
-    assert list(machine.annotations(view)) == []
+    assert list(machine.annotated(view)) == []
     assert json.loads(machine.code_quality(view)) == []
     assert Store(tmp_path / ".amp-fuzz").runs() == ["r1"]
