@@ -189,10 +189,7 @@ class Store:
         for path in self.run_path(run).glob("running-*.lock"):
             if path.name == but:
                 continue
-            try:
-                with FileLock(path).acquire(timeout=0):
-                    pass
-            except Timeout:
+            if _held(path):
                 return True
         return False
 
@@ -335,6 +332,24 @@ class Store:
                         if isinstance(found, NoteRecord) and found.id.startswith(identity):
                             return found
         return None
+
+
+def _held(path: Path) -> bool:
+    """Return whether a process holds a lock; False for a file that cannot be read."""
+    try:
+        with FileLock(path).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a read-only store, or another user's: a shared lock needs no right to write
+        with suppress(ImportError, OSError), path.open("rb") as file:
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def _compacted(folder: Path) -> int:

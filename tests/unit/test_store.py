@@ -325,6 +325,19 @@ def test_reading_a_store_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_who_may_not_write_a_lock_is_told_whether_a_run_is_running(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: FileLock, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with store.running(RUN), monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", refused)
+        assert store.is_running(RUN.id)
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    assert not store.is_running(RUN.id)
+
+
 def test_a_run_starts_while_another_process_asks_whether_it_is_running(tmp_path: Path) -> None:
     """The question takes the lock for a moment."""
     store = Store(tmp_path)
