@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from amp_fuzz.records.tables import Tables
 
 __all__ = ["Spoilt", "Store", "StoreError", "Writer"]
+
+_T = TypeVar("_T")
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
@@ -233,6 +236,27 @@ class Store:
                 found.append((f"{name}.jsonl", int(claimed or sys.maxsize), path))
         return [path for *_, path in sorted(found)]
 
+    def steady(self, run: str, read: Callable[[], _T]) -> _T:
+        """Return what a function reads of a run; call it again if a compaction moved the files.
+
+        A compaction renames files and then removes them. A reader that has seen some before and
+        some after would miss records, or name a file that has vanished as damage.
+        """
+        while True:
+            before = self._files(run)
+            try:
+                result = read()
+            except (OSError, StoreError):
+                if self._files(run) >= before:
+                    raise
+            else:
+                if self._files(run) >= before:  # a worker may have added a file
+                    return result
+
+    def _files(self, run: str) -> set[Path]:
+        folder = self.run_path(run)
+        return {*folder.glob("records-*.jsonl"), *folder.glob("tables-*")}
+
     def fresh(self, run: str) -> bool:
         """Return whether some records of a run are not in its tables."""
         return any(path.stat().st_size for path in self.lines(run))
@@ -320,17 +344,22 @@ class Store:
     def noted(self, identity: str) -> NoteRecord | None:
         """Return the note, of the newest run, whose case has this id or prefix."""
         for run in reversed(self.runs()):
-            tables = self.tables(run)
-            if tables is not None and (record := tables.note(identity)) is not None:
-                return record
-            for path in self.lines(run):
-                with path.open("rb") as lines:
-                    for line in lines:
-                        if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
-                            continue
-                        found = _decoder.decode(line)
-                        if isinstance(found, NoteRecord) and found.id.startswith(identity):
-                            return found
+            if (found := self.steady(run, partial(self._noted, run, identity))) is not None:
+                return found
+        return None
+
+    def _noted(self, run: str, identity: str) -> NoteRecord | None:
+        tables = self.tables(run)
+        if tables is not None and (record := tables.note(identity)) is not None:
+            return record
+        for path in self.lines(run):
+            with path.open("rb") as lines:
+                for line in lines:
+                    if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
+                        continue
+                    found = _decoder.decode(line)
+                    if isinstance(found, NoteRecord) and found.id.startswith(identity):
+                        return found
         return None
 
 

@@ -115,17 +115,22 @@ def load(store: Store, run_id: str) -> RunData:
     killed worker leaves it, is left out silently.
     """
     run = store.run(run_id)
-    tally, tables, cases = Tally(), store.tables(run_id), None
-    if tables is not None and not store.fresh(run_id):
-        cases = summed(tables, tally, _CASES)
-    else:  # what the lines add may be about cases in the tables
-        for record in store.salvaged(run_id, []):
-            tally.add(record)
+    tally, cases = store.steady(run_id, lambda: _tallied(store, run_id))
     data = tally.finish(run, store.root, cases)
     whole = data.ends.loc[data.ends["backend"] == "", "reason"]
     if len(whole) and whole.iloc[-1] != "resumed":
         return data
     return replace(data, state="running" if store.is_running(run_id) else "killed")
+
+
+def _tallied(store: Store, run_id: str) -> tuple[Tally, pd.DataFrame | None]:
+    """Return what a run's records sum up to, and the cases of its tables."""
+    tally, tables = Tally(), store.tables(run_id)
+    if tables is not None and not store.fresh(run_id):
+        return tally, summed(tables, tally, _CASES)
+    for record in store.salvaged(run_id, []):  # the lines may be about cases in the tables
+        tally.add(record)
+    return tally, None
 
 
 @dataclass(slots=True)

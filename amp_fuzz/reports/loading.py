@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,15 @@ def _local(path: Path, table: Table, named: str) -> pd.DataFrame:
         ids = store.runs()
     else:
         raise StoreError(f"{named}: neither a run nor a store: it has no run.json and no runs/")
-    return joined([frame for run in ids for frame in _frames(store, run, table)] or [_empty(table)])
+    frames = [store.steady(run, partial(_frames, store, run, table)) for run in ids]
+    return joined([frame for own in frames for frame in own] or [_empty(table)])
 
 
 # -- a run ----------------------------------------------------------------------------------------
 
 
-def _frames(store: Store, run: str, table: Table) -> Iterator[pd.DataFrame]:
-    """Yield the rows of a run, in order, as one frame, if there are any."""
+def _frames(store: Store, run: str, table: Table) -> list[pd.DataFrame]:
+    """Return the rows of a run, in order, as one frame, if there are any."""
     store.run(run)
     tables = store.tables(run)
     if tables is not None and not store.fresh(run):
@@ -58,9 +60,9 @@ def _frames(store: Store, run: str, table: Table) -> Iterator[pd.DataFrame]:
     else:
         own = [row for t, row in rows(run, store.salvaged(run, []), store.found(run)) if t == table]
         parts = [_built(own, table)] if own else []
-    if parts:
-        frame = joined(parts)
-        yield frame.sort_values(_ORDER[table], kind="stable", ignore_index=True)
+    if not parts:
+        return []
+    return [joined(parts).sort_values(_ORDER[table], kind="stable", ignore_index=True)]
 
 
 def _read(tables: Tables, path: Path, table: Table) -> Iterator[pd.DataFrame]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -346,6 +347,31 @@ def test_a_run_that_starts_just_then_is_not_compacted(
         pass
     with store.running(head):
         assert store.is_running("r1")
+
+
+READERS: dict[str, Callable[[Store], object]] = {
+    "report": lambda store: reports.read(store, "r1").data.cases.to_csv(),
+    "frame": lambda store: reports.load(store.run_path("r1")).to_csv(),
+    "note": lambda store: find_case(store, NOTED.id),
+}
+
+
+@pytest.mark.parametrize("when", ["before its lines are listed", "before they are opened"])
+@pytest.mark.parametrize("name", READERS)
+def test_who_reads_while_a_run_is_compacted_misses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, when: str
+) -> None:
+    before, lines = READERS[name](store), Store.lines
+
+    def late(self: Store, run: str) -> list[Path]:
+        monkeypatch.setattr(Store, "lines", lines)
+        listed = self.lines(run)
+        compact(self, run)
+        return listed if when == "before they are opened" else self.lines(run)
+
+    monkeypatch.setattr(Store, "lines", late)
+    assert READERS[name](store) == before
+    assert files(store) == {"run.json", "tables-1"}
 
 
 def test_a_run_that_is_not_there_is_named(store: Store) -> None:
