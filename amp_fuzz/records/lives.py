@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,8 +24,12 @@ State: TypeAlias = Literal["new", "known", "fixed", "back"]
 _decoder = msgspec.json.Decoder(Record)
 
 # What stands in the lines of records that say something of a cause, or that judge a case again.
-_DIVERGENCE = b'{"type":"divergence"'
-_WORDS = (b'"groups":["', *(f'"family":"{name}"'.encode() for name in GIVEN))
+_WORDS = (
+    b'{"type":"divergence"',
+    b'"groups":["',
+    *(f'"family":"{name}"'.encode() for name in GIVEN),
+)
+_BLOCK = 1 << 20  # bytes that are searched at once, which is faster than line by line
 
 
 class Seen(NamedTuple):
@@ -74,12 +79,16 @@ class Life(NamedTuple):
 
 
 def lives(
-    store: Store, findings: Iterable[DivergenceRecord], until: str | None = None
-) -> dict[str, Life]:
-    """Return the lives of findings by the ids of their cases, as far as runs tell.
+    store: Store,
+    findings: Iterable[DivergenceRecord],
+    until: str | None = None,
+    *,
+    unread: list[str] | None = None,
+) -> dict[tuple[str, str], Life]:
+    """Return the lives of findings by their backends and ids, as far as runs tell.
 
-    until: the last run to consider; by default all. A run whose head cannot be read, or whose
-    tables cannot be, is left out.
+    until: the last run to consider; by default all. A run whose head cannot be read is left out, as
+    is one whose tables cannot be; unread gets the error of such tables.
     """
     kept = list(findings)
     causes = {_cause(f): f for f in kept}
@@ -88,19 +97,24 @@ def lives(
     for run, head in _runs(store, until):
         seen = Seen(run, head.started, head.versions.get("torch", "?"))
         met: defaultdict[_Cause, dict[str, str]] = defaultdict(dict)
-        with suppress(StoreError):
-            for said in _said(store, run):
-                own = {(name, said.backend) for name in said.groups} & causes.keys()
-                again = cases.get((said.backend, said.id))
-                if again is not None and (again in own or not said.groups):
-                    own.add(again)
-                for cause in own:
-                    met[cause][said.id] = said.outcome
+        try:
+            told = _told(store, run)
+        except StoreError as error:
+            if unread is not None:
+                unread.append(str(error))
+            continue
+        for said in told:
+            own = {(name, said.backend) for name in said.groups} & causes.keys()
+            again = cases.get((said.backend, said.id))
+            if again is not None and (again in own or not said.groups):
+                own.add(again)
+            for cause in own:
+                met[cause][said.id] = said.outcome
         for cause, outcomes in met.items():
             now = _after(found.get(cause), causes[cause], seen, list(outcomes.values()))
             if now is not None:
                 found[cause] = now
-    return {f.id: found[_cause(f)] for f in kept if _cause(f) in found}
+    return {(f.backend, f.id): found[_cause(f)] for f in kept if _cause(f) in found}
 
 
 _Cause: TypeAlias = tuple[str, str]
@@ -147,26 +161,55 @@ def _after(
     return life if life.state == "fixed" else life._replace(state="fixed", fixed=seen)
 
 
+def _told(store: Store, run: str) -> list[_Said]:
+    return store.steady(run, lambda: list(_said(store, run)))
+
+
 def _said(store: Store, run: str) -> Iterator[_Said]:
     """Yield the cases of a run that met a cause or were judged again; some of them twice."""
     if (tables := store.tables(run)) is not None:
+        for path in tables.files["findings"]:
+            columns = ("type", "backend", "case", "known", "fingerprint")
+            for row in tables.rows(path, columns):
+                if row["type"] == "divergence":
+                    yield _diverged(row["backend"], row["case"], row["known"], row["fingerprint"])
         for path in tables.files["cases"]:
             for row in tables.rows(path, ("family", *_Said._fields)):
                 if row["groups"] or row["family"] in GIVEN:
                     groups = tuple(row["groups"].split(",")) if row["groups"] else ()
                     yield _Said(row["backend"], row["id"], row["outcome"], groups)
     for path in store.lines(run):
-        with suppress(OSError), path.open("rb") as lines:
-            for line in lines:
-                if line.startswith(_DIVERGENCE) or any(word in line for word in _WORDS):
-                    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-                        yield from _of(_decoder.decode(line))
+        with suppress(OSError):
+            for line in _lines(path):
+                with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                    yield from _of(_decoder.decode(line))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file in which one of the words stands, in order."""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            block += file.readline()
+            spans = set()
+            for word in _WORDS:
+                at = block.find(word)
+                while at >= 0:
+                    end = block.find(b"\n", at) + 1 or len(block)
+                    spans.add((block.rfind(b"\n", 0, at) + 1, end))
+                    at = block.find(word, end)
+            for start, end in sorted(spans):
+                yield block[start:end]
 
 
 def _of(record: Record) -> Iterator[_Said]:
     match record:
         case CaseRecord() as r:
             yield _Said(r.backend, r.id, r.outcome, r.groups)
-        case DivergenceRecord() as r:  # of a process that died, nothing else tells
-            outcome = "known" if r.known else "diverged"
-            yield _Said(r.backend, r.case.id, outcome, (r.fingerprint,) if r.fingerprint else ())
+        case DivergenceRecord() as r:
+            yield _diverged(r.backend, r.case.id, r.known, r.fingerprint)
+
+
+def _diverged(backend: str, case: str, known: str, fingerprint: str) -> _Said:
+    """Return what a divergence says. Of a process that died, nothing else tells."""
+    outcome = "known" if known else "diverged"
+    return _Said(backend, case, outcome, (fingerprint,) if fingerprint else ())

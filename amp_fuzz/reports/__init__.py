@@ -69,12 +69,17 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
 
     data = load(store, run_id)
     seen = view(data, known)
-    told = lives(store, [f.record for f in seen.new], until=run_id) if seen.new else {}
-    new = [
-        replace(f, life=str(told[f.id])) if f.id in told and told[f.id].first.run != run_id else f
-        for f in seen.new
-    ]
-    return Report(data, replace(seen, new=tuple(new)))
+    unread: list[str] = []
+    kept = [f.record for f in seen.new]
+    told = lives(store, kept, until=run_id, unread=unread) if kept else {}
+    new = []
+    for finding in seen.new:
+        life = told.get((finding.record.backend, finding.id))
+        earlier = life is not None and life.first.run != run_id
+        new.append(replace(finding, life=str(life)) if earlier else finding)
+    left_out = f"earlier runs that cannot be read: {len(unread)}: {unread[0]}" if unread else ""
+    notes = (*seen.notes, left_out) if left_out else seen.notes
+    return Report(data, replace(seen, new=tuple(new), notes=notes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ import pyarrow.parquet
 from amp_fuzz import reports
 from amp_fuzz.records import compaction
 from amp_fuzz.records.compaction import compact
+from amp_fuzz.records.lives import lives
 from amp_fuzz.records.schema import (
     CaseRecord,
+    DivergenceRecord,
     EndRecord,
     IncidentRecord,
     KernelRecord,
@@ -352,6 +354,7 @@ def test_a_run_that_starts_just_then_is_not_compacted(
 READERS: dict[str, Callable[[Store], object]] = {
     "report": lambda store: reports.read(store, "r1").data.cases.to_csv(),
     "frame": lambda store: reports.load(store.run_path("r1")).to_csv(),
+    "lives": lambda store: lives(store, [one for one in ALL if isinstance(one, DivergenceRecord)]),
     "note": lambda store: find_case(store, NOTED.id),
 }
 

@@ -44,7 +44,7 @@ def store_of(path: Path, *runs: list[CaseRecord | DivergenceRecord]) -> Store:
 
 
 def life(store: Store, finding: DivergenceRecord = FINDING) -> Life:
-    return lives(store, [finding])[finding.id]
+    return lives(store, [finding])[finding.backend, finding.id]
 
 
 def test_a_cause_is_seen_from_the_first_run_to_the_last(tmp_path: Path) -> None:
@@ -92,12 +92,49 @@ def test_a_drawn_case_that_agrees_fixes_nothing(tmp_path: Path) -> None:
 def test_a_crash_has_no_record_of_its_case(tmp_path: Path) -> None:
     crash = replace(FINDING, kind="crash", fingerprint="")
     store = store_of(tmp_path, [crash], [again("agreed")])
-    assert (life(store, crash).state, life(store, crash).cases) == ("fixed", 1)
+    one = life(store, crash)
+    assert (one.state, one.cases) == ("fixed", 1)
+    pytest.importorskip("pyarrow")
+    compact(store, "r1")
+    assert life(store, crash) == one
 
 
 def test_another_backend_s_run_says_nothing(tmp_path: Path) -> None:
     store = store_of(tmp_path, [drawn(), FINDING], [replace(again("agreed"), backend="fake-cuda")])
     assert life(store).state == "new"
+
+
+def test_two_backends_that_diverge_on_one_case_have_lives_of_their_own(tmp_path: Path) -> None:
+    other = replace(FINDING, backend="fake-cuda")
+    seen = replace(drawn(), backend="fake-cuda")
+    store = store_of(tmp_path, [drawn(), FINDING], [seen, other])
+    told = lives(store, [FINDING, other])
+    assert [told[f.backend, f.id].first.run for f in (FINDING, other)] == ["r1", "r2"]
+    assert read(store, "r2").view.new[0].life == ""
+
+
+def test_runs_are_searched_in_blocks_of_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(tmp_path, [drawn(), ran(), FINDING, drawn()], [again("agreed"), ran()])
+    whole = life(store)
+    assert whole.cases == 2
+    for size in (1, 100, 1000):
+        monkeypatch.setattr("amp_fuzz.records.lives._BLOCK", size)
+        assert life(store) == whole
+
+
+def test_runs_whose_tables_cannot_be_read_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    store = store_of(tmp_path, [drawn(), FINDING], [drawn(), FINDING])
+    compact(store, "r1")
+    for path in store.run_path("r1").glob("tables-1/cases/*.parquet"):
+        path.write_bytes(b"PAR1")
+    unread: list[str] = []
+    assert lives(store, [FINDING], unread=unread)[FINDING.backend, FINDING.id].first.run == "r2"
+    assert ["cannot be read" in line for line in unread] == [True]
+    (note,) = read(store, "r2").view.notes
+    assert note.startswith("earlier runs that cannot be read: 1: ")
 
 
 def test_a_store_that_never_met_it_says_nothing(tmp_path: Path) -> None:

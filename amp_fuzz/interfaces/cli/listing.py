@@ -93,8 +93,10 @@ def _findings(store: Store) -> None:
             kept.append(store.finding(identity))
         except StoreError as error:
             damaged.append(str(error))
-    told = lives(store, kept)
-    rows = [_finding(found, told.get(found.id)) for found in kept]
+    unread: list[str] = []
+    with waiting("reading"):
+        told = lives(store, kept, unread=unread)
+    rows = [_finding(found, told.get((found.backend, found.id))) for found in kept]
     # Those that came back and new ones first: these need attention.
     order = ("back", "new", "fixed")
     rows.sort(key=lambda row: (order.index(row[6]) if row[6] in order else 3, *row[1:]))
@@ -102,6 +104,8 @@ def _findings(store: Store) -> None:
     table((*head, "first seen", "last seen"), rows)
     for line in damaged:
         say(line)
+    if unread:
+        say(f"runs that cannot be read, and are left out above: {len(unread)}: {unread[0]}")
     if rows:
         look = command_line("replay", rows[0][0], store=store.root)
         say(f"look at one: {look}")
