@@ -8,21 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from amp_fuzz.records.outputs import StoreError
-from amp_fuzz.records.store import Store, load_finding
+from amp_fuzz.records.store import Store, backend_name, load_finding
 
 __all__ = ["Merged", "Pruned", "merge", "prune", "untouchable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was merged. skipped: a line for each run that was left alone, with the reason.
+    """What was merged. findings: their names here, which `Store.name_of` gives.
 
-    same: how many runs and findings were here already, and equal.
+    same: how many runs and findings were here already, and equal. skipped: a line for each of the
+    others that was left alone, with the reason.
     """
 
     runs: tuple[str, ...]
@@ -34,12 +35,13 @@ class Merged:
 def merge(store: Store, others: Sequence[Store]) -> Merged:
     """Copy the runs and findings of other stores into one.
 
-    Raises `StoreError`, before anything is copied: a folder is no store, or an id has other content
-    here than there. If the disk is full, no run or finding is copied in part.
+    A finding that differs from the one of its case and backend here, as on another machine, is left
+    alone. Raises `StoreError`, before anything is copied: a folder is no store, or a run has other
+    content here than there. If the disk is full, no run or finding is copied in part.
     """
     runs: dict[str, Store] = {}
-    findings: dict[str, Path] = {}
-    skipped, differ, same = [], [], 0
+    skipped: list[str] = []
+    differ, same = [], 0
     for other in others:
         if not (other.root / "runs").is_dir() and not (other.root / "findings").is_dir():
             raise StoreError(f"{other.root}: not a store: it has neither runs/ nor findings/")
@@ -54,19 +56,12 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
                 same += 1
             else:
                 differ.append(f"run {run} of {other.root} is not the one of {here.root}")
-        for path in sorted((other.root / "findings").glob("*.json")):
-            own = findings.get(path.name, store.root / "findings" / path.name)
-            if not own.exists():
-                findings[path.name] = path
-            elif _same_finding(own, path):
-                same += 1
-            else:
-                differ.append(f"finding {path.stem} of {other.root} is not {own}")
     if differ:
         more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
         raise StoreError(
             f"{differ[0]}{more}: nothing was merged: remove one of the two, or keep both stores"
         )
+    findings, equal = _new_findings(store, others, skipped)
     store.create()
     with _spare(store, "merging") as spare:
         for run, other in runs.items():
@@ -76,9 +71,43 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
             (spare / run).rename(store.run_path(run))
         for name, path in findings.items():
             shutil.copy2(path, spare / name)
-            (spare / name).rename(store.root / "findings" / name)
-    stems = tuple(Path(name).stem for name in findings)
-    return Merged(tuple(runs), stems, same, tuple(skipped))
+            (spare / name).rename(store.root / "findings" / f"{name}.json")
+    return Merged(tuple(runs), tuple(findings), same + equal, tuple(skipped))
+
+
+def _new_findings(
+    store: Store, others: Sequence[Store], skipped: list[str]
+) -> tuple[dict[str, Path], int]:
+    """Return the findings to copy, by their names here, and how many are here already and equal.
+
+    skipped: gets a line for each that is left alone.
+    """
+    here: dict[tuple[str, str], Path] = {}
+    for path in _finding_files(store):
+        with suppress(StoreError):  # damaged; its name is taken
+            found = load_finding(path)
+            here[found.backend, found.id] = path
+    names, new, same = set(store.findings()), {}, 0
+    for path in chain.from_iterable(map(_finding_files, others)):
+        try:
+            found = load_finding(path)
+        except StoreError as error:
+            skipped.append(str(error))
+            continue
+        own = here.setdefault((found.backend, found.id), path)
+        if own == path:
+            name = backend_name(found) if found.id in names else found.id
+            names.add(name)
+            new[name] = path
+        elif load_finding(own) == found:
+            same += 1
+        else:
+            skipped.append(f"{path}: differs from {own}, which stays")
+    return new, same
+
+
+def _finding_files(store: Store) -> list[Path]:
+    return sorted((store.root / "findings").glob("*.json"))
 
 
 def _same_run(one: Store, other: Store, run: str) -> bool:
@@ -99,10 +128,6 @@ def _files(folder: Path) -> dict[Path, int]:
     """Return the files that hold records, with their sizes."""
     found = [*folder.glob("records-*.jsonl"), *folder.glob("tables-*/*/*.parquet")]
     return {p.relative_to(folder): p.stat().st_size for p in sorted(found)}
-
-
-def _same_finding(one: Path, other: Path) -> bool:
-    return one.read_bytes() == other.read_bytes() or load_finding(one) == load_finding(other)
 
 
 def untouchable(store: Store, run: str) -> str | None:
@@ -181,7 +206,9 @@ def _spare(store: Store, name: str) -> Iterator[Path]:
         yield folder
     except OSError as error:
         said = error.strerror or _first(error)
-        raise StoreError(f"{folder.parent}: cannot write ({said}): free some space") from error
+        raise StoreError(
+            f"{folder.parent}: cannot write ({said}): free some space, or make it writable"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -314,18 +315,32 @@ class Store:
                 yield DamageRecord(str(spoilt[-1]))
 
     def save(self, finding: DivergenceRecord) -> Path:
-        """Keep a finding under its id, for replay and repro. Returns its file."""
+        """Keep a finding under its name, for replay and repro. Returns its file.
+
+        A finding of this case and backend that is kept already is replaced.
+        """
         self.create()
-        path = self.root / "findings" / f"{finding.id}.json"
+        path = self._finding(self.name_of(finding))
+        with suppress(StoreError):  # none yet, or damaged
+            if load_finding(path).backend != finding.backend:
+                path = self._finding(backend_name(finding))
         write_finding(path, finding)
         return path
 
+    def name_of(self, finding: DivergenceRecord) -> str:
+        """Return the name under which a finding is kept: its id, or `backend_name`."""
+        name = backend_name(finding)
+        return name if self._finding(name).exists() else finding.id
+
+    def _finding(self, name: str) -> Path:
+        return self.root / "findings" / f"{name}.json"
+
     def findings(self) -> list[str]:
-        """Return the ids of the findings kept."""
+        """Return the names of the findings kept: see `name_of`."""
         return sorted(p.stem for p in (self.root / "findings").glob("*.json"))
 
     def newest(self) -> list[str]:
-        """Return the ids of the findings kept, the newest first."""
+        """Return the names of the findings kept, the newest first."""
         ages = {}
         for path in (self.root / "findings").glob("*.json"):
             with suppress(OSError):  # another process may have removed it
@@ -333,13 +348,14 @@ class Store:
         return sorted(ages, key=lambda name: (ages[name], name))
 
     def finding(self, identity: str) -> DivergenceRecord:
-        """Read a finding by its id or an unambiguous prefix of it. Raises `StoreError`."""
-        hits = [f for f in self.findings() if f.startswith(identity)]
+        """Read a finding by its name or an unambiguous prefix of it. Raises `StoreError`."""
+        names = self.findings()
+        hits = [identity] if identity in names else [f for f in names if f.startswith(identity)]
         if len(hits) != 1:
-            known = ", ".join(self.findings()[:8]) or "none yet"
+            known = ", ".join(names[:8]) or "none yet"
             what = "several findings start with" if hits else "no finding has the id"
             raise StoreError(f"{self.root}: {what} {identity!r} (kept: {known})")
-        return load_finding(self.root / "findings" / f"{hits[0]}.json")
+        return load_finding(self._finding(hits[0]))
 
     def noted(self, identity: str) -> NoteRecord | None:
         """Return the note, of the newest run, whose case has this id or prefix."""
@@ -385,6 +401,11 @@ def _compacted(folder: Path) -> int:
     """Return the number of a run's tables, the highest if a compaction was killed, or 0."""
     names = (path.name.partition("-")[2] for path in folder.glob("tables-*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def backend_name(finding: DivergenceRecord) -> str:
+    """Return the name of a finding if another backend's has its id: ``ID@BACKEND``."""
+    return f"{finding.id}@{quote(finding.backend, safe='[]@+,')}"
 
 
 def load_finding(path: Path) -> DivergenceRecord:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from amp_fuzz.records.store import Store
 from amp_fuzz.reports.printable import clean
 from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View, plural
 
@@ -164,8 +165,8 @@ def code_quality(view: View) -> str:
 
 
 def _file(view: View, finding: FindingView) -> str:
-    path = Path(view.store) / "findings" / f"{finding.id}.json"
-    return os.path.relpath(path)
+    name = Store(view.store).name_of(finding.record)
+    return os.path.relpath(Path(view.store) / "findings" / f"{name}.json")
 
 
 def annotated(view: View) -> Iterator[str]:

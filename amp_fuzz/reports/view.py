@@ -22,6 +22,7 @@ from amp_fuzz.records.schema import (
     NoteKind,
     incident_line,
 )
+from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.printable import clean, clean_lines
@@ -509,6 +510,7 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
     cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
     groups, variants = frames.groups(data), frames.variants(data)
     views: dict[str, FindingView] = {}
+    store = Store(data.store)
     for record in data.records:
         name = "+".join([record.fingerprint, *record.as_if]) if record.fingerprint else record.id
         count = groups.get(record.fingerprint, 0) + int(cases.get((record.backend, record.id), 0))
@@ -517,8 +519,8 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
         views[name] = FindingView(
             record,
             cases=count,
-            replay=_command(data, "replay", record.id),
-            repro=_command(data, "repro", record.id) + " > repro.py",
+            replay=_command(data, "replay", store.name_of(record)),
+            repro=_command(data, "repro", store.name_of(record)) + " > repro.py",
             variants=tuple(variants.get(record.fingerprint, Counter()).most_common())
             if record.part
             else (),

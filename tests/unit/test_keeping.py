@@ -76,22 +76,52 @@ def test_a_compacted_run_equals_its_lines(one: Store, other: Store) -> None:
     assert list(one.records(OLD)) == RECORDS
 
 
-@pytest.mark.parametrize("what", ["records", "head", "finding"])
+@pytest.mark.parametrize("what", ["records", "head"])
 def test_an_id_that_differs_is_an_error_and_nothing_is_copied(
     one: Store, other: Store, what: str
 ) -> None:
     if what == "records":
         with closing(other.writer(OLD, "0")) as writer:
             writer.write(RECORDS[0])
-    elif what == "head":
-        other.begin(replace(other.run(OLD), seed=8))
     else:
-        other.save(replace(FINDING, observed="another"))
+        other.begin(replace(other.run(OLD), seed=8))
     before = content(one), content(other)
     with pytest.raises(StoreError, match=r"is not .*nothing was merged: remove one") as caught:
         merge(one, [other])
     assert one_line(caught.value)
     assert (content(one), content(other)) == before
+
+
+def test_findings_of_one_case_on_two_backends_are_both_kept(one: Store, tmp_path: Path) -> None:
+    other = store_of(tmp_path / "other", findings=False)
+    theirs = replace(FINDING, backend="compile[inductor]@cuda")
+    other.save(theirs)
+    name = f"{FINDING.id}@compile[inductor]@cuda"
+    assert merge(one, [other]).findings == (name,)
+    assert (one.finding(FINDING.id), one.finding(name)) == (FINDING, theirs)
+    assert merge(one, [other]).same == 1
+    # Also where the other store has both, and the other one under the id.
+    other.save(FINDING)
+    assert (merge(one, [other]).same, merge(other, [one]).same) == (2, 2)
+    third = Store(tmp_path / "third")
+    assert merge(third, [other, one]).findings == (FINDING.id, f"{FINDING.id}@eager-cpu")
+
+
+def test_a_finding_that_differs_stays_as_it_is_here(one: Store, other: Store) -> None:
+    other.save(replace(FINDING, observed="another"))
+    done = merge(one, [other])
+    path = Path("findings") / f"{FINDING.id}.json"
+    line = f"{other.root / path}: differs from {one.root / path}, which stays"
+    assert (done.runs, done.findings, done.skipped) == ((NEW,), (), (line,))
+    assert one.finding(FINDING.id) == FINDING
+
+
+def test_a_damaged_finding_is_left_alone_and_named(one: Store, other: Store) -> None:
+    path = other.root / "findings" / "ab.json"
+    path.write_text("{")
+    done = merge(one, [other])
+    assert (done.runs, done.findings) == ((NEW,), ())
+    assert [line.startswith(str(path)) for line in done.skipped] == [True]
 
 
 def test_two_stores_that_differ_from_each_other_are_an_error(tmp_path: Path, other: Store) -> None:
@@ -133,7 +163,7 @@ def test_a_full_disk_leaves_no_run_in_part(one: Store, other: Store) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.endswith("free some space")
+    assert line.endswith("free some space, or make it writable")
     assert one.runs() == [OLD]
     assert not list(one.root.glob(".merging-*"))
 

@@ -132,3 +132,23 @@ def test_a_clean_run_says_nothing(tmp_path: Path) -> None:
     assert list(machine.annotated(view)) == []
     assert json.loads(machine.code_quality(view)) == []
     assert Store(tmp_path / ".amp-fuzz").runs() == ["r1"]
+
+
+def test_commands_and_files_name_the_finding_of_their_own_backend(tmp_path: Path) -> None:
+    first = msgspec.structs.replace(found(case(CAT)), fingerprint="0123456789")
+    other = msgspec.structs.replace(first, backend="fake-cuda", fingerprint="9876543210")
+    groups = {one.backend: (one.fingerprint,) for one in (first, other)}
+    cases = [
+        msgspec.structs.replace(
+            ran("diverged", case=case(CAT), kind="dtype", op=CAT), backend=name, groups=of
+        )
+        for name, of in groups.items()
+    ]
+    store = store_of(tmp_path, [*cases, first, other])
+    store.save(first)
+    store.save(other)
+    view = view_of(store)
+    names = {"eager-cpu": first.id, "fake-cuda": f"{first.id}@fake-cuda"}
+    assert {f.record.backend: f.replay.split()[2] for f in view.new} == names
+    files = [issue["location"]["path"] for issue in json.loads(machine.code_quality(view))]
+    assert sorted(Path(file).stem for file in files) == sorted(names.values())

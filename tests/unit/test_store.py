@@ -230,6 +230,17 @@ def test_a_finding_is_kept_under_the_id_of_its_smallest_case(store: Store) -> No
     assert store.finding(FINDING.id) == FINDING
 
 
+def test_findings_of_two_backends_with_one_case_do_not_replace_each_other(store: Store) -> None:
+    other = msgspec.structs.replace(FINDING, backend="fake-cuda")
+    store.save(FINDING)
+    assert store.save(other).stem == f"{FINDING.id}@fake-cuda" == store.name_of(other)
+    later = msgspec.structs.replace(other, observed="later")
+    store.save(later)
+    assert store.findings() == [FINDING.id, f"{FINDING.id}@fake-cuda"]
+    assert store.finding(FINDING.id) == FINDING
+    assert find_case(store, f"{FINDING.id}@fake-cuda") == (FINDING.minimised, later)
+
+
 def test_a_finding_is_found_by_the_start_of_its_id(store: Store) -> None:
     store.save(FINDING)
     assert store.finding(FINDING.id[:4]) == FINDING

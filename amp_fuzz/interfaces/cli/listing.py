@@ -83,20 +83,20 @@ def _runs(store: Store) -> None:
 
 
 def _findings(store: Store) -> None:
-    ids = store.findings()
-    if not ids:
+    names = store.findings()
+    if not names:
         say(f"no findings in {store.root}")
         return
-    kept, damaged = [], []
-    for identity in ids:
+    kept, damaged = {}, []
+    for name in names:
         try:
-            kept.append(store.finding(identity))
+            kept[name] = store.finding(name)
         except StoreError as error:
             damaged.append(str(error))
     unread: list[str] = []
     with waiting("reading"):
-        told = lives(store, kept, unread=unread)
-    rows = [_finding(found, told.get((found.backend, found.id))) for found in kept]
+        told = lives(store, kept.values(), unread=unread)
+    rows = [_finding(n, found, told.get((found.backend, found.id))) for n, found in kept.items()]
     # Those that came back and new ones first: these need attention.
     order = ("back", "new", "fixed")
     rows.sort(key=lambda row: (order.index(row[6]) if row[6] in order else 3, *row[1:]))
@@ -111,14 +111,14 @@ def _findings(store: Store) -> None:
         say(f"look at one: {look}")
 
 
-def _finding(found: DivergenceRecord, life: Life | None) -> tuple[str, ...]:
+def _finding(name: str, found: DivergenceRecord, life: Life | None) -> tuple[str, ...]:
     size = sum(1 for _ in statements((found.minimised or found.case).program.body))
     group = found.fingerprint or "-"
     state: str = life.state if life else "known" if found.known else "new"
     if state == "known":
         state = found.known or state
     seen = ("", "") if life is None else (_seen(life.first), _seen(life.last))
-    return (found.id, found.backend, found.kind, found.op, str(size), group, state, *seen)
+    return (name, found.backend, found.kind, found.op, str(size), group, state, *seen)
 
 
 def _seen(run: Seen) -> str:

@@ -363,7 +363,7 @@ def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
     what = detail or f"{record.expected} became {record.observed}"
     say(
         f"new: {title(record)} on {record.backend}: {what.splitlines()[0][:160]}\n"
-        f"     {command_line('replay', record.id, store=store.root)}"
+        f"     {command_line('replay', store.name_of(record), store=store.root)}"
     )
 
 

@@ -98,8 +98,8 @@ def _said(run: str, done: Compacted) -> None:
 def merge(others: tuple[str, ...], **given: Any) -> int:
     """Copy the runs and findings of other stores into this one.
 
-    What is here already is skipped if it is equal. If it is not, nothing is copied, and the command
-    exits with 2.
+    What is here already is skipped if it is equal. If a run differs from the one here, nothing is
+    copied, and the command exits with 2. A finding that differs is left alone and named.
     """
     from amp_fuzz.records.keeping import merge as core
 
