@@ -83,16 +83,21 @@ def test_a_full_disk_is_one_line(
 ) -> None:
     import pandas  # noqa: F401  (as above)
 
+    close = Writer.close
+
     def write(self: Writer, record: object) -> None:
         raise StoreError(f"{self.path.name}: cannot write (No space left on device)")
 
+    closed: list[str] = []
     monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr(Writer, "close", lambda self: (closed.append(self.path.name), close(self)))
     result = pytester.runpytest_inprocess(
         "--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "--amp-fuzz-ops=relu", "--amp-fuzz-cases=3"
     )
     result.assert_outcomes(failed=1)
     line = "amp-fuzz: records-main.jsonl: cannot write (No space left on device)"
     result.stdout.fnmatch_lines([line])
+    assert "records-run.jsonl" in closed  # else a warning comes later, in some other test
     assert "Traceback" not in result.stdout.str()
 
 

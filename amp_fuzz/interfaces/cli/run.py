@@ -405,9 +405,8 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
 
 
 def _write_end(store: Store, session: Session, end: EndRecord) -> None:
-    writer = store.writer(session.record.id, "run")
-    writer.write(end)
-    writer.close()
+    with closing(store.writer(session.record.id, "run")) as writer:
+        writer.write(end)
 
 
 def _recorded(store: Store, run_id: str) -> int:
