@@ -316,8 +316,8 @@ def outcomes(data: RunData) -> pd.DataFrame:
     """Return, for each backend, the number of cases by outcome, and rates.
 
     raised_share: the share of cases that raised on both sides. rate: cases a second in one worker,
-    from the tasks that ended, or else from the seconds of the cases. ops: how many of the
-    catalogue's ops were called.
+    from the tasks that ended, or else from the seconds of the cases; 0 if these are 0. ops: how
+    many of the catalogue's ops were called.
     """
     counts = _sizes(data.cases, "backend", "outcome").unstack(fill_value=0)
     order = ["agreed", "raised", "known", "diverged"]
@@ -328,7 +328,7 @@ def outcomes(data: RunData) -> pd.DataFrame:
     spent = data.parts.groupby("backend")["seconds"].sum().reindex(frame.index)
     whole = ended["seconds"] > 0
     frame["rate"] = (ended["cases"] / ended["seconds"]).where(whole, frame["cases"] / spent)
-    frame["rate"] = frame["rate"].astype(float).fillna(0.0)
+    frame["rate"] = frame["rate"].astype(float).replace(math.inf, 0.0).fillna(0.0)
     frame["ops"] = data.ops.groupby("backend")["op"].nunique().reindex(frame.index, fill_value=0)
     return frame.rename_axis(index="backend", columns=None)
 

@@ -36,6 +36,12 @@ def test_json_has_the_numbers_of_the_report(tmp_path: Path) -> None:
     assert facts["new"][0]["replay"].startswith("amp-fuzz replay ")
 
 
+def test_a_rate_without_seconds_is_0(tmp_path: Path) -> None:
+    quick = msgspec.structs.replace(ran(), seconds={"reference": 0.0})
+    facts = json.loads(machine.as_json(view_of(store_of(tmp_path, [quick]))))
+    assert {backend["rate"] for backend in facts["backends"]} == {0.0}
+
+
 def test_a_suite_fails_once_for_each_cause(tmp_path: Path) -> None:
     view = view_of(store_of(tmp_path, small_run()))
     suite = suites(view)["amp-fuzz eager-cpu"]
