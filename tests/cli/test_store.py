@@ -194,6 +194,11 @@ def test_a_compacted_run_is_resumed(amp_fuzz: Command, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert sorted(cases()) == sorted(drawn)
     assert re.search(r"^ *eager-cpu +6 ", done.out, re.MULTILINE)
+    # Elsewhere, its folder names it.
+    (tmp_path / "elsewhere").mkdir()
+    done = amp_fuzz("run", f"--resume={store.run_path(run)}", cwd=tmp_path / "elsewhere")
+    assert (done.code, done.err) == (0, "")
+    assert not (tmp_path / "elsewhere" / ".amp-fuzz").exists()
     before = amp_fuzz("report").out
     assert amp_fuzz("store", "compact").code == 0
     assert not store.fresh(run)

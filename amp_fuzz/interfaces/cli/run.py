@@ -104,7 +104,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "store",
     "report",
 )
-@click.option("--resume", metavar="RUN", help="Continue a run that did not end, by its id.")
+@click.option("--resume", metavar="RUN", help="Continue a run that did not end: its id, or latest.")
 def run(resume: str | None, **given: Any) -> int:
     """Draw random programs, run them under the reference and under each backend, and compare.
 
@@ -154,8 +154,8 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
 
     Raises `StoreError` for a missing run, `Stopped` for one that cannot be resumed.
     """
-    store = Store(resolve_options({"store": given["store"]}).options.store)
-    _, identity = find_run(store, run_id)
+    own = Store(resolve_options({"store": given["store"]}).options.store)
+    store, identity = find_run(own, run_id)
     record = store.run(identity)
     words = shlex.split(record.command)
     if words[:2] != ["amp-fuzz", "run"]:
@@ -170,6 +170,8 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
         raise Stopped(f"--resume keeps the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
     then.pop("resume")
+    if store is not own:  # RUN is a path
+        now["store"] = store.root
     return record, then | now
 
 
