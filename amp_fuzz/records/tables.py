@@ -264,12 +264,10 @@ class Tables:
         for row in self.rows(path):
             own = []
             while kernel is not None and kernel["case"] == row["row"]:
-                if kernel["at"] >= 0:
-                    own.append((kernel["at"], _kernel(kernel)))
+                own.append(_kernel(kernel))  # in order, but where `record` has all
                 kernel = next(kernels, None)
             if row["recorded"]:
-                own.sort(key=itemgetter(0))
-                yield row["row"], restored(row, tuple(k for _, k in own))
+                yield row["row"], restored(row, tuple(own))
 
     def note(self, identity: str) -> NoteRecord | None:
         """Return the first note whose case has this id or prefix."""

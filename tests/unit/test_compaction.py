@@ -226,6 +226,16 @@ def test_a_kill_loses_nothing(
         assert report_of(store, tmp_path / "after") == before
 
 
+def test_what_a_killed_compaction_kept_beside_is_written_again(store: Store) -> None:
+    folder = store.run_path("r1")
+    (folder / "records-0.jsonl").write_bytes(b"{\n")
+    (folder / "records-0.jsonl").rename(folder / "records-0~1.jsonl")
+    (folder / "damaged-1.jsonl").write_bytes(b"{\n")
+    append(store, RECORDS[2])
+    compact(store, "r1")
+    assert files(store) == {"run.json", "tables-2", "damaged-2.jsonl"}
+
+
 # -- damage ---------------------------------------------------------------------------------------
 
 
