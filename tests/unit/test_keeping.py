@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import closing
@@ -141,6 +142,14 @@ def test_running_and_newer_runs_of_another_store_are_left_alone(one: Store, othe
     assert one.runs() == [OLD]
 
 
+def test_locks_are_not_copied(one: Store, other: Store) -> None:
+    with other.running(other.run(NEW)):
+        pass
+    merge(one, [other])
+    assert list(other.run_path(NEW).glob("*.lock"))
+    assert not list(one.run_path(NEW).glob("*.lock"))
+
+
 def test_a_folder_that_is_no_store_is_named(one: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a store: it has neither runs/ nor findings/"):
         merge(one, [Store(tmp_path)])
@@ -244,3 +253,21 @@ def test_what_a_killed_prune_left_is_removed_by_the_next(tmp_path: Path) -> None
     store.run_path(OLD).rename(left)
     prune(store, now=NOW, keep=0)
     assert not left.exists()
+
+
+def test_what_another_process_removes_now_is_left_to_it(tmp_path: Path) -> None:
+    store = store_of(tmp_path, OLD)
+    theirs = store.root / f".removing-{os.getppid()}"
+    theirs.mkdir()
+    prune(store, now=NOW, keep=0)
+    assert theirs.is_dir()
+
+
+def test_a_run_that_starts_just_then_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(tmp_path, OLD)
+    monkeypatch.setattr("amp_fuzz.records.keeping.untouchable", lambda *_: None)
+    with store.running(store.run(OLD)), pytest.raises(StoreError, match="running now"):
+        prune(store, now=NOW, keep=0)
+    assert list(store.records(OLD)) == RECORDS

@@ -69,6 +69,19 @@ def test_it_is_fixed_when_its_case_agrees_and_back_when_it_is_seen_again(tmp_pat
     )
 
 
+def test_a_finding_is_judged_again_by_its_minimised_case(tmp_path: Path) -> None:
+    small = replace(FINDING, minimised=OTHER)
+    records = [replace(again("agreed"), id=OTHER.id)]
+    store = store_of(tmp_path, [drawn(), small], records)
+    assert life(store, small).state == "fixed"
+
+
+def test_runs_count_in_the_order_in_which_they_started(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [again("agreed")], [drawn(), FINDING])
+    store.begin(replace(store.run("r1"), started="2026-01-03T00:00:00+00:00"))
+    assert life(store).state == "fixed"
+
+
 def test_a_case_that_shows_another_cause_now_is_neither_fixed_nor_seen(tmp_path: Path) -> None:
     store = store_of(tmp_path, [drawn(), FINDING], [again("diverged", "fedcba9876")])
     assert (life(store).state, life(store).last.run) == ("new", "r1")

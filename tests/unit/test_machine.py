@@ -158,3 +158,13 @@ def test_commands_and_files_name_the_finding_of_their_own_backend(tmp_path: Path
     assert {f.record.backend: f.replay.split()[2] for f in view.new} == names
     files = [issue["location"]["path"] for issue in json.loads(machine.code_quality(view))]
     assert sorted(Path(file).stem for file in files) == sorted(names.values())
+
+
+def test_foreign_text_is_no_command_of_github(tmp_path: Path) -> None:
+    odd = msgspec.structs.replace(found(case(CAT)), op="a,b::c%0A", fingerprint="0123456789")
+    of = {"kind": "dtype", "op": CAT, "groups": ("0123456789",)}
+    record = msgspec.structs.replace(ran("diverged", case=case(CAT)), **of)
+    [line] = machine.annotated(view_of(store_of(tmp_path, [record, odd])))
+    head, _, text = line.removeprefix("::").partition("::")
+    assert head == "error title=amp-fuzz%3A dtype at a%2Cb%3A%3Ac%250A on eager-cpu"
+    assert text.startswith("1 case%0A")
