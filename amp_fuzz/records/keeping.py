@@ -159,15 +159,20 @@ def prune(
 ) -> tuple[list[Pruned], list[str]]:
     """Remove runs; return them, and a line for each that was left alone, with the reason.
 
-    keep: the newest runs that stay. older: how long ago a run must have started. With both, a run
-    is removed only if both say so. dry: remove nothing. Findings stay, and so does a run that is
-    running, damaged, or written by a newer amp-fuzz. Raises `StoreError`.
+    keep: how many runs stay, the newest; those left alone do not count. older: how long ago a run
+    must have started. With both, a run is removed only if both say so. dry: remove nothing.
+    Findings stay, and so does a run that is running, damaged, or written by a newer amp-fuzz.
+    Raises `StoreError`.
     """
-    ids = store.runs()
-    removed, left = [], []
-    for run in ids[: max(len(ids) - (keep or 0), 0)]:
+    removed: list[Pruned] = []
+    left: list[str] = []
+    stay = keep or 0
+    for run in reversed(store.runs()):
         if (reason := untouchable(store, run)) is not None:
-            left.append(reason)
+            left += [reason] * (stay == 0)
+            continue
+        if stay:
+            stay -= 1
             continue
         started = store.run(run).started
         if older is not None:
@@ -178,6 +183,8 @@ def prune(
                 left.append(f"{store.run_path(run)}: started {started!r}, which is no time")
                 continue
         removed.append(Pruned(run, started, _bytes(store.run_path(run))))
+    removed.reverse()
+    left.reverse()
     if dry:
         return removed, left
     with _spare(store, "removing") as spare, ExitStack() as locks:

@@ -219,6 +219,14 @@ def test_running_newer_and_damaged_runs_stay(tmp_path: Path) -> None:
     assert store.runs() == [OLDER, OLD, NEW]
 
 
+def test_a_damaged_run_is_none_of_those_to_keep(tmp_path: Path) -> None:
+    store = store_of(tmp_path, NEW, OLD, OLDER)
+    (store.run_path(NEW) / "run.json").write_text("{")
+    removed, left = prune(store, now=NOW, keep=1)
+    assert ([run.run for run in removed], left) == ([OLDER], [])
+    assert store.runs() == [OLD, NEW]
+
+
 def test_tables_of_a_newer_version_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     from amp_fuzz.records.compaction import compact

@@ -78,8 +78,8 @@ def _runs(store: Store) -> None:
     table(("run", "profile", "seed", "torch", "backends"), rows)
     for line in damaged:
         say(line)
-    again = command_line("report", ids[-1], store=store.root)
-    say(f"a run's report: {again}")
+    if rows:
+        say(f"a run's report: {command_line('report', rows[-1][0], store=store.root)}")
 
 
 def _findings(store: Store) -> None:

@@ -143,7 +143,8 @@ def _age(_: click.Context, __: click.Parameter, value: str | None) -> timedelta 
 def prune(keep: int | None, older: timedelta | None, dry_run: bool, **given: Any) -> int:
     """Remove runs: all but the newest N, or those of before an age, or those that are both.
 
-    A run that is running, damaged, or written by a newer amp-fuzz stays. So do all findings.
+    A run that is running, damaged, or written by a newer amp-fuzz stays beside these N. So do all
+    findings.
     """
     from amp_fuzz.records.keeping import prune as core
 
