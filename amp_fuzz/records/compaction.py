@@ -108,14 +108,19 @@ def _number(tables: Tables | None) -> int:
 
 def _claim(store: Store, run: str, folder: Path) -> int:
     """Rename the files to compact, and return the number of the tables to write."""
-    numbers = [_number(store.tables(run))]
-    numbers += [int(p.stem.partition("~")[2]) for p in folder.glob("records-*~*.jsonl")]
+    numbers = [_number(store.tables(run)), *_claimed(folder).values()]
     fresh = [path for path in store.lines(run) if "~" not in path.name]
     number = max(numbers) + bool(fresh)
     for path in fresh:
         path.rename(path.with_name(f"{path.stem}~{number}.jsonl"))
     _sync(folder)
     return number
+
+
+def _claimed(folder: Path) -> dict[Path, int]:
+    """Return the claimed files of a run with the numbers of their tables."""
+    numbers = {p: p.stem.partition("~")[2] for p in folder.glob("records-*~*.jsonl")}
+    return {path: int(number) for path, number in numbers.items() if number.isdecimal()}
 
 
 def _verify(folder: Path, counts: dict[Path, int]) -> None:
@@ -131,8 +136,8 @@ def _verify(folder: Path, counts: dict[Path, int]) -> None:
 
 def _clean(folder: Path, number: int) -> None:
     """Remove what is in the tables of this number: lines, and earlier tables."""
-    for path in folder.glob("records-*~*.jsonl"):
-        if int(path.stem.partition("~")[2]) <= number:
+    for path, claimed in _claimed(folder).items():
+        if claimed <= number:
             path.unlink()
     for earlier in range(1, number):
         shutil.rmtree(folder / f"tables-{earlier}", ignore_errors=True)

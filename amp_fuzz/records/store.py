@@ -233,6 +233,8 @@ class Store:
         number, found = _compacted(folder), []
         for path in folder.glob("records-*.jsonl"):
             name, _, claimed = path.stem.partition("~")  # see `amp_fuzz.records.compaction`
+            if claimed and not claimed.isdecimal():
+                continue  # a copy that somebody made
             if not claimed or int(claimed) > number:
                 found.append((f"{name}.jsonl", int(claimed or sys.maxsize), path))
         return [path for *_, path in sorted(found)]

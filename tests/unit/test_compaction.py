@@ -236,6 +236,15 @@ def test_what_a_killed_compaction_kept_beside_is_written_again(store: Store) -> 
     assert files(store) == {"run.json", "tables-2", "damaged-2.jsonl"}
 
 
+def test_a_copy_that_somebody_made_is_left_alone(store: Store) -> None:
+    lines = store.run_path("r1") / "records-0.jsonl"
+    lines.with_name("records-0~copy.jsonl").write_bytes(lines.read_bytes())
+    assert list(store.records("r1")) == ALL
+    compact(store, "r1")
+    assert list(store.records("r1")) == ALL
+    assert files(store) == {"run.json", "tables-1", "records-0~copy.jsonl"}
+
+
 # -- damage ---------------------------------------------------------------------------------------
 
 
