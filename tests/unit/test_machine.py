@@ -160,6 +160,14 @@ def test_commands_and_files_name_the_finding_of_their_own_backend(tmp_path: Path
     assert sorted(Path(file).stem for file in files) == sorted(names.values())
 
 
+def test_a_crash_blocks_a_merge_request(tmp_path: Path) -> None:
+    crash = msgspec.structs.replace(found(case(CAT)), kind="crash")
+    issues = json.loads(machine.code_quality(view_of(store_of(tmp_path, [*small_run(), crash]))))
+    severities = {issue["check_name"]: issue["severity"] for issue in issues}
+    assert severities["amp-fuzz/dtype"] == "major"
+    assert severities["amp-fuzz/crash"] == "blocker"
+
+
 def test_foreign_text_is_no_command_of_github(tmp_path: Path) -> None:
     odd = msgspec.structs.replace(found(case(CAT)), op="a,b::c%0A", fingerprint="0123456789")
     of = {"kind": "dtype", "op": CAT, "groups": ("0123456789",)}
