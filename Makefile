@@ -47,9 +47,9 @@ venv: $(STAMP)  ## create and fill .venv (does nothing unless the pins changed)
 # first, then the package, built with it. Installed in one transaction, torch is resolved once,
 # to its pin.
 $(STAMP): PINS = constraints.txt
-$(STAMP): EXTRAS = dev,jax
+$(STAMP): EXTRAS = dev,jax,parquet
 $(OTHER)/.installed: PINS = constraints/torch-$(TORCH).txt
-$(OTHER)/.installed: EXTRAS = dev
+$(OTHER)/.installed: EXTRAS = dev,parquet
 $(STAMP) $(OTHER)/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt)
 	@echo "setting up $(@D) with $$($(PYTHON) --version), a minute or two ..."
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
@@ -10,7 +11,7 @@ import torch
 
 from amp_fuzz.cases.settings import SETTINGS, Setting
 
-__all__ = ["applied"]
+__all__ = ["applied", "current"]
 
 
 @contextmanager
@@ -39,6 +40,37 @@ def _applied(setting: Setting) -> Iterator[None]:
             exec(setting.put.format(repr(before)), names)
             for owner, precision in own:
                 owner.fp32_precision = precision
+
+
+# What else changes numbers: plans do not set TF32 of products by this name, and the others have a
+# field of their own or none.
+_MORE = (
+    "torch.backends.cuda.matmul.allow_tf32",
+    "torch.backends.cudnn.benchmark",
+    "torch.backends.cudnn.deterministic",
+    "torch.are_deterministic_algorithms_enabled()",
+)
+
+
+def current() -> dict[str, str]:
+    """Return what torch's settings are now: the expression that reads each, and its value.
+
+    An expression that this torch lacks is left out. Where the user chose a `fp32_precision`, torch
+    refuses to say the older setting of the same; the precisions then stand in its place.
+    """
+    names: dict[str, Any] = {"torch": torch}
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for expression in sorted({*_MORE, *(setting.get for setting in SETTINGS.values())}):
+            try:
+                found[expression] = str(eval(expression, names))
+            except AttributeError:
+                continue
+            except RuntimeError:
+                precisions = ", ".join(sorted({precision for _, precision in _precisions()}))
+                found[expression] = f"fp32_precision: {precisions}"
+    return found
 
 
 def _mutable() -> AbstractContextManager[None]:

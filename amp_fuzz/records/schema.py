@@ -1,7 +1,8 @@
 """The records of a run: one JSON line for each event, append-only, readable without torch.
 
 A run is a folder: ``run.json`` (a `RunRecord`) and ``records-*.jsonl``, one file for each worker,
-with `CaseRecord`, `DivergenceRecord`, `NoteRecord` and `EndRecord` lines.
+with `CaseRecord`, `DivergenceRecord`, `NoteRecord`, `IncidentRecord` and `EndRecord` lines. A
+compacted run has ``tables-N`` in place of the lines; docs/store.md documents both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = [
     "BackendRecord",
     "BaselineRecord",
     "CaseRecord",
+    "DamageRecord",
     "DivergenceRecord",
     "EndRecord",
     "IncidentRecord",
@@ -91,7 +93,11 @@ class RunRecord(msgspec.Struct, frozen=True):
 
     started: UTC in ISO 8601. baseline: the file, if there is one. options: those that affect how
     its cases are judged, as commands take them (``--plugins=mine``). fail_on: the kinds of notes
-    that fail it. known: the known bugs of its backends.
+    that fail it. known: the known bugs of its backends. machine: processor, cores, memory.
+    commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose checkout
+    the run was started. flags: settings that change numbers (docs/settings.md) when the run began:
+    the expression that reads each, and its value. configuration: the options that are not at their
+    default, as text. A run of an earlier amp-fuzz has none of these four.
     """
 
     id: str
@@ -107,6 +113,10 @@ class RunRecord(msgspec.Struct, frozen=True):
     fail_on: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     known: tuple[KnownRecord, ...] = ()
+    machine: dict[str, str] = {}
+    commits: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    configuration: dict[str, str] = {}
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -307,6 +317,12 @@ class EndRecord(msgspec.Struct, frozen=True, tag="end"):
     seconds: float
     reason: Literal["done", "stopped", "interrupted", "crashed", "resumed"] = "done"
     planned: int = 0
+
+
+class DamageRecord(msgspec.Struct, frozen=True, tag="damage"):
+    """A line that could not be read: only in the tables of a run. error: names file and number."""
+
+    error: str
 
 
 Record: TypeAlias = CaseRecord | DivergenceRecord | NoteRecord | IncidentRecord | EndRecord

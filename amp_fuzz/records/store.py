@@ -1,32 +1,50 @@
 """The store: append-only records of runs, and findings, under one folder (``.amp-fuzz/``).
 
 Records are written and flushed line by line, so a killed worker loses at most the case that it was
-running. Nothing here imports torch, and nothing that is read is executed.
+running. `amp_fuzz.records.compaction` turns the lines of a run into Parquet (``tables-N``), and a
+run that goes on writes lines again. Everything here reads both. Nothing here imports torch, and
+nothing that is read is executed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from amp_fuzz.cases.case import Case, CaseError, load, loads
 from amp_fuzz.records.outputs import StoreError, write_whole
-from amp_fuzz.records.schema import RECORDS_FORMAT, DivergenceRecord, NoteRecord, Record, RunRecord
+from amp_fuzz.records.schema import (
+    RECORDS_FORMAT,
+    DamageRecord,
+    DivergenceRecord,
+    NoteRecord,
+    Record,
+    RunRecord,
+)
 
-__all__ = ["Store", "StoreError", "Writer"]
+if TYPE_CHECKING:
+    from amp_fuzz.records.tables import Tables
+
+__all__ = ["Spoilt", "Store", "StoreError", "Writer"]
+
+_T = TypeVar("_T")
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
+_ALONE = "running-store.lock"
 _PROBED = 5.0  # seconds: `Store.is_running` of another process takes a lock for a moment
 
 
@@ -67,6 +85,19 @@ def _drop_cut_line(path: Path) -> None:
         text = file.read()
         if not text.endswith(b"\n"):
             file.truncate(text.rfind(b"\n") + 1)
+
+
+class Spoilt(NamedTuple):
+    """A line that cannot be read; number 0 and no line are a whole file."""
+
+    path: Path
+    number: int
+    line: bytes
+    error: str
+
+    def __str__(self) -> str:
+        at = f"{self.path}:{self.number}" if self.number else str(self.path)
+        return f"{at}: {self.error}"
 
 
 class Store:
@@ -117,17 +148,52 @@ class Store:
         except (OSError, Timeout) as error:
             raise StoreError(f"{lock.lock_file}: {error}: is it running already?") from error
         try:
+            self._wait(run.id)
             yield
         finally:
             lock.release()
 
-    def is_running(self, run: str) -> bool:
-        """Return whether some process is running a run now."""
+    @contextmanager
+    def alone(self, run: str) -> Iterator[None]:
+        """Keep a run from starting again during the block. Raises `StoreError` if it is running."""
+        lock = FileLock(self.run_path(run) / _ALONE)
+        running = StoreError(f"{self.run_path(run)}: running now: wait until it has ended")
+        if self.is_running(run):
+            raise running
+        try:
+            lock.acquire(timeout=_PROBED)
+        except Timeout:
+            raise running from None
+        except OSError as error:
+            raise StoreError(f"{lock.lock_file}: cannot write ({error.strerror})") from error
+        try:
+            # Both sides take their lock and then look for the other's: one of them sees it.
+            if self.is_running(run, but=_ALONE):
+                raise running
+            yield
+        finally:
+            lock.release()
+
+    def _wait(self, run: str) -> None:
+        """Return once no process has a run `alone`. Raises `StoreError` after a few seconds."""
+        path = self.run_path(run) / _ALONE
+        if not path.exists():
+            return
+        try:
+            with FileLock(path).acquire(timeout=_PROBED):
+                pass
+        except Timeout:
+            raise StoreError(f"{path.parent}: `amp-fuzz store` changes its files: wait") from None
+
+    def is_running(self, run: str, *, but: str = "") -> bool:
+        """Return whether some process is running a run now, or changes its files.
+
+        but: the name of a lock to leave out.
+        """
         for path in self.run_path(run).glob("running-*.lock"):
-            try:
-                with FileLock(path).acquire(timeout=0):
-                    pass
-            except Timeout:
+            if path.name == but:
+                continue
+            if _held(path):
                 return True
         return False
 
@@ -154,27 +220,129 @@ class Store:
             raise StoreError(f"{path}: written by a newer amp-fuzz: upgrade amp-fuzz")
         return record
 
+    def tables(self, run: str) -> Tables | None:
+        """Return the tables of a run that was compacted, or None."""
+        from amp_fuzz.records.tables import Tables  # 10 ms, of every command
+
+        number = _compacted(self.run_path(run))
+        return Tables(self.run_path(run) / f"tables-{number}") if number else None
+
+    def lines(self, run: str) -> list[Path]:
+        """Return the files of a run whose lines are not in its tables, in order."""
+        folder = self.run_path(run)
+        number, found = _compacted(folder), []
+        for path in folder.glob("records-*.jsonl"):
+            name, _, claimed = path.stem.partition("~")  # see `amp_fuzz.records.compaction`
+            if claimed and not claimed.isdecimal():
+                continue  # a copy that somebody made
+            if not claimed or int(claimed) > number:
+                found.append((f"{name}.jsonl", int(claimed or sys.maxsize), path))
+        return [path for *_, path in sorted(found)]
+
+    def steady(self, run: str, read: Callable[[], _T]) -> _T:
+        """Return what a function reads of a run; call it again if a compaction moved the files.
+
+        A compaction renames files and then removes them. A reader that has seen some before and
+        some after would miss records, or name a file that has vanished as damage.
+        """
+        while True:
+            before = self._files(run)
+            try:
+                result = read()
+            except (OSError, StoreError):
+                if self._files(run) >= before:
+                    raise
+            else:
+                if self._files(run) >= before:  # a worker may have added a file
+                    return result
+
+    def _files(self, run: str) -> set[Path]:
+        folder = self.run_path(run)
+        return {*folder.glob("records-*.jsonl"), *folder.glob("tables-*")}
+
+    def fresh(self, run: str) -> bool:
+        """Return whether some records of a run are not in its tables."""
+        return any(path.stat().st_size for path in self.lines(run))
+
+    def found(self, run: str) -> dict[tuple[str, str], DivergenceRecord]:
+        """Return the readable divergences of a run by backend and id of the case, the last each."""
+        found: dict[tuple[str, str], DivergenceRecord] = {}
+        tables = self.tables(run)
+        for record in tables.others() if tables is not None else ():
+            if isinstance(record, DivergenceRecord):
+                found[record.backend, record.case.id] = record
+        for path in self.lines(run):
+            with suppress(OSError), path.open("rb") as lines:
+                for line in lines:
+                    if line.startswith(b'{"type":"divergence"'):
+                        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                            record = _decoder.decode(line)
+                            assert isinstance(record, DivergenceRecord)
+                            found[record.backend, record.case.id] = record
+        return found
+
     def records(self, run: str) -> Iterator[Record]:
         """Yield the records of a run, file by file; a last line that was cut short is left out.
 
-        Raises `StoreError`, with file and line, for any other line that cannot be read.
+        Raises `StoreError`, with file and line, for any other line that cannot be read, and for
+        tables if pyarrow is missing.
         """
-        for path in sorted(self.run_path(run).glob("records-*.jsonl")):
+        if (tables := self.tables(run)) is not None:
+            yield from tables.records()
+        for path in self.lines(run):
             yield from read_records(path)
 
+    def salvaged(self, run: str, spoilt: list[Spoilt]) -> Iterator[Record | DamageRecord]:
+        """Yield the records of a run, and what says of a line that it could not be read.
+
+        spoilt: gets these lines, and last lines that were cut short, which nothing else says.
+        Raises `StoreError` for tables that cannot be read.
+        """
+        if (tables := self.tables(run)) is not None:
+            yield from tables.all_records()
+        for path in self.lines(run):
+            named = path.with_name(f"{path.stem.partition('~')[0]}.jsonl")
+            try:
+                with path.open("rb") as lines:
+                    for number, line in enumerate(lines, start=1):
+                        try:
+                            if line.strip():
+                                yield _decoder.decode(line)
+                        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                            spoilt.append(Spoilt(named, number, line, str(error)))
+                            if line.endswith(b"\n"):
+                                yield DamageRecord(str(spoilt[-1]))
+            except OSError as error:
+                spoilt.append(Spoilt(named, 0, b"", error.strerror or str(error)))
+                yield DamageRecord(str(spoilt[-1]))
+
     def save(self, finding: DivergenceRecord) -> Path:
-        """Keep a finding under its id, for replay and repro. Returns its file."""
+        """Keep a finding under its name, for replay and repro. Returns its file.
+
+        A finding of this case and backend that is kept already is replaced.
+        """
         self.create()
-        path = self.root / "findings" / f"{finding.id}.json"
+        path = self._finding(self.name_of(finding))
+        with suppress(StoreError):  # none yet, or damaged
+            if load_finding(path).backend != finding.backend:
+                path = self._finding(backend_name(finding))
         write_finding(path, finding)
         return path
 
+    def name_of(self, finding: DivergenceRecord) -> str:
+        """Return the name under which a finding is kept: its id, or `backend_name`."""
+        name = backend_name(finding)
+        return name if self._finding(name).exists() else finding.id
+
+    def _finding(self, name: str) -> Path:
+        return self.root / "findings" / f"{name}.json"
+
     def findings(self) -> list[str]:
-        """Return the ids of the findings kept."""
+        """Return the names of the findings kept: see `name_of`."""
         return sorted(p.stem for p in (self.root / "findings").glob("*.json"))
 
     def newest(self) -> list[str]:
-        """Return the ids of the findings kept, the newest first."""
+        """Return the names of the findings kept, the newest first."""
         ages = {}
         for path in (self.root / "findings").glob("*.json"):
             with suppress(OSError):  # another process may have removed it
@@ -182,26 +350,64 @@ class Store:
         return sorted(ages, key=lambda name: (ages[name], name))
 
     def finding(self, identity: str) -> DivergenceRecord:
-        """Read a finding by its id or an unambiguous prefix of it. Raises `StoreError`."""
-        hits = [f for f in self.findings() if f.startswith(identity)]
+        """Read a finding by its name or an unambiguous prefix of it. Raises `StoreError`."""
+        names = self.findings()
+        hits = [identity] if identity in names else [f for f in names if f.startswith(identity)]
         if len(hits) != 1:
-            known = ", ".join(self.findings()[:8]) or "none yet"
+            known = ", ".join(names[:8]) or "none yet"
             what = "several findings start with" if hits else "no finding has the id"
             raise StoreError(f"{self.root}: {what} {identity!r} (kept: {known})")
-        return load_finding(self.root / "findings" / f"{hits[0]}.json")
+        return load_finding(self._finding(hits[0]))
 
     def noted(self, identity: str) -> NoteRecord | None:
         """Return the note, of the newest run, whose case has this id or prefix."""
         for run in reversed(self.runs()):
-            for path in sorted(self.run_path(run).glob("records-*.jsonl")):
-                with path.open("rb") as lines:
-                    for line in lines:
-                        if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
-                            continue
-                        record = _decoder.decode(line)
-                        if isinstance(record, NoteRecord) and record.id.startswith(identity):
-                            return record
+            if (found := self.steady(run, partial(self._noted, run, identity))) is not None:
+                return found
         return None
+
+    def _noted(self, run: str, identity: str) -> NoteRecord | None:
+        tables = self.tables(run)
+        if tables is not None and (record := tables.note(identity)) is not None:
+            return record
+        for path in self.lines(run):
+            with path.open("rb") as lines:
+                for line in lines:
+                    if not line.startswith(b'{"type":"note"') or not line.endswith(b"\n"):
+                        continue
+                    found = _decoder.decode(line)
+                    if isinstance(found, NoteRecord) and found.id.startswith(identity):
+                        return found
+        return None
+
+
+def _held(path: Path) -> bool:
+    """Return whether a process holds a lock; False for a file that cannot be read."""
+    try:
+        with FileLock(path).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a read-only store, or another user's: a shared lock needs no right to write
+        with suppress(ImportError, OSError), path.open("rb") as file:
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
+def _compacted(folder: Path) -> int:
+    """Return the number of a run's tables, the highest if a compaction was killed, or 0."""
+    names = (path.name.partition("-")[2] for path in folder.glob("tables-*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def backend_name(finding: DivergenceRecord) -> str:
+    """Return the name of a finding if another backend's has its id: ``ID@BACKEND``."""
+    return f"{finding.id}@{quote(finding.backend, safe='[]@+,')}"
 
 
 def load_finding(path: Path) -> DivergenceRecord:

@@ -8,18 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_fuzz.records.lives import lives
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.store import Store, StoreError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from amp_fuzz.records.rows import Table
     from amp_fuzz.reports.frames import RunData
     from amp_fuzz.reports.view import Bug, View
 
-__all__ = ["Report", "read", "terminal", "write", "written"]
+__all__ = ["Report", "load", "read", "terminal", "write", "written"]
+
+
+def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
+    """Return a run, or all runs of a store, as one DataFrame.
+
+    Reads JSON lines, and what `amp-fuzz store compact` made of them, alike. Parquet needs pyarrow
+    (``pip install 'amp-fuzz[parquet]'``). docs/store.md documents each column.
+
+    Args:
+        path: the folder of a run (``.amp-fuzz/runs/ID``) or of a store (``.amp-fuzz``), or a URL of
+            one that fsspec reads (``s3://``, ``gs://``, ``memory://``), with its package installed.
+            Only the files that the table needs are copied, into a temporary folder.
+        table: ``cases``: one row for each case and backend. ``kernels``: one row for each autocast
+            kernel that a case reached; `case` is the `row` of the case in its run. ``findings``:
+            one row for each divergence, note, incident, end and unreadable line, with its whole
+            record as JSON.
+
+    Returns:
+        The rows in the order of runs, then of records. Words with few values (``run``, ``backend``,
+        ``family``, ``outcome``, ``kind``, ``op``, ``policy``, ``dtypes``, ``known``, ``groups``,
+        ``platform``, ``type``, ``fingerprint``) are categories, which are sorted; other text is
+        ``str`` (``object`` before pandas 3); numbers are ``int64``, flags ``bool``. ``seconds`` and
+        ``seconds_PART`` are ``float64`` seconds of wall time, NaN where a part did not run. ""
+        stands for what a row has not. A store without runs gives no rows.
+
+    Raises:
+        StoreError: there is no such table, run or store; a URL or file cannot be read; a run or a
+            table was written by a newer amp-fuzz; pyarrow or fsspec is missing. One line.
+    """
+    from amp_fuzz.reports.loading import load
+
+    return load(path, table)
 
 
 def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
@@ -32,7 +68,18 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
     from amp_fuzz.reports.view import view
 
     data = load(store, run_id)
-    return Report(data, view(data, known))
+    seen = view(data, known)
+    unread: list[str] = []
+    kept = [f.record for f in seen.new]
+    told = lives(store, kept, until=run_id, unread=unread) if kept else {}
+    new = []
+    for finding in seen.new:
+        life = told.get((finding.record.backend, finding.id))
+        earlier = life is not None and life.first.run != run_id
+        new.append(replace(finding, life=str(life)) if earlier else finding)
+    left_out = f"earlier runs that cannot be read: {len(unread)}: {unread[0]}" if unread else ""
+    notes = (*seen.notes, left_out) if left_out else seen.notes
+    return Report(data, replace(seen, new=tuple(new), notes=notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +115,7 @@ class Report:
             "summary.csv": summary(self.data).to_csv(index=False),
             "junit.xml": machine.junit(self.view),
             "code-quality.json": machine.code_quality(self.view),
-            "annotations.txt": "".join(f"{line}\n" for line in machine.annotations(self.view)),
+            "annotations.txt": "".join(f"{line}\n" for line in machine.annotated(self.view)),
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -100,6 +100,11 @@ def _differ(before: Report, after: Report) -> Iterator[str]:
     yield from _line("profile", one.profile, other.profile)
     yield from _line("options", " ".join(one.options), " ".join(other.options))
     yield from _line("command", *(_SEED.sub("", run.command) for run in (one, other)))
+    for mine, others in ((one.machine, other.machine), (one.flags, other.flags)):
+        for name in sorted({*mine, *others}) if mine and others else ():  # earlier runs have none
+            yield from _line(name, mine.get(name, ""), others.get(name, ""))
+    for name in sorted({*one.commits} & {*other.commits}):
+        yield from _line(f"commit of {name}", one.commits[name][:12], other.commits[name][:12])
     details = {b.name: b.detail for b in other.backends}
     for backend in one.backends:
         yield from _line(backend.name, backend.detail, details.get(backend.name, backend.detail))

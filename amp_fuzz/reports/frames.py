@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import pandas as pd
 
 from amp_fuzz.cases.program import statements
+from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
     CaseRecord,
+    DamageRecord,
     DivergenceRecord,
     EndRecord,
     IncidentRecord,
-    KernelRecord,
     Note,
     NoteRecord,
     Record,
     RunRecord,
 )
 from amp_fuzz.records.store import Store
+from amp_fuzz.reports.sums import summed
 
 __all__ = [
     "Noted",
@@ -101,7 +104,7 @@ class RunData:
     @property
     def backends(self) -> list[str]:
         """The chosen backends, then others that occur in records."""
-        seen = [*self.cases["backend"], *self.ends["backend"]]
+        seen = [*self.cases["backend"].unique(), *self.ends["backend"]]
         return list(dict.fromkeys([*(b.name for b in self.run.backends), *filter(None, seen)]))
 
 
@@ -112,36 +115,26 @@ def load(store: Store, run_id: str) -> RunData:
     killed worker leaves it, is left out silently.
     """
     run = store.run(run_id)
-    tally = _Tally()
-    for path in sorted(store.run_path(run_id).glob("records-*.jsonl")):
-        for record in _read(path, tally.damage):
-            tally.add(record)
-    data = tally.finish(run, store.root)
+    tally, cases = store.steady(run_id, lambda: _tallied(store, run_id))
+    data = tally.finish(run, store.root, cases)
     whole = data.ends.loc[data.ends["backend"] == "", "reason"]
     if len(whole) and whole.iloc[-1] != "resumed":
         return data
     return replace(data, state="running" if store.is_running(run_id) else "killed")
 
 
-def _read(path: Path, damage: list[str]) -> Iterator[Record]:
-    """Yield the readable records of a file; `Store.records` stops at the first damaged line."""
-    decoder = msgspec.json.Decoder(Record)
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        damage.append(f"{path}: {error.strerror}")
-        return
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line.strip():
-                yield decoder.decode(line)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            if line.endswith(b"\n"):
-                damage.append(f"{path}:{number}: {error}")
+def _tallied(store: Store, run_id: str) -> tuple[Tally, pd.DataFrame | None]:
+    """Return what a run's records sum up to, and the cases of its tables."""
+    tally, tables = Tally(), store.tables(run_id)
+    if tables is not None and not store.fresh(run_id):
+        return tally, summed(tables, tally, _CASES)
+    for record in store.salvaged(run_id, []):  # the lines may be about cases in the tables
+        tally.add(record)
+    return tally, None
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
     """Sums up records while reading, so memory grows with cases, not with their kernels."""
 
     cases: list[tuple[str, ...]] = field(default_factory=list)
@@ -149,7 +142,9 @@ class _Tally:
     kernels: Counter[tuple[str, ...]] = field(default_factory=Counter)
     calls: Counter[tuple[str, ...]] = field(default_factory=Counter)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
-    parts: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    parts: defaultdict[tuple[str, str], array[float]] = field(
+        default_factory=lambda: defaultdict(lambda: array("d"))
+    )
     records: list[DivergenceRecord] = field(default_factory=list)
     ends: list[EndRecord] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -160,7 +155,7 @@ class _Tally:
     notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record | DamageRecord) -> None:
         match record:
             case CaseRecord():
                 self._case(record)
@@ -172,6 +167,8 @@ class _Tally:
                 self.ends.append(record)
             case IncidentRecord():
                 self.incidents.append(record)
+            case DamageRecord():
+                self.damage.append(record.error)
 
     def _note(self, record: NoteRecord) -> None:
         """Keep the smallest case of each group."""
@@ -180,9 +177,7 @@ class _Tally:
             self.noted[record.note.group] = record
 
     def _case(self, record: CaseRecord) -> None:
-        for note in record.notes:
-            _, counts = self.notes.setdefault(note.group, (note, Counter()))
-            counts[record.backend] += 1
+        self.annotate(record.notes, record.backend)
         if record.varied:
             values, cases = self.varied.get(record.backend, (0, 0))
             self.varied[record.backend] = values + record.varied, cases + 1
@@ -193,42 +188,44 @@ class _Tally:
             self.uncompiled[record.backend] += 1
         self.ops.update((record.backend, op) for op in set(record.ops))
         for part, spent in record.seconds.items():
-            self.parts[record.backend, part] += spent
+            self.parts[record.backend, part].append(spent)
         if record.outcome in ("known", "diverged"):
             self.diverging.append(record)  # held until all records are read
             return
-        for kernel in record.kernels:
-            self._count(kernel, record.backend, record.outcome)
+        for kernel in kernel_rows(record):
+            self._count(kernel, record.backend)
         head = (record.id, record.backend, record.family, record.outcome)
         self.cases.append((*head, "", "", "", "", "", ""))
 
-    def _diverged(self, record: CaseRecord, found: DivergenceRecord | None) -> None:
-        guilty = _guilty(record, found)
-        for kernel in record.kernels:
-            if kernel != guilty:
-                self._count(kernel, record.backend, "elsewhere")
-        self._count(guilty, record.backend, record.outcome, record.kind)
-        op = found.op if found is not None and found.op else record.op
-        head = (record.id, record.backend, record.family, record.outcome, record.kind)
-        groups = ",".join(record.groups) or (found.fingerprint if found is not None else "")
-        self.cases.append((*head, op, guilty.policy, guilty.dtypes, record.known, groups))
+    def annotate(self, notes: Iterable[Note], backend: str, cases: int = 1) -> None:
+        """Count the notes of so many cases."""
+        for note in notes:
+            _, counts = self.notes.setdefault(note.group, (note, Counter()))
+            counts[backend] += cases
 
-    def _alone(self, found: DivergenceRecord) -> None:
-        """Count a divergence whose case has no record: its worker died, or the line is lost."""
-        outcome = "known" if found.known else "diverged"
-        kernel = KernelRecord(found.op, found.policy or "none", found.dtypes, 0)
-        self._count(kernel, found.backend, outcome, found.kind)
-        head = (found.case.id, found.backend, found.family, outcome, found.kind)
-        rest = (found.op, kernel.policy, found.dtypes, found.known, found.fingerprint)
+    def _diverged(self, record: CaseRecord, found: DivergenceRecord | None) -> None:
+        where, kernels = diverged(record, found)
+        for kernel in kernels:
+            self._count(kernel, record.backend)
+        head = (record.id, record.backend, record.family, record.outcome, record.kind)
+        rest = (where.op, where.policy, where.dtypes, record.known, where.groups)
         self.cases.append((*head, *rest))
 
-    def _count(self, kernel: KernelRecord, backend: str, outcome: str, kind: str = "") -> None:
-        key = (kernel.overload, kernel.policy, kernel.dtypes, backend, outcome, kind)
-        self.kernels[key] += 1
-        self.calls[key] += kernel.count
+    def _alone(self, found: DivergenceRecord) -> None:
+        """Count a divergence whose case has no record."""
+        kernel = alone(found)
+        self._count(kernel, found.backend)
+        head = (found.case.id, found.backend, found.family, kernel.outcome, kernel.kind)
+        rest = (kernel.op, kernel.policy, kernel.dtypes, found.known, found.fingerprint)
+        self.cases.append((*head, *rest))
 
-    def finish(self, run: RunRecord, store: Path) -> RunData:
-        """Add the records that were held, and return the frames."""
+    def _count(self, kernel: KernelRow, backend: str) -> None:
+        of = (kernel.op, kernel.policy, kernel.dtypes, backend, kernel.outcome, kernel.kind)
+        self.kernels[of] += 1
+        self.calls[of] += kernel.calls
+
+    def settle(self) -> pd.DataFrame:
+        """Add the records that were held, and return the cases."""
         found = {(r.backend, r.case.id): r for r in self.records}
         for record in self.diverging:
             self._diverged(record, found.get((record.backend, record.id)))
@@ -236,22 +233,34 @@ class _Tally:
         for key, divergence in found.items():
             if key not in recorded:
                 self._alone(divergence)
+        frame = _frame(self.cases, _CASES)
+        return frame.astype(dict.fromkeys(_CASES[1:], "category"))
+
+    def finish(self, run: RunRecord, store: Path, cases: pd.DataFrame | None) -> RunData:
+        """Return the frames. cases: those of tables, which are summed up already."""
+        if cases is None:
+            cases = self.settle()
         kernels = [(*key, n, self.calls[key]) for key, n in self.kernels.items()]
         ends = [(e.backend, e.family, e.cases, e.seconds, e.reason, e.planned) for e in self.ends]
         return RunData(
             run=run,
             store=store,
-            cases=_frame(self.cases, _CASES),
+            cases=cases,
             kernels=_frame(kernels, _KERNELS, cases=int, calls=int),
             ops=_frame([(*k, n) for k, n in self.ops.items()], _OPS, cases=int),
-            parts=_frame([(*k, n) for k, n in self.parts.items()], _PARTS, seconds=float),
+            parts=_frame(
+                # Exact sums do not depend on the order.
+                [(*k, math.fsum(n)) for k, n in sorted(self.parts.items(), key=_part)],
+                _PARTS,
+                seconds=float,
+            ),
             divergences=_frame([_row(r) for r in self.records], _DIVERGENCES, statements=int),
             ends=_frame(ends, _ENDS, cases=int, seconds=float, planned=int),
             records=tuple(self.records),
             damage=tuple(self.damage),
-            unjudged=self.unjudged,
-            varied=self.varied,
-            uncompiled=self.uncompiled,
+            unjudged=dict(sorted(self.unjudged.items())),
+            varied=dict(sorted(self.varied.items())),
+            uncompiled=dict(sorted(self.uncompiled.items())),
             incidents=tuple(self.incidents),
             notes=tuple(
                 Noted(note, self.noted.get(group), dict(counts))
@@ -264,17 +273,12 @@ def _size(record: NoteRecord) -> tuple[int, str]:
     return len(record.case.json()), record.id
 
 
-def _guilty(record: CaseRecord, found: DivergenceRecord | None) -> KernelRecord:
-    """Return the kernel at which a divergence shows, or one with the op's name.
+LAPS = ("reference", "backend", "oracle", "relations", "confirm")
 
-    The divergence's record takes it from the minimised case, which is more precise than the case.
-    """
-    at = record.kernels[record.at] if 0 <= record.at < len(record.kernels) else None
-    if found is None or not found.op:
-        return at or KernelRecord(record.op, "none", "", 0)
-    if at is not None and (at.policy, at.dtypes) == (found.policy, found.dtypes):
-        return at
-    return KernelRecord(found.op, found.policy, found.dtypes, 0)
+
+def _part(item: tuple[tuple[str, str], object]) -> tuple[int, str, str]:
+    (backend, part), _ = item
+    return LAPS.index(part) if part in LAPS else len(LAPS), part, backend
 
 
 def _frame(
@@ -312,10 +316,10 @@ def outcomes(data: RunData) -> pd.DataFrame:
     """Return, for each backend, the number of cases by outcome, and rates.
 
     raised_share: the share of cases that raised on both sides. rate: cases a second in one worker,
-    from the tasks that ended, or else from the seconds of the cases. ops: how many of the
-    catalogue's ops were called.
+    from the tasks that ended, or else from the seconds of the cases; 0 if these are 0. ops: how
+    many of the catalogue's ops were called.
     """
-    counts = pd.crosstab(data.cases["backend"], data.cases["outcome"])
+    counts = _sizes(data.cases, "backend", "outcome").unstack(fill_value=0)
     order = ["agreed", "raised", "known", "diverged"]
     frame = counts.reindex(index=data.backends, columns=order, fill_value=0).astype(int)
     frame.insert(0, "cases", frame.sum(axis=1))
@@ -324,7 +328,7 @@ def outcomes(data: RunData) -> pd.DataFrame:
     spent = data.parts.groupby("backend")["seconds"].sum().reindex(frame.index)
     whole = ended["seconds"] > 0
     frame["rate"] = (ended["cases"] / ended["seconds"]).where(whole, frame["cases"] / spent)
-    frame["rate"] = frame["rate"].astype(float).fillna(0.0)
+    frame["rate"] = frame["rate"].astype(float).replace(math.inf, 0.0).fillna(0.0)
     frame["ops"] = data.ops.groupby("backend")["op"].nunique().reindex(frame.index, fill_value=0)
     return frame.rename_axis(index="backend", columns=None)
 
@@ -338,7 +342,7 @@ def seconds(data: RunData) -> pd.DataFrame:
     parts = list(dict.fromkeys(data.parts["part"]))
     frame = frame.reindex(index=data.backends, columns=parts, fill_value=0.0).astype(float)
     ended = data.ends.groupby("backend")[["cases", "seconds"]].sum().reindex(frame.index).fillna(0)
-    cases = data.cases.groupby("backend").size().reindex(frame.index, fill_value=0)
+    cases = _sizes(data.cases, "backend").reindex(frame.index, fill_value=0)
     # Tasks that were cut short have no seconds: count only the share of the others.
     share = (ended["cases"] / cases.clip(lower=1)).clip(upper=1.0)
     frame["other"] = (ended["seconds"] - frame.sum(axis=1) * share).clip(lower=0.0)
@@ -367,8 +371,10 @@ def coverage(data: RunData) -> pd.DataFrame:
 def groups(data: RunData) -> dict[str, int]:
     """Return by fingerprint how many cases showed an unknown cause."""
     counts: Counter[str] = Counter()
-    for joined in data.cases.loc[data.cases["outcome"] == "diverged", "groups"]:
-        counts.update(filter(None, joined.split(",")))
+    rows = data.cases[data.cases["outcome"] == "diverged"]
+    for joined, count in _sizes(rows, "groups").items():
+        for name in filter(None, str(joined).split(",")):
+            counts[name] += count
     return dict(counts)
 
 
@@ -376,10 +382,22 @@ def variants(data: RunData) -> dict[str, Counter[str]]:
     """Return by fingerprint the ways in which its cases diverged, as ``grad-value at tanh``."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     rows = data.cases[data.cases["outcome"] == "diverged"]
-    for joined, kind, op in zip(rows["groups"], rows["kind"], rows["op"], strict=True):
+    sizes = _sizes(rows, "groups", "kind", "op").reset_index(name="count")
+    for joined, kind, op, count in sizes.itertuples(index=False, name=None):
         for name in filter(None, joined.split(",")):
-            found[name][f"{kind} at {op}" if op else kind] += 1
+            found[name][f"{kind} at {op}" if op else kind] += count
     return dict(found)
+
+
+def _sizes(frame: pd.DataFrame, *keys: str) -> pd.Series[int]:
+    """Return how many rows have the same keys, in the order in which they are met."""
+    sizes = frame.groupby(list(keys), observed=True, sort=False).size()
+    if isinstance(sizes.index, pd.MultiIndex):
+        levels = [list(map(str, level)) for level in sizes.index.levels]
+        sizes.index = sizes.index.set_levels(levels)
+    else:
+        sizes.index = sizes.index.astype(object)
+    return sizes.astype(int)
 
 
 def findings(data: RunData) -> pd.DataFrame:
@@ -393,7 +411,7 @@ def findings(data: RunData) -> pd.DataFrame:
     """
     diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
     diverging = diverging[(diverging["groups"] == "") | (diverging["outcome"] == "known")]
-    frame = diverging.groupby(_GROUP, as_index=False).size().rename(columns={"size": "count"})
+    frame = _sizes(diverging, *_GROUP).rename("count").reset_index()
     small = data.divergences.sort_values("statements", kind="stable")
     frame["id"] = ""
     for keys in (_GROUP, ["backend", "kind", "op", "known"], ["backend", "kind", "known"]):

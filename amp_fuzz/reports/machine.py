@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from amp_fuzz.records.store import Store
 from amp_fuzz.reports.printable import clean
 from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View, plural
 
-__all__ = ["FORMAT", "annotations", "as_json", "code_quality", "junit"]
+__all__ = ["FORMAT", "annotated", "as_json", "code_quality", "junit"]
 
 FORMAT = 1  # of the JSON report
 
@@ -59,7 +60,7 @@ def _of(source: object, names: Sequence[str]) -> dict[str, Any]:
 
 def _finding(finding: FindingView) -> dict[str, Any]:
     return {
-        **_of(finding, ("title", "id", "cases", "replay", "repro", "program")),
+        **_of(finding, ("title", "id", "cases", "life", "replay", "repro", "program")),
         **_of(finding.record, _RECORD),
     }
 
@@ -164,11 +165,11 @@ def code_quality(view: View) -> str:
 
 
 def _file(view: View, finding: FindingView) -> str:
-    path = Path(view.store) / "findings" / f"{finding.id}.json"
-    return os.path.relpath(path)
+    name = Store(view.store).name_of(finding.record)
+    return os.path.relpath(Path(view.store) / "findings" / f"{name}.json")
 
 
-def annotations(view: View) -> Iterator[str]:
+def annotated(view: View) -> Iterator[str]:
     """Yield the new causes as GitHub's workflow commands, at most ten.
 
     GitHub shows them on the pull request if a step prints them.

@@ -120,6 +120,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("part", r.part),
         ("seen as", finding.shown),
         ("also", "without autocast" if r.bare else ""),
+        ("seen", finding.life),
     )
     rows = [(name, code(words)) for name, words in sides if words]
     yield from _table(("", ""), rows)

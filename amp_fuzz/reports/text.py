@@ -170,6 +170,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("part", r.part),
         ("seen as", finding.shown),
         ("also", "without autocast" if r.bare else ""),
+        ("seen", finding.life),
     ):
         if words:
             yield from _labelled(label, clean(words), width)

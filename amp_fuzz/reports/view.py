@@ -22,6 +22,7 @@ from amp_fuzz.records.schema import (
     NoteKind,
     incident_line,
 )
+from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.printable import clean, clean_lines
@@ -163,7 +164,8 @@ class BaselineView:
 class FindingView:
     """The group of an unknown cause. cases: how many show it. record: the case to replay.
 
-    variants: the ways in which a compiler's part shows, with numbers of cases, most first.
+    variants: the ways in which a compiler's part shows, with numbers of cases, most first. life:
+    what earlier runs of the store say of it; "" if none met it.
     """
 
     record: DivergenceRecord
@@ -171,6 +173,7 @@ class FindingView:
     replay: str
     repro: str
     variants: tuple[tuple[str, int], ...] = ()
+    life: str = ""
 
     @property
     def id(self) -> str:
@@ -399,8 +402,9 @@ def _noted(data: RunData) -> tuple[NoteView, ...]:
 def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
     """Return how many new diverging cases have no finding left to replay."""
     shown = {f.record.fingerprint for f in new} - {""}
-    rows = map(str, data.cases.loc[data.cases["outcome"] == "diverged", "groups"])
-    grouped = sum(bool(said and not shown & set(said.split(","))) for said in rows)
+    rows = data.cases.loc[data.cases["outcome"] == "diverged", "groups"].value_counts()
+    causes = ((set(str(joined).split(",")) - {""}, int(cases)) for joined, cases in rows.items())
+    grouped = sum(cases for of, cases in causes if of and not shown & of)
     alone = found[(found["known"] == "") & (found["id"] == "")]["count"].sum()
     return grouped + int(alone)
 
@@ -506,6 +510,7 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
     cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
     groups, variants = frames.groups(data), frames.variants(data)
     views: dict[str, FindingView] = {}
+    store = Store(data.store)
     for record in data.records:
         name = "+".join([record.fingerprint, *record.as_if]) if record.fingerprint else record.id
         count = groups.get(record.fingerprint, 0) + int(cases.get((record.backend, record.id), 0))
@@ -514,8 +519,8 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
         views[name] = FindingView(
             record,
             cases=count,
-            replay=_command(data, "replay", record.id),
-            repro=_command(data, "repro", record.id) + " > repro.py",
+            replay=_command(data, "replay", store.name_of(record)),
+            repro=_command(data, "repro", store.name_of(record)) + " > repro.py",
             variants=tuple(variants.get(record.fingerprint, Counter()).most_common())
             if record.part
             else (),

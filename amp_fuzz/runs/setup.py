@@ -26,6 +26,7 @@ from amp_fuzz.records.schema import (
     NoteKind,
     RunRecord,
 )
+from amp_fuzz.runs import surroundings
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.known import Known, KnownError, load_known
 
@@ -72,6 +73,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
 
     from amp_fuzz.backends import Alone
     from amp_fuzz.backends.registry import choose_backends
+    from amp_fuzz.backends.settings import current
     from amp_fuzz.runs.engine import Settings
 
     chosen = choose_backends(options.backends, options.require)
@@ -100,6 +102,10 @@ def prepare(options: Options, *, command: str = "") -> Session:
             for entry in known
             if any(entry.on(backend.name) for backend in chosen)
         ),
+        machine=surroundings.machine(),
+        commits=surroundings.commits(),
+        flags=current(),
+        configuration=surroundings.configuration(options),
     )
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),

@@ -201,9 +201,11 @@ def test_list(command: Command, fuzzed: tuple[Path, Any], identity: str) -> None
     assert lines[0] == ["run", "profile", "seed", "torch", "backends"]
     assert lines[1][:3] == [run, "dev", "1"]
     assert lines[2] == f"a run's report: amp-fuzz report {run} --store={store}".split()
-    assert lines[4] == ["finding", "backend", "kind", "op", "statements", "group", "known", "as"]
-    group = Store(store).finding(identity).fingerprint
-    assert lines[5] == [identity, "lying-cpu", "dtype", "abs", "1", group, "new"]
+    head = "finding backend kind op statements group state first seen last seen"
+    assert lines[4] == head.split()
+    group, seen = Store(store).finding(identity).fingerprint, Store(store).run(run)
+    when = [f"{seen.started[:10]},", seen.versions["torch"]]
+    assert lines[5] == [identity, "lying-cpu", "dtype", "abs", "1", group, "new", *when, *when]
     assert lines[6] == f"look at one: amp-fuzz replay {identity} --store={store}".split()
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from amp_fuzz.interfaces.cli.run import _recorded
 from amp_fuzz.profiles import PROFILES
-from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, EndRecord, Record
+from amp_fuzz.records.compaction import compact
+from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, EndRecord, Record, RunRecord
 from amp_fuzz.records.store import Store, read_records
 from tests.cli.conftest import run_in
 from tests.helpers import BF16, call, case, x
@@ -245,13 +247,36 @@ def test_a_divergence_that_was_told_before_its_case_is_counted(tmp_path: Path) -
     )
     later = CaseRecord(NEG.id, "eager-cpu", "all", "diverged", (), (), {})
     lines = {"main": [found], "0": [msgspec.structs.replace(later, id="0" * 16)]}
+    store = Store(tmp_path)
+    store.begin(RunRecord("r1", 3, "dev", (), {}, ""))
     for name, kept in lines.items():
-        text = b"".join(msgspec.json.encode(record) + b"\n" for record in kept)
-        (tmp_path / f"records-{name}.jsonl").write_bytes(text)
-    assert _recorded(tmp_path) == 2
-    with (tmp_path / "records-0.jsonl").open("ab") as more:
-        more.write(msgspec.json.encode(later) + b"\n")
-    assert _recorded(tmp_path) == 2
+        with closing(store.writer("r1", name)) as writer:
+            for record in kept:
+                writer.write(record)
+    assert _recorded(store, "r1") == 2
+    with closing(store.writer("r1", "0")) as writer:
+        writer.write(later)
+    assert _recorded(store, "r1") == 2
+
+
+def test_the_cases_of_a_compacted_run_that_goes_on_are_counted_once(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    found = DivergenceRecord(
+        "eager-cpu", "dtype", "v0", "neg", "none", "", "bfloat16", "float32", "", NEG
+    )
+    later = CaseRecord(NEG.id, "eager-cpu", "all", "diverged", (), (), {})
+    agreed = CaseRecord("0" * 16, "eager-cpu", "all", "agreed", (), (), {})
+    store = Store(tmp_path)
+    store.begin(RunRecord("r1", 3, "dev", (), {}, ""))
+    for kept in ([found, agreed], [later, agreed], [found]):
+        with closing(store.writer("r1", "0")) as writer:
+            for record in kept:
+                writer.write(record)
+        compact(store, "r1")
+        with closing(store.writer("r1", "0")) as writer:
+            writer.write(agreed)
+    # Twice NEG's divergence, told and recorded; `agreed` twice in the lists, and after each.
+    assert _recorded(store, "r1") == 1 + 2 + 3
 
 
 def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: Command) -> None:

@@ -12,7 +12,7 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.interfaces.plugin import items
 from amp_fuzz.interfaces.plugin.items import Job, jobs, show_finding, store_option
 from amp_fuzz.records.schema import unanswered
-from amp_fuzz.records.store import StoreError, Writer
+from amp_fuzz.records.store import Store, StoreError, Writer
 from amp_fuzz.runs.engine import Settings, Task, draw
 
 pytest_plugins = ["pytester"]
@@ -83,16 +83,21 @@ def test_a_full_disk_is_one_line(
 ) -> None:
     import pandas  # noqa: F401  (as above)
 
+    close = Writer.close
+
     def write(self: Writer, record: object) -> None:
         raise StoreError(f"{self.path.name}: cannot write (No space left on device)")
 
+    closed: list[str] = []
     monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr(Writer, "close", lambda self: (closed.append(self.path.name), close(self)))
     result = pytester.runpytest_inprocess(
         "--amp-fuzz", "--amp-fuzz-backends=eager-cpu", "--amp-fuzz-ops=relu", "--amp-fuzz-cases=3"
     )
     result.assert_outcomes(failed=1)
     line = "amp-fuzz: records-main.jsonl: cannot write (No space left on device)"
     result.stdout.fnmatch_lines([line])
+    assert "records-run.jsonl" in closed  # else a warning comes later, in some other test
     assert "Traceback" not in result.stdout.str()
 
 
@@ -101,7 +106,7 @@ def test_a_finding_in_full(case: Case) -> None:
     record = msgspec.structs.replace(
         record, kind="dtype", where="v0", op="mm", policy="lower_precision_fp", dtypes="float32"
     )
-    assert show_finding(record, store_option("my runs")) == [
+    assert show_finding(record, Store("my runs"), store_option("my runs")) == [
         "eager-cpu: dtype at mm (lower_precision_fp, float32)",
         "  kind      dtype at v0",
         "  expected  an answer",
@@ -118,7 +123,7 @@ def test_a_long_finding_is_cut(case: Case) -> None:
         case, program=msgspec.structs.replace(case.program, inputs=inputs)
     )
     record = unanswered("eager-cpu", "crash", long, "word " * 100, "matmul")
-    lines = show_finding(record)
+    lines = show_finding(record, Store())
     assert len(lines) == 4 + 40 + 1 + 2
     more = len(str(long).splitlines()) - 40
     assert lines[-3] == f"  ... and {more} more lines: amp-fuzz replay shows them"

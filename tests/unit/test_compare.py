@@ -273,3 +273,24 @@ def test_a_quiet_line_for_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     done = CliRunner().invoke(command, ["latest", "latest"])
     assert "causes: nothing changed" in done.output
     assert "known bugs: nothing changed" in done.output
+
+
+def test_settings_machines_and_commits_that_differ_are_said(tmp_path: Path) -> None:
+    store = Store(tmp_path / ".amp-fuzz")
+    for name, value in (("r1", "False"), ("r2", "True"), ("r0", "")):
+        run_of(store, name, drawn(2))
+        if value:
+            flags = {"torch.backends.cudnn.allow_tf32": value, "same": "x"}
+            commits = (
+                {"project": value * 10, "amp-fuzz": "a"}
+                if value == "True"
+                else {"project": "b" * 40}
+            )
+            head = replace(store.run(name), flags=flags, machine={"cpu": value}, commits=commits)
+            store.begin(head)
+    assert compare(read(store, "r1"), read(store, "r2")).differ == (
+        "cpu: False -> True",
+        "torch.backends.cudnn.allow_tf32: False -> True",
+        "commit of project: bbbbbbbbbbbb -> TrueTrueTrue",
+    )
+    assert compare(read(store, "r0"), read(store, "r2")).differ == ()  # of an earlier amp-fuzz

@@ -36,6 +36,12 @@ def test_json_has_the_numbers_of_the_report(tmp_path: Path) -> None:
     assert facts["new"][0]["replay"].startswith("amp-fuzz replay ")
 
 
+def test_a_rate_without_seconds_is_0(tmp_path: Path) -> None:
+    quick = msgspec.structs.replace(ran(), seconds={"reference": 0.0})
+    facts = json.loads(machine.as_json(view_of(store_of(tmp_path, [quick]))))
+    assert {backend["rate"] for backend in facts["backends"]} == {0.0}
+
+
 def test_a_suite_fails_once_for_each_cause(tmp_path: Path) -> None:
     view = view_of(store_of(tmp_path, small_run()))
     suite = suites(view)["amp-fuzz eager-cpu"]
@@ -107,7 +113,7 @@ def test_gitlab_knows_a_cause_by_its_fingerprint(
 
 def test_annotations_are_at_most_ten_lines(tmp_path: Path) -> None:
     few = view_of(store_of(tmp_path / "few", small_run()))
-    lines = list(machine.annotations(few))
+    lines = list(machine.annotated(few))
     assert len(lines) == len(few.new)
     title, text = lines[0].removeprefix("::error title=").split("::")
     assert ":" not in title
@@ -116,19 +122,57 @@ def test_annotations_are_at_most_ten_lines(tmp_path: Path) -> None:
     assert text.endswith(few.new[0].replay)
 
     many = [found(case(f"op{i}"), op=f"op{i}") for i in range(25)]
-    lines = list(machine.annotations(view_of(store_of(tmp_path / "many", many))))
+    lines = list(machine.annotated(view_of(store_of(tmp_path / "many", many))))
     assert len(lines) == 10
     assert lines[-1] == "::error title=amp-fuzz::16 more causes: see the report"
 
 
 def test_a_run_of_nothing_warns(tmp_path: Path) -> None:
-    [line] = machine.annotations(view_of(store_of(tmp_path, [])))
+    [line] = machine.annotated(view_of(store_of(tmp_path, [])))
     assert line.startswith("::warning title=amp-fuzz::NOTHING RAN")
 
 
 def test_a_clean_run_says_nothing(tmp_path: Path) -> None:
     backends = (BackendRecord("eager-cpu", "cpu", "torch 2.13.0"),)
     view = view_of(store_of(tmp_path, [ran()], backends=backends))
-    assert list(machine.annotations(view)) == []
+    assert list(machine.annotated(view)) == []
     assert json.loads(machine.code_quality(view)) == []
     assert Store(tmp_path / ".amp-fuzz").runs() == ["r1"]
+
+
+def test_commands_and_files_name_the_finding_of_their_own_backend(tmp_path: Path) -> None:
+    first = msgspec.structs.replace(found(case(CAT)), fingerprint="0123456789")
+    other = msgspec.structs.replace(first, backend="fake-cuda", fingerprint="9876543210")
+    groups = {one.backend: (one.fingerprint,) for one in (first, other)}
+    cases = [
+        msgspec.structs.replace(
+            ran("diverged", case=case(CAT), kind="dtype", op=CAT), backend=name, groups=of
+        )
+        for name, of in groups.items()
+    ]
+    store = store_of(tmp_path, [*cases, first, other])
+    store.save(first)
+    store.save(other)
+    view = view_of(store)
+    names = {"eager-cpu": first.id, "fake-cuda": f"{first.id}@fake-cuda"}
+    assert {f.record.backend: f.replay.split()[2] for f in view.new} == names
+    files = [issue["location"]["path"] for issue in json.loads(machine.code_quality(view))]
+    assert sorted(Path(file).stem for file in files) == sorted(names.values())
+
+
+def test_a_crash_blocks_a_merge_request(tmp_path: Path) -> None:
+    crash = msgspec.structs.replace(found(case(CAT)), kind="crash")
+    issues = json.loads(machine.code_quality(view_of(store_of(tmp_path, [*small_run(), crash]))))
+    severities = {issue["check_name"]: issue["severity"] for issue in issues}
+    assert severities["amp-fuzz/dtype"] == "major"
+    assert severities["amp-fuzz/crash"] == "blocker"
+
+
+def test_foreign_text_is_no_command_of_github(tmp_path: Path) -> None:
+    odd = msgspec.structs.replace(found(case(CAT)), op="a,b::c%0A", fingerprint="0123456789")
+    of = {"kind": "dtype", "op": CAT, "groups": ("0123456789",)}
+    record = msgspec.structs.replace(ran("diverged", case=case(CAT)), **of)
+    [line] = machine.annotated(view_of(store_of(tmp_path, [record, odd])))
+    head, _, text = line.removeprefix("::").partition("::")
+    assert head == "error title=amp-fuzz%3A dtype at a%2Cb%3A%3Ac%250A on eager-cpu"
+    assert text.startswith("1 case%0A")

@@ -230,6 +230,17 @@ def test_a_finding_is_kept_under_the_id_of_its_smallest_case(store: Store) -> No
     assert store.finding(FINDING.id) == FINDING
 
 
+def test_findings_of_two_backends_with_one_case_do_not_replace_each_other(store: Store) -> None:
+    other = msgspec.structs.replace(FINDING, backend="fake-cuda")
+    store.save(FINDING)
+    assert store.save(other).stem == f"{FINDING.id}@fake-cuda" == store.name_of(other)
+    later = msgspec.structs.replace(other, observed="later")
+    store.save(later)
+    assert store.findings() == [FINDING.id, f"{FINDING.id}@fake-cuda"]
+    assert store.finding(FINDING.id) == FINDING
+    assert find_case(store, f"{FINDING.id}@fake-cuda") == (FINDING.minimised, later)
+
+
 def test_a_finding_is_found_by_the_start_of_its_id(store: Store) -> None:
     store.save(FINDING)
     assert store.finding(FINDING.id[:4]) == FINDING
@@ -323,6 +334,19 @@ def test_reading_a_store_needs_no_torch() -> None:
 
     code = "import sys, amp_fuzz.records.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_who_may_not_write_a_lock_is_told_whether_a_run_is_running(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: FileLock, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with store.running(RUN), monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", refused)
+        assert store.is_running(RUN.id)
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    assert not store.is_running(RUN.id)
 
 
 def test_a_run_starts_while_another_process_asks_whether_it_is_running(tmp_path: Path) -> None:

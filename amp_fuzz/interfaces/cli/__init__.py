@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -28,11 +29,14 @@ from amp_fuzz.interfaces.cli.policies import policies
 from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
+from amp_fuzz.interfaces.cli.store import store
 from amp_fuzz.interfaces.signals import ending_imports
 from amp_fuzz.reports.printable import clean_lines
 
 __all__ = ["main"]
 
+# Since click 8.2; earlier ones print the help themselves.
+_HELP_ERROR: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -73,7 +77,7 @@ def _commands(ctx: click.Context) -> int:
 
 for _command in (
     *(run, audit, replay, explain, minimize, repro, bisect),
-    *(baseline, known, policies, report, compare, listing, doctor),
+    *(baseline, known, policies, report, compare, listing, store, doctor),
 ):
     _commands.add_command(_command)
 
@@ -90,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # why it ended would be lost. Only SIG_IGN outlives Python's own handlers.
             signal.signal(code - 128, signal.SIG_IGN)
         return code
+    except _HELP_ERROR as error:  # a group without its command
+        _say(error.message)
+        return Exit.USAGE
     except click.ClickException as error:
         _say(_usage(error))
         return Exit.USAGE

@@ -20,6 +20,7 @@ from amp_fuzz.interfaces.cli.common import (
     table,
     waiting,
 )
+from amp_fuzz.records.lives import Life, Seen, lives
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store, StoreError
 
@@ -77,37 +78,51 @@ def _runs(store: Store) -> None:
     table(("run", "profile", "seed", "torch", "backends"), rows)
     for line in damaged:
         say(line)
-    again = command_line("report", ids[-1], store=store.root)
-    say(f"a run's report: {again}")
+    if rows:
+        say(f"a run's report: {command_line('report', rows[-1][0], store=store.root)}")
 
 
 def _findings(store: Store) -> None:
-    ids = store.findings()
-    if not ids:
+    names = store.findings()
+    if not names:
         say(f"no findings in {store.root}")
         return
-    rows, damaged = [], []
-    for identity in ids:
+    kept, damaged = {}, []
+    for name in names:
         try:
-            found = store.finding(identity)
+            kept[name] = store.finding(name)
         except StoreError as error:
             damaged.append(str(error))
-            continue
-        rows.append(_finding(identity, found))
-    # New ones first: these need attention.
-    rows.sort(key=lambda row: (row[-1] != "new", *row[1:]))
-    table(("finding", "backend", "kind", "op", "statements", "group", "known as"), rows)
+    unread: list[str] = []
+    with waiting("reading"):
+        told = lives(store, kept.values(), unread=unread)
+    rows = [_finding(n, found, told.get((found.backend, found.id))) for n, found in kept.items()]
+    # Those that came back and new ones first: these need attention.
+    order = ("back", "new", "fixed")
+    rows.sort(key=lambda row: (order.index(row[6]) if row[6] in order else 3, *row[1:]))
+    head = ("finding", "backend", "kind", "op", "statements", "group", "state")
+    table((*head, "first seen", "last seen"), rows)
     for line in damaged:
         say(line)
+    if unread:
+        say(f"runs that cannot be read, and are left out above: {len(unread)}: {unread[0]}")
     if rows:
         look = command_line("replay", rows[0][0], store=store.root)
         say(f"look at one: {look}")
 
 
-def _finding(identity: str, found: DivergenceRecord) -> tuple[str, ...]:
+def _finding(name: str, found: DivergenceRecord, life: Life | None) -> tuple[str, ...]:
     size = sum(1 for _ in statements((found.minimised or found.case).program.body))
     group = found.fingerprint or "-"
-    return (identity, found.backend, found.kind, found.op, str(size), group, found.known or "new")
+    state: str = life.state if life else "known" if found.known else "new"
+    if state == "known":
+        state = found.known or state
+    seen = ("", "") if life is None else (_seen(life.first), _seen(life.last))
+    return (name, found.backend, found.kind, found.op, str(size), group, state, *seen)
+
+
+def _seen(run: Seen) -> str:
+    return f"{run.started[:10]}, {run.torch}"
 
 
 def _ops(chosen: Options) -> None:

@@ -116,8 +116,8 @@ def minimize(
                     done = event
     except KeyboardInterrupt:
         if best is not None:
-            store.save(best)
-            say(f"kept the best so far as {best.id}; to continue: {_again(case, job, store)}")
+            kept = store.save(best).stem
+            say(f"kept the best so far as {kept}; to continue: {_again(case, job, store)}")
         raise
     assert done is not None
     store.save(done.record)
@@ -221,7 +221,8 @@ def _story(what: str, job: Job, done: Done, store: Store) -> str:
     if done.reason == "time":
         lines.append(f"time is up; to continue: {_again(what, job, store)}")
     if not job.check:
-        lines.append(f"as a script for an issue: {command_line('repro', record.id, **_at(store))}")
+        script = command_line("repro", store.name_of(record), **_at(store))
+        lines.append(f"as a script for an issue: {script}")
     return "\n".join(lines)
 
 

@@ -104,7 +104,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "store",
     "report",
 )
-@click.option("--resume", metavar="RUN", help="Continue a run that did not end, by its id.")
+@click.option("--resume", metavar="RUN", help="Continue a run that did not end: its id, or latest.")
 def run(resume: str | None, **given: Any) -> int:
     """Draw random programs, run them under the reference and under each backend, and compare.
 
@@ -154,8 +154,8 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
 
     Raises `StoreError` for a missing run, `Stopped` for one that cannot be resumed.
     """
-    store = Store(resolve_options({"store": given["store"]}).options.store)
-    _, identity = find_run(store, run_id)
+    own = Store(resolve_options({"store": given["store"]}).options.store)
+    store, identity = find_run(own, run_id)
     record = store.run(identity)
     words = shlex.split(record.command)
     if words[:2] != ["amp-fuzz", "run"]:
@@ -170,6 +170,8 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
         raise Stopped(f"--resume keeps the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
     then.pop("resume")
+    if store is not own:  # RUN is a path
+        now["store"] = store.root
     return record, then | now
 
 
@@ -363,7 +365,7 @@ def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
     what = detail or f"{record.expected} became {record.observed}"
     say(
         f"new: {title(record)} on {record.backend}: {what.splitlines()[0][:160]}\n"
-        f"     {command_line('replay', record.id, store=store.root)}"
+        f"     {command_line('replay', store.name_of(record), store=store.root)}"
     )
 
 
@@ -396,7 +398,7 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
     elif tally.cut or (session.settings.fail_fast and tally.diverged):
         reason = "stopped"
     # Count again: when a run is stopped, workers have recorded more than they reported.
-    tally.cases = _recorded(store.run_path(session.record.id))
+    tally.cases = _recorded(store, session.record.id)
     end = EndRecord("", "", tally.cases, round(seconds, 3), reason, tally.planned)
     try:
         _write_end(store, session, end)
@@ -405,12 +407,11 @@ def _end(store: Store, session: Session, tally: _Tally, interrupts: Interrupts) 
 
 
 def _write_end(store: Store, session: Session, end: EndRecord) -> None:
-    writer = store.writer(session.record.id, "run")
-    writer.write(end)
-    writer.close()
+    with closing(store.writer(session.record.id, "run")) as writer:
+        writer.write(end)
 
 
-def _recorded(folder: Path) -> int:
+def _recorded(store: Store, run_id: str) -> int:
     """Return how many cases have a record, or have a divergence with one, as a report counts them.
 
     If a worker dies or is ended, it may have recorded a divergence but not its case.
@@ -418,7 +419,14 @@ def _recorded(folder: Path) -> int:
     count = 0
     told: set[tuple[str, str]] = set()
     recorded: set[tuple[str, str]] = set()
-    for path in folder.glob("records-*.jsonl"):
+    tables = store.tables(run_id)  # if it was compacted before it went on
+    if tables is not None:
+        for path in tables.files["cases"]:
+            frame = tables.read(path, ("backend", "id", "outcome", "recorded")).to_pandas()
+            count += int(frame["recorded"].sum())
+            for row in frame[frame["outcome"].isin(["known", "diverged"])].itertuples():
+                (recorded if row.recorded else told).add((row.backend, row.id))
+    for path in store.lines(run_id):
         with path.open("rb") as lines:
             for line in lines:
                 if line.startswith(b'{"type":"case"'):

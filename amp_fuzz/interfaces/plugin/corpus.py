@@ -73,7 +73,7 @@ class CaseItem(pytest.Item):
         for event in self.run.work([task]):
             outcome.add(event)
         for finding in outcome.new:
-            lines = show_finding(finding, self.run.store_option)
+            lines = show_finding(finding, self.run.store, self.run.store_option)
             head = f"{kept.name} diverges on {backend.name}: {finding.kind}"
             pytest.fail("\n".join([head, "", *lines]), pytrace=False)
         if noted := show_notes(outcome, self.run.settings.fail_on):

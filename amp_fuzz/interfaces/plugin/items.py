@@ -27,7 +27,7 @@ from amp_fuzz.config import judging_options
 from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import DivergenceRecord, EndRecord, IncidentRecord, Note, NoteRecord
-from amp_fuzz.records.store import StoreError
+from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports.printable import clean_lines
 from amp_fuzz.runs.engine import (
     Crashed,
@@ -347,7 +347,7 @@ def show(outcome: Outcome, run: Run) -> str:
         lines = [f"{cases} diverged like findings of other items"]
     lines[0] += f" ({_count(outcome.cases, 'case')}, seed {run.settings.seed})"
     for record in outcome.new:
-        lines += ["", *show_finding(record, run.store_option)]
+        lines += ["", *show_finding(record, run.store, run.store_option)]
         if (count := outcome.diverged[record.fingerprint]) > 1:
             lines.append(f"{_count(count, 'case')} here with this cause")
     own = {record.fingerprint for record in outcome.new}
@@ -357,7 +357,7 @@ def show(outcome: Outcome, run: Run) -> str:
         other = run.shown.get(fingerprint)
         what = "a finding of the summary"
         if other is not None:
-            what = f"{title(other)}: amp-fuzz replay {other.id}{run.store_option}"
+            what = f"{title(other)}: amp-fuzz replay {_named(other, run.store)}{run.store_option}"
         lines.append(f"{_count(count, 'case')} of {what}")
     return "\n".join(lines)
 
@@ -382,7 +382,7 @@ def show_notes(outcome: Outcome, kinds: Collection[str]) -> list[str]:
 _LONGEST = 40
 
 
-def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
+def show_finding(record: DivergenceRecord, store: Store, store_option: str = "") -> list[str]:
     """Return a finding as lines: what diverged, the smallest program, and two commands."""
     kernel = ", ".join(part for part in (record.policy, record.dtypes) if part not in ("", "none"))
     place = f" at {record.where}" if record.where else ""
@@ -397,10 +397,14 @@ def show_finding(record: DivergenceRecord, store_option: str = "") -> list[str]:
         f"  observed  {_clip(record.observed)}",
         *([f"  stage     {record.stage}"] if record.stage else []),
         *(f"  {line}" for line in case),
-        f"amp-fuzz replay {record.id}{store_option}",
-        f"amp-fuzz repro {record.id}{store_option} > repro.py",
+        f"amp-fuzz replay {_named(record, store)}{store_option}",
+        f"amp-fuzz repro {_named(record, store)}{store_option} > repro.py",
     ]
     return list(map(clean_lines, lines))
+
+
+def _named(record: DivergenceRecord, store: Store) -> str:
+    return shlex.quote(store.name_of(record))
 
 
 def store_option(folder: str) -> str:

@@ -14,7 +14,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -300,9 +300,8 @@ class FuzzSession:
         cases = self.run.cases + sum(said["cases"] for said in workers)
         planned = self.run.planned + sum(said["planned"] for said in workers)
         took = round(time.time() - self.began, 3)
-        writer = self.run.store.writer(self.run.record.id, "run")
-        writer.write(EndRecord("", "", cases, took, reason, planned))
-        writer.close()
+        with closing(self.run.store.writer(self.run.record.id, "run")) as writer:
+            writer.write(EndRecord("", "", cases, took, reason, planned))
 
     @contextmanager
     def _kept_going(self) -> Iterator[None]:

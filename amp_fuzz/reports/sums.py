@@ -1,0 +1,113 @@
+"""The tables of a compacted run, summed up as its JSON lines are: by Arrow, not row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from amp_fuzz.records.schema import Note
+
+if TYPE_CHECKING:
+    from amp_fuzz.records.tables import Tables
+    from amp_fuzz.reports.frames import Tally
+
+__all__ = ["joined", "summed"]
+
+_KERNEL = ("op", "policy", "dtypes", "outcome", "kind")
+_notes = msgspec.json.Decoder(tuple[Note, ...])
+
+
+def summed(tables: Tables, tally: Tally, columns: Sequence[str]) -> pd.DataFrame | None:
+    """Add all but the cases to a tally, and return the cases, or None if there are none.
+
+    The cases have these columns, and the order that `Tally` gives them: first those that agreed.
+    """
+    for record in tables.others():
+        tally.add(record)
+    frames, notes = [], []
+    for path in tables.files["kernels"]:
+        _add_kernels(tables, path, tally)
+    for path in tables.files["cases"]:
+        _add_cases(tables, path, tally)
+        notes += _notes_of(tables, path)
+        frames.append(tables.read(path, ("row", *columns)).to_pandas())
+    for _, text, backend, count in sorted(notes):
+        tally.annotate(_notes.decode(text), backend, count)
+    if not frames:
+        return None
+    cases = joined(frames)
+    late = cases["outcome"].isin(["known", "diverged"]).to_numpy()
+    order = np.lexsort((cases.pop("row").to_numpy(), late))
+    return cases.iloc[order].reset_index(drop=True)
+
+
+def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return frames as one, whose categories are those of all, sorted. The frames are used up.
+
+    A column of numbers that a frame lacks is NaN there.
+    """
+    columns: dict[str, Any] = {}
+    sizes = [len(frame) for frame in frames]
+    for name in dict.fromkeys(name for frame in frames for name in frame.columns):
+        parts = [
+            frame.pop(name) if name in frame else pd.Series(np.full(size, np.nan))
+            for frame, size in zip(frames, sizes, strict=True)
+        ]
+        if isinstance(parts[0].dtype, pd.CategoricalDtype):
+            columns[str(name)] = pd.api.types.union_categoricals(parts, sort_categories=True)
+        else:
+            columns[str(name)] = pd.concat(parts, ignore_index=True)
+    return pd.DataFrame(columns, copy=False)
+
+
+def _add_kernels(tables: Tables, path: Path, tally: Tally) -> None:
+    table = tables.read(path, ("backend", *_KERNEL, "calls"))
+    sums = table.group_by(["backend", *_KERNEL]).aggregate([("calls", "sum"), ([], "count_all")])
+    for row in sums.to_pylist():
+        of = (row["op"], row["policy"], row["dtypes"], row["backend"], row["outcome"], row["kind"])
+        tally.kernels[of] += row["count_all"]
+        tally.calls[of] += row["calls_sum"]
+
+
+def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
+    counted = ("unjudged", "varied", "uncompiled")
+    for group in tables.groups(path, ("backend", "ops", "seconds", *counted)):
+        backend = group["backend"][0].as_py()
+        for op, cases in _called(group["ops"].combine_chunks()):
+            tally.ops[backend, op] += cases
+        seconds = group["seconds"].combine_chunks()
+        parts, spent = seconds.keys.dictionary_encode(), seconds.items.to_numpy()
+        codes = parts.indices.to_numpy()
+        for code, part in enumerate(parts.dictionary.to_pylist()):
+            tally.parts[backend, part].frombytes(spent[codes == code].tobytes())
+        for name, sums in (("unjudged", tally.unjudged), ("varied", tally.varied)):
+            values = group[name].to_numpy()
+            if some := int(np.count_nonzero(values)):
+                before = sums.get(backend, (0, 0))
+                sums[backend] = before[0] + int(values.sum()), before[1] + some
+        if some := int(np.count_nonzero(group["uncompiled"].to_numpy())):
+            tally.uncompiled[backend] += some
+
+
+def _called(ops: Any) -> Iterator[tuple[str, int]]:
+    """Yield each op of a column of lists, with the number of lists that have it."""
+    flat = ops.flatten()
+    names = flat.dictionary.to_pylist()
+    rows = np.repeat(np.arange(len(ops)), np.diff(ops.offsets.to_numpy()))
+    keys = np.sort(rows * len(names) + flat.indices.to_numpy())  # faster than `np.unique`
+    once = keys[np.diff(keys, prepend=-1) > 0] % max(len(names), 1)
+    yield from zip(names, np.bincount(once, minlength=len(names)).tolist(), strict=True)
+
+
+def _notes_of(tables: Tables, path: Path) -> list[tuple[int, str, str, int]]:
+    """Return the different notes of cases: the first row, the text, the backend, the cases."""
+    frame = tables.read(path, ("row", "notes", "backend")).filter(tables.valid("notes")).to_pandas()
+    found = frame.groupby("notes", sort=False).agg(
+        row=("row", "min"), backend=("backend", "first"), cases=("row", "size")
+    )
+    return [(int(r.row), str(r.Index), str(r.backend), int(r.cases)) for r in found.itertuples()]

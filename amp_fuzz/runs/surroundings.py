@@ -1,0 +1,61 @@
+"""Where a run happens: the machine, the commits, the options. The head of the run has them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from amp_fuzz.config import OPTIONS, Options
+
+__all__ = ["commits", "configuration", "machine"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def machine() -> dict[str, str]:
+    """Return the processor, the number of its cores, and the memory.
+
+    An accelerator is named by its backend: asking for it here would start it before a fork.
+    """
+    memory = psutil.virtual_memory().total / 2**30
+    return {"cpu": _cpu(), "cores": str(os.cpu_count()), "memory": f"{memory:.1f} GiB"}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def commits() -> dict[str, str]:
+    """Return the commits of amp-fuzz's checkout and of the one here; not those that are unknown."""
+    found = {"project": _commit(Path.cwd())}
+    if (_PACKAGE.parent / ".git").exists():  # else a user's repository may have our environment
+        found["amp-fuzz"] = _commit(_PACKAGE)
+    return {name: commit for name, commit in sorted(found.items()) if commit}
+
+
+def _commit(folder: Path) -> str:
+    words = ("git", "-C", str(folder), "rev-parse", "--verify", "HEAD")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "" if done.returncode else done.stdout.strip()
+
+
+def configuration(options: Options) -> dict[str, str]:
+    """Return the options that are not at their default, as they are written."""
+    values = {name: getattr(options, option.field) for name, option in OPTIONS.items()}
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for name, value in values.items()
+        if value != OPTIONS[name].default
+    }
