@@ -68,7 +68,9 @@ def test_an_item_without_cases_fails(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing drawn is nothing tested: never a silent pass."""
-    import pandas  # noqa: F401  (for the report; pytester would unload it after the first use)
+    # For the report and the workers: pytester unloads what is imported first in its session.
+    import pandas  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
     monkeypatch.setattr(
         "amp_fuzz.interfaces.plugin.session.jobs", lambda *args: [Job("eager-cpu", "matmul", ())]
@@ -82,6 +84,7 @@ def test_a_full_disk_is_one_line(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas  # noqa: F401  (as above)
+    import torch._dynamo  # noqa: F401
 
     close = Writer.close
 

@@ -81,10 +81,11 @@ class Run:
         if self._supervisor is None:
             self.begin()
             # Every process writes the same head: the first one makes the run.
-            self._open.enter_context(self.store.running(self.record, self.label))
-            supervisor = Supervisor(self.settings, self.store, self.record.id, label=self.label)
-            self._supervisor = supervisor
-            self._open.callback(supervisor.close)
+            with ExitStack() as opened:
+                opened.enter_context(self.store.running(self.record, self.label))
+                supervisor = Supervisor(self.settings, self.store, self.record.id, label=self.label)
+                opened.callback(supervisor.close)
+                self._supervisor, self._open = supervisor, opened.pop_all()
         return self._supervisor
 
     def close(self) -> None:
