@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+import torch._dynamo  # noqa: F401  (workers import it; after pytester unloads it, it fails)
 
 from amp_fuzz.backends import choose
 from amp_fuzz.cases.case import Case
@@ -68,9 +69,7 @@ def test_an_item_without_cases_fails(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing drawn is nothing tested: never a silent pass."""
-    # For the report and the workers: pytester unloads what is imported first in its session.
-    import pandas  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import pandas  # noqa: F401  (for the report; pytester would unload it after the first use)
 
     monkeypatch.setattr(
         "amp_fuzz.interfaces.plugin.session.jobs", lambda *args: [Job("eager-cpu", "matmul", ())]
@@ -84,7 +83,6 @@ def test_a_full_disk_is_one_line(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas  # noqa: F401  (as above)
-    import torch._dynamo  # noqa: F401
 
     close = Writer.close
 
