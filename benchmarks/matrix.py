@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from packaging.version import Version
 
-from amp_fuzz.records.schema import GIVEN, CaseRecord, EndRecord, RunRecord
+from amp_fuzz.records.schema import GIVEN, CaseRecord, DivergenceRecord, EndRecord, RunRecord
 from amp_fuzz.records.store import Store
 from benchmarks.common import ROOT, Row, arguments, commit, read, write
 
@@ -115,11 +115,18 @@ def ended(torch: str, asked: list[str]) -> str | None:
 def rows(store: Store, name: str) -> Iterator[Row]:
     """Yield what came of each backend of a run."""
     run: RunRecord = store.run(name)
-    found = [r for r in store.records(name) if isinstance(r, CaseRecord) and r.family not in GIVEN]
+    found: list[CaseRecord | DivergenceRecord] = [
+        r for r in store.records(name) if isinstance(r, CaseRecord) and r.family not in GIVEN
+    ]
+    recorded = {(r.backend, r.id) for r in found}
+    # A case that ended its process has a divergence and no record of its own.
+    for key, divergence in store.found(name).items():
+        if key not in recorded and divergence.family not in GIVEN:
+            found.append(divergence)
     for backend in dict.fromkeys(b.name for b in run.backends):
         mine = [record for record in found if record.backend == backend]
-        outcomes = Counter(record.outcome for record in mine)
-        new = Counter(f"{r.kind} {r.op}".strip() for r in mine if r.outcome == "diverged")
+        outcomes = Counter(map(_outcome, mine))
+        new = Counter(f"{r.kind} {r.op}".strip() for r in mine if _outcome(r) == "diverged")
         yield {
             "torch": run.versions["torch"],
             "python": run.versions["python"],
@@ -131,6 +138,12 @@ def rows(store: Store, name: str) -> Iterator[Row]:
             "explained": outcomes["known"],
             "unexplained": dict(new.most_common()),
         }
+
+
+def _outcome(record: CaseRecord | DivergenceRecord) -> str:
+    if isinstance(record, CaseRecord):
+        return record.outcome
+    return "known" if record.known else "diverged"
 
 
 def about(python: Path) -> tuple[str, str]:

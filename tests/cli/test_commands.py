@@ -14,6 +14,7 @@ import pytest
 
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Autocast, Items, Program, Ref, Statement, TensorSpec
+from amp_fuzz.interfaces.cli import common
 from amp_fuzz.records.store import Store
 
 Command = Callable[..., Any]
@@ -328,3 +329,15 @@ def test_an_audit_in_which_both_sides_always_raise_is_no_success(amp_fuzz: Comma
 def test_audit_of_an_honest_backend(amp_fuzz: Command) -> None:
     done = amp_fuzz("audit", "--ops=abs", "--workers=1", "--backends=eager-cpu")
     assert (done.code, done.err) == (0, "")
+
+
+def test_a_table_is_not_cut_where_it_is_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common.console(), "width", 40)
+    common.table(
+        ("finding", "kind", "last"), [("0123456789abcdef", "grad-nonfinite " * 3, "x y z")]
+    )
+    (_, shown) = capsys.readouterr().out.splitlines()
+    assert shown.startswith("0123456789abcdef  grad-nonfinite grad-nonfinite grad-nonfinite   x y z")
+    assert common.console().width == 40

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from benchmarks.matrix import page, put
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.records.schema import BackendRecord, CaseRecord, RunRecord, unanswered
+from amp_fuzz.records.store import Store
+from benchmarks.matrix import page, put, rows
 
 
 def row(torch: str, backend: str, **more: Any) -> dict[str, Any]:
@@ -26,3 +30,19 @@ def test_unexplained_divergences_and_failed_tests_are_named() -> None:
     assert "| 2.7.1 | 3.11.7 | `trace` | 10,000 | 3 | 2 `raise mm` |" in text
     assert "| `tests/unit` | 1 failed, 2 passed | `tests/unit/test_a.py::test_b` |" in text
     assert "| 3 | 0 |" in page({"runs": [row("2.7.1", "trace")]})
+
+
+def test_a_case_that_ended_its_process_counts(tmp_path: Path) -> None:
+    """It has a divergence, and no record of the case."""
+    backend = BackendRecord("fake-mtia", "mtia", "ready")
+    versions = {"torch": "2.7.1", "python": "3.11.7"}
+    run = RunRecord("r", 7, "dev", (backend,), versions, "2026-01-01T00:00:00+00:00")
+    store = Store(tmp_path)
+    store.begin(run)
+    crash, agreed = (case([x("x0", n)], call("exp", "x0")) for n in (1, 2))
+    writer = store.writer("r", "0")
+    writer.write(CaseRecord(agreed.id, "fake-mtia", "all", "agreed", ("exp",), (), {}))
+    writer.write(unanswered("fake-mtia", "crash", crash, "the worker died", "all", "exp"))
+    writer.close()
+    (found,) = rows(store, "r")
+    assert (found["cases"], found["diverging"], found["unexplained"]) == (2, 1, {"crash exp": 1})

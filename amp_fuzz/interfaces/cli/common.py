@@ -191,18 +191,29 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
+_LAST = 24  # columns that the last column of a table has at least
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table. The last column folds; the others are never cut, since people copy them."""
+    from rich.cells import cell_len
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns[:-1]:
         grid.add_column(column, no_wrap=True, overflow="ignore")
     grid.add_column(columns[-1], overflow="fold")
-    for row in rows:
-        grid.add_row(*map(clean_lines, row))
-    with console().capture() as capture:
-        console().print(grid)
+    cells = [tuple(map(clean_lines, row)) for row in rows]
+    for row in cells:
+        grid.add_row(*row)
+    # rich cuts columns if the terminal is too narrow for all.
+    longest = (max(map(cell_len, cells)) for cells in zip(columns, *cells, strict=True))
+    least = sum(width + 2 for width in list(longest)[:-1]) + _LAST
+    wide = console()
+    with wide.capture() as capture:
+        own, wide.width = wide.width, max(wide.width, least)
+        wide.print(grid)
+        wide.width = own
     # rich fills each line up with spaces.
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
