@@ -339,5 +339,7 @@ def test_a_table_is_not_cut_where_it_is_wider_than_the_terminal(
         ("finding", "kind", "last"), [("0123456789abcdef", "grad-nonfinite " * 3, "x y z")]
     )
     (_, shown) = capsys.readouterr().out.splitlines()
-    assert shown.startswith("0123456789abcdef  grad-nonfinite grad-nonfinite grad-nonfinite   x y z")
+    assert shown.startswith(
+        "0123456789abcdef  grad-nonfinite grad-nonfinite grad-nonfinite   x y z"
+    )
     assert common.console().width == 40
