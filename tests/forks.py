@@ -102,6 +102,7 @@ def _begin(
     if limit:  # the server's files would not have it
         import resource
 
+        sys.dont_write_bytecode = True  # Python would cut the bytecode of what it imports, for all
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     else:
         _fork_workers()

@@ -406,6 +406,7 @@ import resource, sys
 from amp_fuzz.records.compaction import compact
 from amp_fuzz.records.store import Store, StoreError
 import pyarrow.parquet
+sys.dont_write_bytecode = True  # Python would cut the bytecode of what it imports, for all
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
     compact(Store(sys.argv[1]), "r1")

@@ -159,6 +159,7 @@ LIMITED = """
 import resource, sys
 from amp_fuzz.records.keeping import merge
 from amp_fuzz.records.store import Store, StoreError
+sys.dont_write_bytecode = True  # Python would cut the bytecode of what it imports, for all
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
 try:
     merge(Store(sys.argv[1]), [Store(sys.argv[2])])

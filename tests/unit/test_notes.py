@@ -18,8 +18,9 @@ from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.findings import notes
 from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.notes import Memory, notes_of, under_policies
+from amp_fuzz.policies import tables
 from amp_fuzz.records.schema import NOTE_KINDS, CaseRecord, Note, NoteRecord
-from amp_fuzz.reference import Policy, PolicyTable, load_table, tabled_devices, tables
+from amp_fuzz.reference import Policy, PolicyTable, load_table, tabled_devices
 from amp_fuzz.runs.engine import Settings, Task, explore
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, x
