@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,19 +22,31 @@ class Example:
 
     wrong: the op whose wrong kernel must be reported in the same case. None: the op of the last
     statement. "": there is none, since nothing of the case can be compared.
-    processor: vector instructions that the processor must have; "" is none in particular.
+    processor: the instructions that the processor must have, or must not; "" is any processor.
     """
 
     backend: str
     case: Case
     wrong: str | None = None
-    processor: Literal["", "AVX-512"] = ""
+    processor: Literal["", "AVX-512", "no AMX"] = ""
 
     def lacks(self) -> str:
         """Return what this processor lacks to show the bug, or ""."""
-        if not self.processor or torch.backends.cpu.get_cpu_capability() == "AVX512":
-            return ""
-        return f"it takes a processor with {self.processor}"
+        match self.processor:
+            case "AVX-512" if torch.backends.cpu.get_cpu_capability() != "AVX512":
+                return "it takes a processor with AVX-512"
+            case "no AMX" if _multiplies_tiles():
+                return "it takes a processor without AMX"
+        return ""
+
+
+@cache
+def _multiplies_tiles() -> bool:
+    """Return whether the processor has AMX for bfloat16, as far as Linux says."""
+    try:
+        return " amx_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

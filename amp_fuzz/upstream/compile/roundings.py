@@ -95,6 +95,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                processor="no AMX",
             ),
         ),
     ),
