@@ -142,3 +142,30 @@ def test_no_transposed_convolution_does_either(name: str) -> None:
                 exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
     assert any(any(padding) for padding in mode.transposed)
     assert not any(padding[0] for padding in mode.transposed)
+
+
+class _Padded(TorchDispatchMode):
+    """Collects the padded convolutions: whether the last dimension is smaller than its stride."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.smaller: list[bool] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default and args[4][-1]:
+            outer = result if args[6] else args[0]
+            self.smaller.append(outer.shape[-1] < args[3][-1])
+        return result
+
+
+@pytest.mark.parametrize("name", [n for n in CATALOGUE if n.lower().startswith("conv")])
+def test_no_gradient_of_a_convolution_does(name: str) -> None:
+    if name == "conv_tbc":
+        pytest.skip("it has no stride")
+    with _Padded() as mode:
+        for form in CATALOGUE[name].forms:
+            for seed in range(100):
+                builder, statement = draw(name, form, seed)
+                exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
+    assert not any(mode.smaller)
