@@ -66,12 +66,14 @@ class _Plain:
 class _Ask:
     """A case to run, under the reference or not, and everything else that it depends on.
 
-    imitated, supposed, flip: what the reference imitates, assumes and decides differently.
+    onednn: whether torch may use it. imitated, supposed, flip: what the reference imitates, assumes
+    and decides differently.
     """
 
     case: bytes
     reference: bool
     threads: int
+    onednn: bool
     imitated: Composed
     supposed: Mapping[str, Policy | None]
     deciding: bool
@@ -149,6 +151,7 @@ class Apart:
             case.json(),
             reference,
             torch.get_num_threads(),
+            bool(torch.backends.mkldnn.enabled),
             imitation.current(),
             here().supposed,
             current is not None,
@@ -279,6 +282,8 @@ def serve(descriptor: int, parent: int) -> None:
 def _answered(sides: Sides, ask: _Ask) -> _Answer:
     if torch.get_num_threads() != ask.threads:
         torch.set_num_threads(ask.threads)
+    if bool(torch.backends.mkldnn.enabled) != ask.onednn:
+        vars(torch.backends)["mkldnn"].enabled = ask.onednn  # torch's types say that it is constant
     # Not `loads`: variants of relations or the minimiser need not be valid case files.
     case = msgspec.json.decode(ask.case, type=Case)
     decisions: list[Decision] = []

@@ -111,7 +111,6 @@ def _convolution(
         )
         for i, size in enumerate(x.shape[-n:])
     )
-    axes = _determined(axes, transposed=transposed)
     groups = g.choice((1, channels))
     made = groups * g.choice((2, 1, 3))
     pair = (channels, made // groups) if transposed else (made, channels // groups)
@@ -127,26 +126,6 @@ def _convolution(
 
 def _at(value: int | tuple[int, ...], i: int) -> int:
     return value if isinstance(value, int) else value[i % len(value)]
-
-
-def _determined(axes: tuple[_Axis, ...], *, transposed: bool) -> tuple[_Axis, ...]:
-    """Return the axes of a convolution whose kernels read only what is written.
-
-    In bfloat16, those for processors with AMX read other memory for the gradient of the weight
-    where the last dimension is padded and smaller than its stride. In three dimensions they do
-    where the output has one element along the last, and where `output_padding` extends the first:
-    see docs/findings/README.md.
-    """
-    last = axes[-1]
-    if transposed:
-        if last.transposed < last.stride:
-            axes = (*axes[:-1], replace(last, padding=0))
-        return (replace(axes[0], output_padding=0), *axes[1:]) if len(axes) == 3 else axes
-    if last.padding and last.size < last.stride:
-        last = replace(last, stride=last.size)
-    if len(axes) == 3 and last.convolved == 1:
-        last = replace(last, stride=1)
-    return (*axes[:-1], last)
 
 
 def _legal(axis: _Axis, *, transposed: bool, padding: Padding) -> _Axis:

@@ -231,6 +231,12 @@ class Remedied:
     entry: Known
     explain: Callable[[Trial, Divergence], str]
 
+    def cures(self, trial: Trial) -> bool:
+        """Return whether a case agrees without that part."""
+        with _without(self.entry.without, trial) as again:
+            agrees = again.compare() is None
+        return agrees and at_stage(self.entry, trial)
+
     def explains(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry, and of those that explain what is left without that part.
 

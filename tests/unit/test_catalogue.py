@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.inputs import tensor
@@ -96,76 +95,3 @@ def test_an_op_that_the_installed_torch_lacks_is_not_drawn_and_says_which_torch_
         check(case([x("x0", 2)], call("newer", "x0")).program)
     with pytest.raises(ProgramError, match=f"^{re.escape(said)}$"):
         select(["newer"])
-
-
-class _Convolutions(TorchDispatchMode):
-    """Counts convolutions in three dimensions by their last stride and size of the output.
-
-    Their transposes are counted by `output_padding`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[tuple[int, int]] = Counter()
-        self.transposed: Counter[tuple[int, ...]] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.convolution.default and result.ndim == 5:
-            if args[6]:
-                self.transposed[tuple(args[7])] += 1
-            else:
-                self.seen[args[3][-1], result.shape[-1]] += 1
-        return result
-
-
-@pytest.mark.parametrize("name", ["conv3d", "conv3d.padding", "Conv3d", "convolution"])
-def test_no_convolution_reads_memory_that_nobody_wrote(name: str) -> None:
-    """See docs/findings/README.md."""
-    with _Convolutions() as mode:
-        for form in CATALOGUE[name].forms:
-            for seed in range(150):
-                builder, statement = draw(name, form, seed)
-                exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
-    strided = {size: n for (stride, size), n in mode.seen.items() if stride > 1}
-    assert sum(strided.values()) > 2
-    assert 1 not in strided
-
-
-@pytest.mark.parametrize("name", ["conv_transpose3d", "ConvTranspose3d"])
-def test_no_transposed_convolution_does_either(name: str) -> None:
-    """See docs/findings/conv-transpose3d-output-padding.md."""
-    with _Convolutions() as mode:
-        for form in CATALOGUE[name].forms:
-            for seed in range(100):
-                builder, statement = draw(name, form, seed)
-                exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
-    assert any(any(padding) for padding in mode.transposed)
-    assert not any(padding[0] for padding in mode.transposed)
-
-
-class _Padded(TorchDispatchMode):
-    """Collects the padded convolutions: whether the last dimension is smaller than its stride."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.smaller: list[bool] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.convolution.default and args[4][-1]:
-            outer = result if args[6] else args[0]
-            self.smaller.append(outer.shape[-1] < args[3][-1])
-        return result
-
-
-@pytest.mark.parametrize("name", [n for n in CATALOGUE if n.lower().startswith("conv")])
-def test_no_gradient_of_a_convolution_does(name: str) -> None:
-    if name == "conv_tbc":
-        pytest.skip("it has no stride")
-    with _Padded() as mode:
-        for form in CATALOGUE[name].forms:
-            for seed in range(100):
-                builder, statement = draw(name, form, seed)
-                exec(statement_source(statement), {"torch": torch, **materialise(builder.inputs)})
-    assert not any(mode.smaller)

@@ -401,6 +401,40 @@ def test_an_entry_with_a_library_explains_only_what_goes_away_without_it() -> No
     assert verdict.divergence.kind == "nondeterminism"
 
 
+def test_memory_that_a_convolution_of_onednn_did_not_write_is_known_and_hides_no_other() -> None:
+    inputs = [x("x0", 2), x("x1", 1, 1, 4), x("w2", 1, 1, 2)]
+    example = case(inputs, NEG, call("conv1d", "x1", "w2", to="v1"))
+    gap = Unsteady(op="neg")
+    assert judge_of(gap, shipped()).judge(example).known == "onednn-conv-gap"
+    assert judge_of(replace(gap, always=True), shipped()).judge(example).outcome == "diverged"
+    assert judge_of(replace(gap, steady="v1"), shipped()).judge(example).outcome == "diverged"
+    assert judge_of(gap, shipped()).judge(case(inputs[:1], NEG)).outcome == "diverged"
+
+
+@dataclass(frozen=True)
+class Zeroed(EagerBackend):
+    """Gives zeros for the value of `neg` while oneDNN is on, each time."""
+
+    device: str = "cpu"
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        if torch._C._get_mkldnn_enabled():
+            for observed in seen:
+                observed.values["v9"] = torch.zeros(2)
+        return seen
+
+
+def test_an_imitation_that_agrees_by_chance_is_not_taken_for_memory_that_nobody_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Explainer, "ids", lambda self, trial, found: "by-chance")
+    inputs = [x("x0", 2), x("x1", 1, 1, 4), x("w2", 1, 1, 2)]
+    convolves = case(inputs, NEG, call("conv1d", "x1", "w2", to="v1"))
+    assert judge_of(Zeroed(), shipped()).judge(convolves).known == "onednn-conv-gap"
+    assert judge_of(Zeroed(), shipped()).judge(case(inputs[:1], NEG)).known == "by-chance"
+
+
 @dataclass(frozen=True)
 class Gaining(EagerBackend):
     """Rounds otherwise; is five times too large while oneDNN is on, and `gain` times else."""
