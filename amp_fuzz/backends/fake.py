@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -26,8 +27,9 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.cases.program import statements
 from amp_fuzz.patching import patched
-from amp_fuzz.reference import since
+from amp_fuzz.reference import Policy, load_table, since
 from amp_fuzz.versions import holds
 
 __all__ = ["FakeAutocast", "FakeBackend", "backends"]
@@ -134,11 +136,24 @@ class FakeBackend(TorchRepros, TorchBackend):
 
     @property
     def mixes(self) -> bool:
-        """Whether programs may have CPU tensors beside the device's.
+        """Whether programs may have CPU tensors beside the device's."""
+        return True
 
-        Not on maia: with its key on every dispatch, CPU tensors would have its policies.
+    def fit(self, case: Case) -> Case:
+        """Return the case, on maia without CPU tensors if it calls an op that autocast refuses.
+
+        Fake maia tensors have no key of their own: it is on every dispatch (`FakeAutocast`), so a
+        call of CPU tensors alone is refused too. Other policies ask for the device.
         """
-        return self.device != "maia"
+        case = TorchBackend.fit(self, case)
+        if self.device != "maia" or not case.program.mixed:
+            return case
+        rules = load_table(self.device).rules.values()
+        refused = {rule.overload for rule in rules if rule.policy is Policy.BANNED}
+        if not any(s.op in refused for s in statements(case.program.body)):
+            return case
+        inputs = [msgspec.structs.replace(spec, device="") for spec in case.program.inputs]
+        return case.with_program(inputs=tuple(inputs))
 
     def observe(self, case: Case) -> Observation:
         """Run one case under the fake mode."""

@@ -243,8 +243,21 @@ def test_the_rest_of_a_case_does_not_depend_on_it() -> None:
 def test_only_backends_of_two_devices_draw_them() -> None:
     found = {name for name, backend in backends().items() if mixes(backend)}
     plain = ("eager-cuda", "eager-xpu", "eager-mps", "privateuse1", "fake-")
-    expected = {name for name in backends() if name.startswith(plain)}
-    assert found == expected - {"fake-maia"}  # its policies would be those of CPU tensors too
+    assert found == {name for name in backends() if name.startswith(plain)}
+
+
+@pytest.mark.parametrize("name", ["fake-cuda", "fake-maia"])
+@pytest.mark.parametrize("op", ["binary_cross_entropy", "mse_loss"])
+def test_a_fake_device_refuses_no_call_of_cpu_tensors(name: str, op: str) -> None:
+    if name not in backends() or backends()[name].availability().status != "ready":
+        pytest.skip(f"{name} is not here")
+    inputs = [msgspec.structs.replace(x(n, 2, domain="unit"), device="cpu") for n in ("x0", "x1")]
+    one = case([*inputs, x("x2", 2)], call(op, "x0", "x1"), call("exp", "x2", to="v1"))
+    with quiet():
+        verdict = judge_of(backends()[name]).judge(one)
+    moved = (name, op) == ("fake-maia", "binary_cross_entropy")
+    assert verdict.outcome == ("raised" if moved else "agreed")
+    assert verdict.case.program.mixed != moved
 
 
 @pytest.mark.parametrize("name", ["compile[inductor]@cuda", "eager-cuda[shadow]", "jax"])
