@@ -14,7 +14,7 @@ import torch
 
 import amp_fuzz
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.backends.privateuse1.backend import PrivateUse1Backend
 from amp_fuzz.backends.process import Apart, ApartError
 from amp_fuzz.cases.case import Case
@@ -296,6 +296,29 @@ def test_a_process_that_dies_takes_this_one_with_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
     assert done.returncode == 7
+
+
+class Asked:
+    """Says whether its process may use oneDNN."""
+
+    def observe(self, case: Case) -> Observation:
+        return Observation(raised=Raised("Said", str(bool(torch.backends.mkldnn.enabled)), 0, ""))
+
+    expect = observe
+
+
+def test_its_process_uses_onednn_only_while_this_one_does() -> None:
+    """A known bug of oneDNN is told by running both sides without it."""
+    process = Apart("tests.backends.test_privateuse1:Asked")
+    try:
+        for on in (True, False, True):
+            with quiet(), torch.backends.mkldnn.flags(enabled=on):
+                for reference in (False, True):
+                    seen = process.run(MM, reference=reference)
+                    assert seen.raised is not None
+                    assert seen.raised.message == str(on)
+    finally:
+        process.close()
 
 
 class Dying:
