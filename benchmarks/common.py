@@ -7,11 +7,12 @@ import fnmatch
 import json
 import os
 import platform
-import subprocess
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from amp_fuzz.runs.surroundings import commit_of, cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "tests" / "cases"
@@ -60,23 +61,14 @@ def conditions(seed: int, seconds: float) -> Row:
         "seconds_limit": seconds,
         "seed": seed,
         "versions": {"python": platform.python_version(), **packages},
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
+        "machine": {"cpu": cpu(), "cores": os.cpu_count(), "system": platform.system()},
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
 
 
 @lru_cache(maxsize=1)
 def commit(checkout: Path = ROOT) -> str:
     """Return the version of the code that is measured, short."""
-    words = ("git", "-C", str(checkout), "rev-parse", "--short", "HEAD")
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    return commit_of(checkout)[:7] or "unknown"
 
 
 def cpu_seconds() -> float:

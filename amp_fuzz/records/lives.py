@@ -56,15 +56,13 @@ class Life(NamedTuple):
     state: ``new``; ``known`` if a list of known bugs or the baseline explains its case now;
     ``fixed`` if the last run that judged its case found that both sides agree; ``back`` if it was
     fixed and has been seen since. first, last: the first and the last run that saw it. fixed: the
-    run that found it fixed last, or None. cases: how many cases showed it, those that were judged
-    again included.
+    run that found it fixed last, or None.
     """
 
     state: State
     first: Seen
     last: Seen
     fixed: Seen | None
-    cases: int
 
     def __str__(self) -> str:
         """Return the life in one line, without runs that say nothing more."""
@@ -146,16 +144,11 @@ def _after(
     life: Life | None, finding: DivergenceRecord, seen: Seen, outcomes: list[str]
 ) -> Life | None:
     """Return a life after a run in which the cause, or its case, came to these outcomes."""
-    cases = sum(outcome in ("diverged", "known") for outcome in outcomes)
-    if "diverged" in outcomes:
-        if life is None:
-            return Life("new", seen, seen, None, cases)
-        back = life.state in ("fixed", "back")
-        return life._replace(state="back" if back else "new", last=seen, cases=life.cases + cases)
-    if "known" in outcomes:
-        if life is None:
-            return Life("known", seen, seen, None, cases)
-        return life._replace(state="known", last=seen, cases=life.cases + cases)
+    for outcome in ("diverged", "known"):
+        if outcome in outcomes:
+            back = outcome == "diverged" and life is not None and life.state in ("fixed", "back")
+            state: State = "known" if outcome == "known" else "back" if back else "new"
+            return Life(state, life.first if life else seen, seen, life.fixed if life else None)
     if life is None or finding.kind == "nondeterminism":  # what does not show proves nothing
         return life
     return life if life.state == "fixed" else life._replace(state="fixed", fixed=seen)

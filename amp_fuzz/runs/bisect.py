@@ -301,7 +301,7 @@ def bisect(
 
             flaky = any(0 < known.bad < known.runs for known in steps.values())
             found = step(run, max(least, _MOST) if flaky else least)
-            if found.state == "there" and asks_eager:
+            if found.state == "there" and asks_eager and one != likely:
                 found = _compared(found, plainly(one.python))
             steps[position] = found
             said(one, found)

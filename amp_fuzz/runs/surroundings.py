@@ -11,7 +11,7 @@ import psutil
 
 from amp_fuzz.config import OPTIONS, Options
 
-__all__ = ["commits", "configuration", "machine"]
+__all__ = ["commit_of", "commits", "configuration", "cpu", "machine"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -22,10 +22,11 @@ def machine() -> dict[str, str]:
     An accelerator is named by its backend: asking for it here would start it before a fork.
     """
     memory = psutil.virtual_memory().total / 2**30
-    return {"cpu": _cpu(), "cores": str(os.cpu_count()), "memory": f"{memory:.1f} GiB"}
+    return {"cpu": cpu(), "cores": str(os.cpu_count()), "memory": f"{memory:.1f} GiB"}
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux
@@ -36,13 +37,14 @@ def _cpu() -> str:
 
 def commits() -> dict[str, str]:
     """Return the commits of amp-fuzz's checkout and of the one here; not those that are unknown."""
-    found = {"project": _commit(Path.cwd())}
+    found = {"project": commit_of(Path.cwd())}
     if (_PACKAGE.parent / ".git").exists():  # else a user's repository may have our environment
-        found["amp-fuzz"] = _commit(_PACKAGE)
+        found["amp-fuzz"] = commit_of(_PACKAGE)
     return {name: commit for name, commit in sorted(found.items()) if commit}
 
 
-def _commit(folder: Path) -> str:
+def commit_of(folder: Path) -> str:
+    """Return the commit of a checkout, or ""."""
     words = ("git", "-C", str(folder), "rev-parse", "--verify", "HEAD")
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=5)
