@@ -409,6 +409,8 @@ def test_memory_that_a_convolution_of_onednn_did_not_write_is_known_and_hides_no
     assert judge_of(replace(gap, always=True), shipped()).judge(example).outcome == "diverged"
     assert judge_of(replace(gap, steady="v1"), shipped()).judge(example).outcome == "diverged"
     assert judge_of(gap, shipped()).judge(case(inputs[:1], NEG)).outcome == "diverged"
+    entry = next(k for k in shipped() if k.id == "onednn-conv-gap")
+    assert all(map(entry.on, ("privateuse1", "eager-npu", "script", "export", "compile[inductor]")))
 
 
 @dataclass(frozen=True)
