@@ -20,7 +20,7 @@ from amp_fuzz.oracle.trial import Skip, Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.schema import Note
 
-__all__ = ["Explain", "Explanation", "Judge", "Unexplained", "confirmed"]
+__all__ = ["Explain", "Explanation", "Judge", "Unexplained", "broken", "confirmed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,14 @@ def confirmed(trial: Trial, found: Divergence, skip: Skip = lambda label: False)
     """Run both sides again. If a result changes, return nondeterminism, else the divergence."""
     if (changed := trial.changed(skip)) is not None:
         return replace(changed, kind="nondeterminism")
-    if found.kind == "relation":
-        again = trial.run(trial.case)
-        if trial.holds_within(again) is None and _related(trial, again, "all") is None:
-            return replace(found, kind="nondeterminism")
+    if found.kind == "relation" and broken(trial, trial.run(trial.case)) is None:
+        return replace(found, kind="nondeterminism")
     return found
+
+
+def broken(trial: Trial, observed: Observation) -> Divergence | None:
+    """Return the first relation that an observation, or one of its variants, does not keep."""
+    return trial.holds_within(observed) or _related(trial, observed, "all")
 
 
 def _related(

@@ -16,7 +16,7 @@ from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation
-from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.judge import Judge, broken
 from amp_fuzz.oracle.labels import Named, guilty_op, named, tainted
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.upstream.imitate import imitated
@@ -231,10 +231,10 @@ class Remedied:
     entry: Known
     explain: Callable[[Trial, Divergence], str]
 
-    def cures(self, trial: Trial) -> bool:
+    def cures(self, trial: Trial, found: Divergence) -> bool:
         """Return whether a case agrees without that part."""
         with _without(self.entry.without, trial) as again:
-            agrees = again.compare() is None
+            agrees = _agrees(again, found)
         return agrees and at_stage(self.entry, trial)
 
     def explains(self, trial: Trial, found: Divergence) -> str:
@@ -245,12 +245,20 @@ class Remedied:
         with _without(self.entry.without, trial) as again:
             if found.kind == "nondeterminism":
                 more = "" if _steady(again) else None
+            elif found.kind == "relation":
+                more = "" if _agrees(again, found) else None
             else:
                 rest = again.compare()
                 more = "" if rest is None else self.explain(again, rest) or None
         if more is None or not at_stage(self.entry, trial):
             return ""
         return "+".join(filter(None, (self.entry.id, more)))
+
+
+def _agrees(trial: Trial, found: Divergence) -> bool:
+    """Return whether both sides agree and, after a broken relation, the backend with itself."""
+    related = found.kind != "relation" or broken(trial, trial.observed) is None
+    return related and trial.compare() is None
 
 
 def _steady(trial: Trial) -> bool:

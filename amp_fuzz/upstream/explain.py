@@ -120,7 +120,7 @@ class Explainer:
         """
         remedies = self._remedies(trial, found)
         odd = (remedy for remedy in remedies if "nondeterminism" in remedy.entry.kinds)
-        return next((remedy.entry.id for remedy in odd if remedy.cures(trial)), "")
+        return next((remedy.entry.id for remedy in odd if remedy.cures(trial, found)), "")
 
     def _remedied(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""

@@ -438,6 +438,38 @@ def test_an_imitation_that_agrees_by_chance_is_not_taken_for_memory_that_nobody_
 
 
 @dataclass(frozen=True)
+class Unwritten(EagerBackend):
+    """Gives zeros for a value while oneDNN is on and the cache of autocast off, each time.
+
+    always: also while oneDNN is off.
+    """
+
+    device: str = "cpu"
+    always: bool = False
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        seen = EagerBackend.run(self, cases)
+        for one, observed in zip(cases, seen, strict=True):
+            off = any(c.cache_enabled is False for c in one.plan.contexts)
+            if off and (self.always or torch._C._get_mkldnn_enabled()):
+                observed.values["v9"] = torch.zeros(2)
+        return seen
+
+
+def test_memory_that_nobody_wrote_in_one_of_two_variants_is_known_and_hides_no_other() -> None:
+    inputs = [x("x0", 2), x("x1", 1, 1, 4), x("w2", 1, 1, 2)]
+    convolves = case(inputs, NEG, call("conv1d", "x1", "w2", to="v1"))
+    found = judge_of(Unwritten(), shipped(), "all").judge(convolves)
+    assert (found.outcome, found.known) == ("known", "onednn-conv-gap")
+    assert found.divergence is not None
+    assert found.divergence.kind == "relation"
+    always = judge_of(Unwritten(always=True), shipped(), "all").judge(convolves)
+    assert (always.outcome, always.known) == ("diverged", "")
+    without = case(inputs[:1], NEG)
+    assert judge_of(Unwritten(), shipped(), "all").judge(without).outcome == "diverged"
+
+
+@dataclass(frozen=True)
 class Gaining(EagerBackend):
     """Rounds otherwise; is five times too large while oneDNN is on, and `gain` times else."""
 
