@@ -43,6 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="ID|PATH",
         help="Judge this finding or case file again, and fuzz nothing; implies --amp-fuzz.",
     )
+    group.addoption(
+        "--amp-fuzz-compare",
+        dest=dest("compare"),
+        metavar="RUN",
+        help="Show what changed since this run: an id, latest (the last one before this), "
+        "latest:main (of a branch), or the path of a run or of a store.",
+    )
     parser.addini(
         "amp_fuzz_corpus",
         "Folders of case files that --amp-fuzz judges first, in addition to [tool.amp-fuzz]'s.",
@@ -88,7 +95,8 @@ _OF_THE_FIXTURE = ("backends", "known", "plugins", "seed", "store")
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Return a header line if options of amp-fuzz have no effect."""
-    given = [name for name in OPTIONS if getattr(config.option, dest(name)) is not None]
+    names = (*OPTIONS, "compare")
+    given = [name for name in names if getattr(config.option, dest(name)) is not None]
     if config.option.amp_fuzz or not given:
         return None
     given.sort(key=lambda name: name in _OF_THE_FIXTURE)

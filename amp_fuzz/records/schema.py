@@ -95,9 +95,10 @@ class RunRecord(msgspec.Struct, frozen=True):
     its cases are judged, as commands take them (``--plugins=mine``). fail_on: the kinds of notes
     that fail it. known: the known bugs of its backends. machine: processor, cores, memory.
     commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose checkout
-    the run was started. flags: settings that change numbers (docs/settings.md) when the run began:
-    the expression that reads each, and its value. configuration: the options that are not at their
-    default, as text. A run of an earlier amp-fuzz has none of these four.
+    the run was started. branch: of the latter. flags: settings that change numbers
+    (docs/settings.md) when the run began: the expression that reads each, and its value.
+    configuration: the options that are not at their default, as text. A run of an earlier amp-fuzz
+    has none of these five.
     """
 
     id: str
@@ -115,6 +116,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     known: tuple[KnownRecord, ...] = ()
     machine: dict[str, str] = {}
     commits: dict[str, str] = {}
+    branch: str = ""
     flags: dict[str, str] = {}
     configuration: dict[str, str] = {}
 

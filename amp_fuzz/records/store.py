@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -431,6 +433,48 @@ def load_finding(path: Path) -> DivergenceRecord:
             except CaseError as error:
                 raise StoreError(str(error)) from error
     return record
+
+
+def find_run(store: Store, what: str) -> tuple[Store, str]:
+    """Return the store and the id of the run that a word names. Raises `StoreError`.
+
+    what: the beginning of an id, ``latest``, ``latest~1`` (the one before), ``latest:main`` (of a
+    branch), or a path: of a run's folder, or of a store, whose latest run it is.
+    """
+    path = Path(what)
+    if path.is_dir():
+        if (path / "run.json").is_file():  # STORE/runs/ID
+            return Store(path.resolve().parents[1]), path.resolve().name
+        store, what = Store(path), "latest"
+    latest = _LATEST.fullmatch(what)
+    ids, back = store.runs(), 0
+    if latest is None:
+        hits = [run for run in ids if run.startswith(what)]
+        several = f"several runs start with {what!r}: {', '.join(hits[:8])}"
+        said = several if hits else f"no run's id starts with {what!r}"
+        hits = hits if len(hits) == 1 else []
+    else:
+        back = int(latest["back"] or 0)
+        branch = latest["branch"]
+        mine = (run for run in reversed(ids) if branch is None or _branch(store, run) == branch)
+        hits = list(islice(mine, back + 1))
+        count = f"{len(ids)} run{'s' * (len(ids) != 1)}"
+        said = f"there is no {what} of {count}" if ids else "no runs yet"
+    if len(hits) == back + 1:
+        return store, hits[back]
+    named = [] if store.root == Path(".amp-fuzz") else [f"--store={store.root}"]
+    command = shlex.join(["amp-fuzz", "list", "runs", *named])
+    raise StoreError(f"{store.root}: {said}: see {command}")
+
+
+_LATEST = re.compile(r"latest(?::(?P<branch>[^~]+))?(?:~(?P<back>\d+))?")
+
+
+def _branch(store: Store, run: str) -> str:
+    try:
+        return store.run(run).branch
+    except StoreError:
+        return ""
 
 
 def find_case(store: Store, what: str) -> tuple[Case, DivergenceRecord | None]:

@@ -103,6 +103,7 @@ def _differ(before: Report, after: Report) -> Iterator[str]:
     for mine, others in ((one.machine, other.machine), (one.flags, other.flags)):
         for name in sorted({*mine, *others}) if mine and others else ():  # earlier runs have none
             yield from _line(name, mine.get(name, ""), others.get(name, ""))
+    yield from _line("branch", one.branch or other.branch, other.branch or one.branch)
     for name in sorted({*one.commits} & {*other.commits}):
         yield from _line(f"commit of {name}", one.commits[name][:12], other.commits[name][:12])
     details = {b.name: b.detail for b in other.backends}

@@ -20,7 +20,7 @@ from amp_fuzz.reports.view import (
     time_of,
 )
 
-__all__ = ["render"]
+__all__ = ["layout", "render"]
 
 MOST_FINDINGS, MOST_NOTES = 20, 3
 _MIN_WIDTH, _MAX_WIDTH = 40, 120
@@ -69,7 +69,7 @@ def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
         for b in backends
     ]
     # The columns that a narrow terminal drops, in this order.
-    yield from _table(header, rows, width, left=(0, 7), drop=(6, 2, 3))
+    yield from layout(header, rows, width, left=(0, 7), drop=(6, 2, 3))
     details: dict[str, list[str]] = {}
     for b in backends:
         details.setdefault(b.detail, []).append(b.name)
@@ -218,7 +218,7 @@ def _summary(view: View, width: int, rows: int) -> Iterator[str]:
         for r in view.summary[:rows]
     ]
     header = ("op", "policy", "dtypes", "backend", "kind", "cases", "calls")
-    yield from _table(header, cells, width, left=(0, 1, 2, 3, 4), drop=(6, 1, 3))
+    yield from layout(header, cells, width, left=(0, 1, 2, 3, 4), drop=(6, 1, 3))
     if len(view.summary) > rows:
         yield f"  and {plural(len(view.summary) - rows, 'row')} more in the report"
 
@@ -249,7 +249,7 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
-def _table(
+def layout(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     width: int,

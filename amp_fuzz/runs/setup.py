@@ -104,6 +104,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         ),
         machine=surroundings.machine(),
         commits=surroundings.commits(),
+        branch=surroundings.branch(),
         flags=current(),
         configuration=surroundings.configuration(options),
     )

@@ -11,7 +11,7 @@ import psutil
 
 from amp_fuzz.config import OPTIONS, Options
 
-__all__ = ["commit_of", "commits", "configuration", "cpu", "machine"]
+__all__ = ["branch", "commit_of", "commits", "configuration", "cpu", "machine"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -43,9 +43,30 @@ def commits() -> dict[str, str]:
     return {name: commit for name, commit in sorted(found.items()) if commit}
 
 
+def branch() -> str:
+    """Return the branch of the checkout here, or "".
+
+    CI checks out a commit, and names the branch in a variable: the source of a pull request first.
+    """
+    named = (os.environ.get(name, "") for name in _BRANCHES)
+    return next(filter(None, named), "") or _git(Path.cwd(), "branch", "--show-current")
+
+
+_BRANCHES = (
+    "GITHUB_HEAD_REF",
+    "GITHUB_REF_NAME",
+    "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
+    "CI_COMMIT_REF_NAME",
+)
+
+
 def commit_of(folder: Path) -> str:
     """Return the commit of a checkout, or ""."""
-    words = ("git", "-C", str(folder), "rev-parse", "--verify", "HEAD")
+    return _git(folder, "rev-parse", "--verify", "HEAD")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    words = ("git", "-C", str(folder), *arguments)
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=5)
     except (OSError, subprocess.SubprocessError):

@@ -72,6 +72,22 @@ def said(result: pytest.RunResult) -> str:
     return result.stdout.str()
 
 
+def test_a_session_says_what_changed_since_a_run(project: pytest.Pytester) -> None:
+    def session(*more: str) -> pytest.RunResult:
+        return project.runpytest_subprocess(*SMALL, CPU, *more)
+
+    unknown = session("--amp-fuzz-compare=latest:main", "--amp-fuzz-store=other")
+    assert unknown.ret == 4
+    unknown.stderr.fnmatch_lines(
+        ["*--amp-fuzz-compare: *: no runs yet: see amp-fuzz list runs --store=*"]
+    )
+    assert session().ret == 0
+    changed = session("--amp-fuzz-compare=latest", "-n", "1", "--amp-fuzz-relations=none")
+    assert changed.ret == 0
+    lines = ["A *torch *", "B *torch *", "*command: *", "*eager-cpu*20 -> 20*", "causes: nothing *"]
+    changed.stdout.fnmatch_lines(lines)
+
+
 def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) -> None:
     backends = "--amp-fuzz-backends=eager-cpu,fake-cuda"
     # Warnings are errors in many a project: those of torch's ops are not the project's.

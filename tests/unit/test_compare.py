@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from amp_fuzz.interfaces.cli.compare import compare as command
 from amp_fuzz.records.schema import BackendRecord, CaseRecord, Outcome, Record, RunRecord
-from amp_fuzz.records.store import Store
+from amp_fuzz.records.store import Store, StoreError, find_run
 from amp_fuzz.reports import read
 from amp_fuzz.reports.compare import Comparison, _chance, compare, conditions, failing
 from tests.unit.test_reports import BIG, CAT, MM, case, found, kernel, ran
@@ -237,6 +237,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_of(Store(other), "r9", drawn(100))
     for one in (str(other), str(other / "runs" / "r9")):
         assert invoke(command, [one, "r2"]).output.startswith("A r9: torch 2.13.0")
+
+
+def test_a_run_is_named_by_its_branch(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name, branch in (("r1", "main"), ("r2", "main"), ("r3", "mine"), ("r4", "")):
+        run_of(store, name, drawn(2))
+        store.begin(replace(store.run(name), branch=branch))
+    for said, run in {"latest": "r4", "latest~1": "r3", "latest:main": "r2"}.items():
+        assert find_run(store, said) == (store, run)
+    assert find_run(store, "latest:main~1") == (store, "r1")
+    for said in ("latest:other", "latest:main~2", "latest~4"):
+        with pytest.raises(StoreError, match=f"there is no {said} of 4 runs: see amp-fuzz list"):
+            find_run(store, said)
+    found = compare(read(store, "r2"), read(store, "r3"))
+    assert "branch: main -> mine" in found.differ
+    assert compare(read(store, "r4"), read(store, "r3")).differ == ()  # of an earlier amp-fuzz
 
 
 def test_what_did_not_run_again_fails_if_anything_may(tmp_path: Path) -> None:

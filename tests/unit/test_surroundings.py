@@ -35,9 +35,31 @@ def test_the_commit_is_that_of_the_checkout_here(
     assert surroundings.commits()["project"] == head.stdout.strip()
 
 
-def test_without_git_no_commit_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
+
+
+def test_the_branch_is_the_one_that_ci_names_or_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*BRANCHES, "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert surroundings.branch() == ""
+    subprocess.run(["git", "init", "-q", "-b", "trunk"], check=True)
+    assert surroundings.branch() == "trunk"
+    monkeypatch.setenv("GITHUB_REF_NAME", "12/merge")
+    assert surroundings.branch() == "12/merge"
+    monkeypatch.setenv("GITHUB_HEAD_REF", "my-change")
+    assert surroundings.branch() == "my-change"
+
+
+def test_without_git_neither_commit_nor_branch_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in BRANCHES:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nothing")
     assert surroundings.commits() == {}
+    assert surroundings.branch() == ""
 
 
 def test_the_configuration_is_what_is_not_at_its_default() -> None:

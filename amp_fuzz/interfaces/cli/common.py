@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.metadata
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ import click
 
 from amp_fuzz.backends.devices import with_device
 from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, judging_options, resolve
-from amp_fuzz.records.store import Store
 from amp_fuzz.reports.printable import clean_lines
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ __all__ = [
     "command_line",
     "console",
     "duration",
-    "find_run",
     "options",
     "plural",
     "resolve_options",
@@ -233,33 +230,6 @@ def duration(seconds: float) -> str:
 def speed(value: float) -> str:
     """Return a rate with two or three significant digits, as reports do."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
-
-
-def find_run(store: Store, what: str) -> tuple[Store, str]:
-    """Return the store and the id of the run that a word names. Raises `Stopped`.
-
-    what: the beginning of an id, ``latest``, ``latest~1`` (the one before), or a path: of a run's
-    folder, or of a store, whose latest run it is.
-    """
-    path = Path(what)
-    if path.is_dir():
-        if (path / "run.json").is_file():  # STORE/runs/ID
-            return Store(path.resolve().parents[1]), path.resolve().name
-        store, what = Store(path), "latest"
-    ids = store.runs()
-    back = re.fullmatch(r"latest(?:~(\d+))?", what)
-    if back is not None and int(back[1] or 0) < len(ids):
-        return store, ids[-1 - int(back[1] or 0)]
-    hits = [] if back is not None else [i for i in ids if i.startswith(what)]
-    if len(hits) == 1:
-        return store, hits[0]
-    if back is not None:
-        said = f"there is no {what} of {plural(len(ids), 'run')}" if ids else "no runs yet"
-    elif hits:
-        said = f"several runs start with {what!r}: {', '.join(hits[:8])}"
-    else:
-        said = f"no run's id starts with {what!r}"
-    raise Stopped(f"{store.root}: {said}: see {command_line('list', 'runs', store=store.root)}")
 
 
 def plural(count: int, noun: str) -> str:

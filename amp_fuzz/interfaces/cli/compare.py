@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from amp_fuzz.interfaces.cli.common import (
     Exit,
-    find_run,
     options,
     resolve_options,
     say,
-    table,
     waiting,
 )
-from amp_fuzz.records.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from amp_fuzz.reports.compare import Change, Comparison, Speed
+from amp_fuzz.records.store import Store, find_run
 
 __all__ = ["compare"]
 
@@ -40,8 +33,8 @@ __all__ = ["compare"]
 def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     """Compare two runs: causes that are new, gone, or met more or less often, and the speed.
 
-    A and B are ids of runs, latest, latest~1 (the one before), or paths: of a run's folder, or of a
-    store, whose latest run it is. Without B, the latest run.
+    A and B are ids of runs, latest, latest~1 (the one before), latest:main (of a branch), or paths:
+    of a run's folder, or of a store, whose latest run it is. Without B, the latest run.
 
     A difference that chance explains is not listed. A cause that B did not meet is fixed if B
     judged its case again and both sides agreed; changed if its case is known now or diverges by
@@ -52,6 +45,7 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     """
     from amp_fuzz import reports
     from amp_fuzz.reports import compare as core
+    from amp_fuzz.reports.compared import render
 
     store = Store(resolve_options(given).options.store)
     try:
@@ -61,65 +55,10 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     with waiting("reading"):
         sides = [reports.read(*find_run(store, name)) for name in (before, after)]
         found = core.compare(*sides)
-    say(f"A {_head(sides[0])}")
-    say(f"B {_head(sides[1])}")
-    for line in _lines(found):
-        say(line)
+    say("\n".join(render(found, *sides)))
     failed = list(core.failing(found, wanted))
     for line in failed:
         say(f"FAILED: {line}")
     if not found.backends:
         return Exit.NOTHING
     return Exit.DIVERGED if failed else Exit.OK
-
-
-def _head(report: Any) -> str:
-    run = report.data.run
-    torch = run.versions.get("torch", "?")
-    cases = f"{report.view.cases:,} case{'s' * (report.view.cases != 1)}"
-    ended = "" if report.data.state == "ended" else ", did not end"
-    return f"{run.id}: torch {torch}, seed {run.seed}, {cases}{ended}"
-
-
-def _lines(found: Comparison) -> Iterator[str]:
-    if found.differ:
-        yield "\nthe runs differ in"
-        yield from (f"  {line}" for line in found.differ)
-    for side, names in (("A", found.missing), ("B", found.added)):
-        if names:
-            yield f"\nonly in {side}: {', '.join(names)}"
-    if not found.backends:
-        yield "\nno backend ran in both"
-        return
-    say()
-    table(
-        ("backend", "cases", "cases/s", "kernels reached"),
-        [_speed(speed) for speed in found.backends],
-    )
-    for known, what in ((False, "causes"), (True, "known bugs")):
-        changes = [change for change in found.changes if change.known == known]
-        yield f"\n{what}:{'' if changes else ' nothing changed'}"
-        for change in changes:
-            yield from _change(change)
-
-
-def _speed(speed: Speed) -> tuple[str, ...]:
-    before, after = speed.rates
-    ratio = f" ({after / before:.2f} x)" if before and after else ""
-    return (
-        speed.backend,
-        f"{speed.cases[0]:,} -> {speed.cases[1]:,}",
-        f"{before:.1f} -> {after:.1f}{ratio}",
-        f"{speed.reached[0]} -> {speed.reached[1]}",
-    )
-
-
-def _change(change: Change) -> Iterator[str]:
-    was, now = change.before, change.after
-    counts = f"{was:,} of {change.of_before:,} -> {now:,} of {change.of_after:,} cases"
-    name = f"{change.id} on {change.backend}" if change.known else f"{change.title} [{change.id}]"
-    yield f"  {change.state}: {name}: {counts}"
-    if change.known:
-        yield f"    {change.title}"
-    elif change.replay:
-        yield f"    {change.replay}"

@@ -12,7 +12,6 @@ from amp_fuzz.interfaces.cli.common import (
     Exit,
     command_line,
     console,
-    find_run,
     options,
     plural,
     resolve_options,
@@ -22,7 +21,7 @@ from amp_fuzz.interfaces.cli.common import (
 )
 from amp_fuzz.records.lives import Life, Seen, lives
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.records.store import Store, StoreError, find_run
 
 __all__ = ["listing", "report"]
 
@@ -74,8 +73,9 @@ def _runs(store: Store) -> None:
             damaged.append(str(error))
             continue
         names = ", ".join(b.name for b in head.backends)
-        rows.append((run, head.profile, str(head.seed), head.versions.get("torch", "?"), names))
-    table(("run", "profile", "seed", "torch", "backends"), rows)
+        torch, branch = head.versions.get("torch", "?"), head.branch or "-"
+        rows.append((run, head.profile, str(head.seed), branch, torch, names))
+    table(("run", "profile", "seed", "branch", "torch", "backends"), rows)
     for line in damaged:
         say(line)
     if rows:
@@ -157,7 +157,8 @@ def _known(chosen: Options) -> None:
 def report(run: str, **given: Any) -> int:
     """Print the summary of a run, by default the last one, and write its report.
 
-    RUN is an id, latest, latest~1, or the path of a run's folder or of a store.
+    RUN is an id, latest, latest~1, latest:main (of a branch), or the path of a run's folder or of a
+    store.
 
     Exits with 0 whatever the run found, and with 6 if it was killed before its end.
     """

@@ -23,7 +23,6 @@ from amp_fuzz.interfaces.cli.common import (
     Stopped,
     command_line,
     console,
-    find_run,
     options,
     plural,
     resolve_options,
@@ -40,7 +39,7 @@ from amp_fuzz.records.schema import (
     RunRecord,
     incident_line,
 )
-from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.records.store import Store, StoreError, find_run
 
 if TYPE_CHECKING:
     from amp_fuzz.runs.corpus import Kept

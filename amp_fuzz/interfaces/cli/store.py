@@ -12,14 +12,13 @@ import click
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     command_line,
-    find_run,
     options,
     plural,
     resolve_options,
     say,
     waiting,
 )
-from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.records.store import Store, StoreError, find_run
 
 if TYPE_CHECKING:
     from amp_fuzz.records.compaction import Compacted
@@ -39,7 +38,7 @@ def compact(runs: tuple[str, ...], **given: Any) -> int:
     """Turn the records of runs into Parquet, by default of all runs that are not running.
 
     All commands read a compacted run as they did before, and much faster if it is large. RUN is an
-    id, latest, latest~1, or the path of a run's folder. Needs pyarrow: pip install
+    id, latest, latest~1, latest:main, or the path of a run's folder. Needs pyarrow: pip install
     'amp-fuzz[parquet]'. Nothing is lost if the command is killed: give it again.
     """
     from amp_fuzz.records.compaction import compact as core

@@ -35,8 +35,10 @@ from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.plugins import load_plugins
 from amp_fuzz.records.baseline import BaselineError
 from amp_fuzz.records.schema import EndRecord
-from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.records.store import Store, StoreError, find_run
 from amp_fuzz.reports import Report, read, written
+from amp_fuzz.reports.compare import compare
+from amp_fuzz.reports.compared import render
 from amp_fuzz.runs.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.runs.engine import limits
 from amp_fuzz.runs.setup import prepare
@@ -126,9 +128,13 @@ def _session(config: pytest.Config) -> FuzzSession:
     found = _selected(config, kept)
     if sent is None and not config.option.collectonly:
         run.store.create()  # fail now, not after the first item
-    return FuzzSession(
-        run, found, options, in_worker=sent is not None, kept=findings, unused=trouble
-    )
+    against, worker = None, sent is not None
+    if (before := getattr(config.option, dest("compare"))) and not worker:
+        try:
+            against = find_run(Store(folder), before)
+        except StoreError as error:
+            raise pytest.UsageError(f"{_PREFIX}compare: {error}") from error
+    return FuzzSession(run, found, options, worker, kept=findings, unused=trouble, against=against)
 
 
 def given_options(config: pytest.Config) -> dict[str, object]:
@@ -195,8 +201,8 @@ class FuzzSession:
     """The hooks of a session.
 
     workers: the reports of xdist's workers at their end. kept: the store's findings, which are
-    judged first. unused: why others are not. trouble: why the report or a record could not be
-    written.
+    judged first. unused: why others are not. against: the run to compare with. trouble: why the
+    report or a record could not be written.
     """
 
     run: Run
@@ -205,6 +211,7 @@ class FuzzSession:
     in_worker: bool
     kept: list[Kept] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    against: tuple[Store, str] | None = None
     workers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reports: tuple[Path, ...] = ()
     seen: Report | None = None
@@ -338,6 +345,9 @@ class FuzzSession:
                 seen = self.seen or read(self.run.store, run, known=known)
                 lines += seen.terminal().splitlines()
                 lines += [f"fixed: {text}" for text in fixed_lines(self.run.store, run, self.kept)]
+                if self.against is not None:
+                    before = read(*self.against)
+                    lines += ["", *render(compare(before, seen), before, seen), ""]
         else:
             lines.append("amp-fuzz: no case ran")
         apart = {self.run.apart, *(said["apart"] for said in self.workers.values())} - {""}
