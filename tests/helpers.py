@@ -14,8 +14,11 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, settings
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
@@ -39,6 +42,7 @@ __all__ = [
     "eager",
     "lstm_of_bfloat16",
     "minimal",
+    "needs_torch",
     "one_line",
     "program",
     "stored",
@@ -75,6 +79,13 @@ def accelerator() -> str:
 def eager() -> Backend:
     """Return the backend that every machine has."""
     return backends()["eager-cpu"]
+
+
+def needs_torch(versions: str) -> None:
+    """Skip the test on other versions of torch (``">=2.9,<2.15"``)."""
+    installed = Version(torch.__version__).base_version
+    if installed not in SpecifierSet(versions):
+        pytest.skip(f"it shows on torch {versions}, not on {installed}")
 
 
 def drawn(

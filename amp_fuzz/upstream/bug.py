@@ -23,12 +23,15 @@ class Example:
     wrong: the op whose wrong kernel must be reported in the same case. None: the op of the last
     statement. "": there is none, since nothing of the case can be compared.
     processor: the instructions that the processor must have, or must not; "" is any processor.
+    torch: the versions on which the case shows this bug alone; "" is all that have it. On others
+    the case raises first, or shows another bug beside it.
     """
 
     backend: str
     case: Case
     wrong: str | None = None
     processor: Literal["", "AVX-512", "no AMX"] = ""
+    torch: str = ""
 
     def lacks(self) -> str:
         """Return what this processor lacks to show the bug, or ""."""

@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -31,7 +30,7 @@ from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known, Part, Stage
 from amp_fuzz.upstream.registry import FILES
-from tests.helpers import WrongKernel
+from tests.helpers import WrongKernel, needs_torch
 
 
 class Shown(NamedTuple):
@@ -85,8 +84,8 @@ def installed(request: pytest.FixtureRequest) -> None:
     if "shown" not in request.fixturenames:
         return
     bug, example = request.getfixturevalue("shown")
-    if version("torch").partition("+")[0] not in SpecifierSet(bug.torch):
-        pytest.skip(f"torch {version('torch')} does not have it")
+    needs_torch(bug.torch)
+    needs_torch(example.torch)
     if lacks := example.lacks():
         pytest.skip(lacks)
     if backends()[example.backend].availability().status != "ready":
@@ -161,6 +160,7 @@ def test_its_record_is_whole(bug: Bug) -> None:
     assert bug.examples or bug.unshown
     assert bug.imitation is not None or (bug.kinds and bug.ops)
     SpecifierSet(bug.torch)
+    assert all(SpecifierSet(example.torch) is not None for example in bug.examples)
     assert set(bug.kinds) <= set(get_args(Kind))
     assert bug.without in get_args(Part)
     assert bug.stage in get_args(Stage)

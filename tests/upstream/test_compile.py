@@ -29,7 +29,7 @@ from amp_fuzz.upstream.compile.mixed import refuses
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.lowering import kernels
-from tests.helpers import BF16, WrongKernel, call, case, under, x
+from tests.helpers import BF16, WrongKernel, call, case, needs_torch, under, x
 
 EAGER, AOT, DECOMPOSED, INDUCTOR = (
     "compile[eager]",
@@ -198,6 +198,7 @@ def test_mixed_dtypes_are_explained_at_the_ops_that_refuse_them_only() -> None:
 
 
 def test_a_weight_norm_of_float16_cannot_be_trained_compiled() -> None:
+    needs_torch(">=2.9,<2.15")
     inputs = [x("w0", 4, 3, dtype="float16"), x("w1", 4, 1, dtype="float16")]
     one = case(inputs, call("_weight_norm", "w0", "w1", 0), contexts=())
     example = Example(DECOMPOSED, one)
@@ -252,6 +253,7 @@ def test_a_custom_op_hides_what_compilers_do_only() -> None:
 
 def test_the_body_of_a_custom_op_is_not_decomposed() -> None:
     """The op stands in the graph; when it is called again by itself, the program is compiled."""
+    needs_torch("<2.15")
     one = case(
         [x("x0", 6), x("x1", 6)],
         call("_weight_norm", "x0", "x1", 0),
@@ -346,6 +348,7 @@ GRADIENTS: Mapping[str, Example] = {
             call("max_pool2d_with_indices", "w1", kernel_size=2, to="v0 _"),
             contexts=(),
         ),
+        torch=">=2.13,<2.15",
     ),
 }
 
@@ -361,6 +364,7 @@ def test_gradients_of_a_cross_of_two_dtypes_are_judged() -> None:
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_gradient_that_is_wrong_in_another_way_is_not_explained(name: str) -> None:
     example = GRADIENTS[name]
+    needs_torch(example.torch)
     verdict = judged(example, shipped())
     with quiet():
         wrong = judge_of(WrongGradient(backends()[example.backend], ""), shipped()).judge(
@@ -405,6 +409,7 @@ def test_a_listed_bug_elsewhere_in_the_program_explains_no_value_that_is_not_its
 
 def test_memory_that_nobody_wrote_is_all_that_is_not_judged() -> None:
     """Nothing is known of the gradient of a vector's _weight_norm, but of its neighbour's all."""
+    needs_torch("<2.15")
     both = case(
         [x("w1", 8), x("w2", 8)],
         call("_weight_norm", "w1", "w1", 0),
@@ -504,6 +509,7 @@ def lstm(*, layers: int = 1, both: bool = False, bias: bool = False, first: bool
     [{}, {"layers": 2}, {"both": True, "bias": True}, {"layers": 2, "both": True, "first": True}],
 )
 def test_an_lstm_whose_input_is_trained_is_computed_by_cells(options: Any) -> None:
+    needs_torch(">=2.13")
     example = Example(AOT, lstm(**options))
     assert judged(example, shipped()).known == "compile-lstm"
     assert judged(example, shipped(), wrong="lstm").outcome == "diverged"
@@ -521,6 +527,7 @@ def test_a_cumsum_that_is_wrong_without_the_pass_too_is_not_explained() -> None:
 
 def test_what_is_listed_is_not_hidden_where_it_should_agree_without_autocast() -> None:
     """An entry with `bare` asks torch for the same divergence without autocast."""
+    needs_torch(BUGS["compile-full-overflow"].torch)
     bug = BUGS["compile-full-overflow"]
     (example,), entry = bug.examples, bug.entry
     under_autocast = msgspec.structs.replace(entry, bare="agrees")

@@ -18,7 +18,7 @@ from amp_fuzz.cases.program import Autocast, Checkpoint, Context, InferenceMode,
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import composed, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, WrongKernel, call, case, under, x
+from tests.helpers import BF16, WrongKernel, call, case, needs_torch, under, x
 
 PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)
 
@@ -73,6 +73,7 @@ def _nested(rng: random.Random, names: Iterator[str], depth: int = 0) -> list[No
 
 
 def test_grad_modes_of_nested_regions_are_imitated() -> None:
+    needs_torch(">=2.9")
     rng = random.Random(7)
     outcomes = []
     for _ in range(40):
@@ -195,6 +196,7 @@ def nested(*contexts: Context, after: Node = SIN) -> Node:
 )
 def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -> None:
     """And another fault beside them is seen."""
+    needs_torch(">=2.9")
     example = case([x("w0", 2, 2)], *body, contexts=())
     verdict = judge(PLAIN, example)
     assert verdict.outcome in ("agreed", "known"), verdict.divergence

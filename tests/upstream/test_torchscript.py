@@ -31,7 +31,7 @@ from amp_fuzz.upstream.torchscript import formulas
 from amp_fuzz.upstream.torchscript.overloads import REDUCTIONS, SUMS, reduced
 from amp_fuzz.upstream.torchscript.programs import replaced
 from amp_fuzz.upstream.torchscript.subexpressions import merged
-from tests.helpers import BF16, call, case, drawn, under, x
+from tests.helpers import BF16, call, case, drawn, needs_torch, under, x
 
 SCRIPT = ScriptBackend("script")
 OFF = Autocast(enabled=False)
@@ -115,6 +115,7 @@ def shipped_entry(name: str) -> Known:
 @pytest.mark.parametrize("name", RAISING)
 def test_an_error_of_a_backward_pass_is_known_by_its_text_there(name: str) -> None:
     """Elsewhere, of another op, beside an error of the other side, or another: it is new."""
+    needs_torch(BUGS[name].examples[0].torch)
     verdict = judge(SCRIPT, case_of(name))
     found = verdict.divergence
     assert found is not None

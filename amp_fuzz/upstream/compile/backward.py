@@ -114,7 +114,7 @@ BUGS = (
         seen="2.15.0",
         backends=("compile[*+default]",),
         imitation=Imitation(rewrite=_inside),
-        examples=(Example("compile[aot_eager+default]", _ISLAND),),
+        examples=(Example("compile[aot_eager+default]", _ISLAND, torch=">=2.9"),),
     ),
     Bug(
         id="compile-backward-untold",

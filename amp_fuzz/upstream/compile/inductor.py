@@ -402,7 +402,7 @@ BUGS = (
             "selu",
         ),
         imitation=Imitation(kernels=kernels(_EXPONENTIALS)),
-        examples=(Example(INDUCTOR, _small("celu")),),
+        examples=(Example(INDUCTOR, _small("celu"), torch="<2.15"),),
     ),
     Bug(
         id="compile-remainder",

@@ -150,6 +150,7 @@ BUGS = (
                     under(InferenceMode(), call("unsqueeze", "x0", -1, form="method")),
                     backward="none",
                 ),
+                torch=">=2.13",
             ),
             Example(
                 "compile[aot_eager]",
@@ -160,6 +161,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                torch=">=2.13",
             ),
         ),
     ),
@@ -267,6 +269,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                torch=">=2.13",
             ),
         ),
     ),

@@ -353,6 +353,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                torch="<2.15",
             ),
             Example(
                 DECOMPOSED,

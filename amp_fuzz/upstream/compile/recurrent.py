@@ -75,8 +75,8 @@ BUGS = (
         expected="^no error$",
         observed="^AssertionError: expected all tensors_saved_with_vc_check to be Tensors",
         examples=(
-            Example("compile[aot_eager]", _layer()),
-            Example("compile[aot_eager]", _lstm(), processor="AVX-512"),
+            Example("compile[aot_eager]", _layer(), torch=">=2.11"),
+            Example("compile[aot_eager]", _lstm(), processor="AVX-512", torch=">=2.11"),
         ),
     ),
     Bug(
@@ -103,6 +103,6 @@ BUGS = (
         ops=("*",),
         expected="^no error$",
         observed=r"TypeError: expected Tensor\(\) for op: torch\.ops\.aten\.mkldnn_rnn_layer",
-        examples=(Example("compile[inductor]", _layer()),),
+        examples=(Example("compile[inductor]", _layer(), torch=">=2.9"),),
     ),
 )

@@ -135,6 +135,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                torch=">=2.9",
             ),
         ),
     ),

@@ -123,6 +123,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                torch=">=2.13",
             ),
         ),
     ),

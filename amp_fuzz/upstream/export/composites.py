@@ -226,8 +226,9 @@ BUGS = (
                         backward="none",
                     ),
                     wrong,
+                    torch=since,
                 )
-                for op, wrong in (("float", ""), ("neg", "neg"))
+                for op, wrong, since in (("float", "", ">=2.9"), ("neg", "neg", ""))
             ),
         ),
     ),

@@ -248,6 +248,7 @@ BUGS = (
                     contexts=(),
                     backward="none",
                 ),
+                torch=">=2.11",
             ),
         ),
     ),
@@ -320,6 +321,7 @@ BUGS = (
                     call("exp", "w1", to="v1"),
                     contexts=(),
                 ),
+                torch=">=2.9",
             ),
             Example(  # an input that is returned unchanged is a view without a gradient
                 "export",
@@ -333,6 +335,7 @@ BUGS = (
                     call("exp", "w1", to="v2"),
                     contexts=(),
                 ),
+                torch=">=2.9",
             ),
             Example(  # beside export-inference-mode
                 "export",
@@ -346,6 +349,7 @@ BUGS = (
                     call("sin", "w1", to="v2"),
                     contexts=(),
                 ),
+                torch=">=2.9",
             ),
         ),
     ),

@@ -262,6 +262,7 @@ BUGS = (
                     backward="none",
                 ),
                 wrong="",
+                torch=">=2.13",
             ),
         ),
     ),

@@ -235,6 +235,7 @@ BUGS = (
                     call("baddbmm", "x2", "w0", "x1", alpha=-1),
                     call("tensordot", "v0", "v0", dims=3, to="v1"),
                 ),
+                torch=">=2.9",
             ),
             *(
                 # A frozen trace knows the dtypes of its weights and of nothing else.

@@ -135,6 +135,7 @@ BUGS = (
                     call("mul", "v1", "v1", to="v2"),
                     contexts=(),
                 ),
+                torch="<2.15",
             ),
         ),
     ),

@@ -340,6 +340,7 @@ BUGS = (
                     contexts=(),
                     second=second,
                 ),
+                torch=">=2.13",
             )
             for second in ("none", "double")
         ),
