@@ -90,4 +90,7 @@ def test_torch_does_not_check_them(crash: str) -> None:
     text = f"import torch\nfrom torch import zeros\n{crash}"
     quiet = {**os.environ, "PYTHONFAULTHANDLER": ""}
     died = subprocess.run([sys.executable, "-c", text], env=quiet, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGSEGV, "torch is mended: see catalogue/unchecked.py"
+    # What they read may also be a tensor with an impossible dispatch key.
+    asserts = b"please report a bug to PyTorch" in died.stderr
+    mended = "torch is mended: see catalogue/unchecked.py"
+    assert died.returncode == -signal.SIGSEGV or asserts, mended
