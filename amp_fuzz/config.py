@@ -34,6 +34,7 @@ __all__ = [
     "find_config",
     "judging_options",
     "resolve",
+    "shown_value",
 ]
 
 # As in `amp_fuzz.records.schema`, which is slow to import.
@@ -50,6 +51,13 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return ``": did you mean 'x'?"`` for the nearest of the words, or "" if none is near."""
     near = difflib.get_close_matches(word, list(words), n=1)
     return f": did you mean {near[0]!r}?" if near else ""
+
+
+def shown_value(value: object) -> str:
+    """Return an option's value as written on a command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,14 @@ class Option:
     def variable(self) -> str:
         """The environment variable that sets it."""
         return f"AMP_FUZZ_{self.field.upper()}"
+
+    def words(self, value: Any) -> list[str]:
+        """Return the words of a command line that give it a value."""
+        if self.kind == "paths":
+            return [f"--{self.name}={path}" for path in value]
+        if self.kind == "flag":
+            return [f"--{self.name}" if value else f"--no-{self.name}"]
+        return [f"--{self.name}={shown_value(value)}"]
 
     def parse(self, text: str) -> Any:
         """Parse the text of a value, as on a command line.

@@ -1,7 +1,8 @@
 """The life of a finding: since when it is seen, whether it is fixed, whether it came back.
 
 It is read from the records of the store's runs. A run that draws a cause sees it. A run that judges
-the case of a finding again, and finds that both sides agree, says that it is fixed.
+the case of a finding again, and finds that both sides agree, says that it is fixed. The newest
+torch decides.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
 from amp_fuzz.cases.case import Case
 from amp_fuzz.records.schema import GIVEN, CaseRecord, DivergenceRecord, Record, RunRecord
@@ -143,7 +145,14 @@ def _runs(store: Store, until: str | None) -> Iterator[tuple[str, RunRecord]]:
 def _after(
     life: Life | None, finding: DivergenceRecord, seen: Seen, outcomes: list[str]
 ) -> Life | None:
-    """Return a life after a run in which the cause, or its case, came to these outcomes."""
+    """Return a life after a run in which the cause, or its case, came to these outcomes.
+
+    A run on an older torch than the newest that was asked changes nothing: one sweep has several,
+    and a bug that the newest torch no longer has is fixed.
+    """
+    asked = (life.last, life.fixed) if life is not None else ()
+    if any(other is not None and _older(seen, other) for other in asked):
+        return life
     for outcome in ("diverged", "known"):
         if outcome in outcomes:
             back = outcome == "diverged" and life is not None and life.state in ("fixed", "back")
@@ -152,6 +161,14 @@ def _after(
     if life is None or finding.kind == "nondeterminism":  # what does not show proves nothing
         return life
     return life if life.state == "fixed" else life._replace(state="fixed", fixed=seen)
+
+
+def _older(one: Seen, other: Seen) -> bool:
+    """Return whether a run had an older torch; False if one of the versions is none."""
+    try:
+        return Version(one.torch).release < Version(other.torch).release
+    except InvalidVersion:
+        return False
 
 
 def _told(store: Store, run: str) -> list[_Said]:

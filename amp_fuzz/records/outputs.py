@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +43,8 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 
 def _replace(path: Path, data: bytes) -> None:
     """Write beside a file and rename. If that is refused, write an old file in place."""
-    beside = path.with_name(f".amp-fuzz-{os.getpid()}")
+    # Not by process: two machines or containers that share the folder may have the same number.
+    beside = path.with_name(f".amp-fuzz-{secrets.token_hex(8)}")
     try:
         beside.write_bytes(data)
         if path.exists():

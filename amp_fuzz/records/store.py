@@ -8,6 +8,7 @@ nothing that is read is executed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -61,7 +62,7 @@ class Writer:
         except OSError as error:
             raise StoreError(f"{path}: cannot write ({error.strerror})") from error
 
-    def write(self, record: Record) -> None:
+    def write(self, record: msgspec.Struct) -> None:
         """Append one record. Raises `StoreError` if it cannot be written."""
         line = _encoder.encode(record) + b"\n"
         try:
@@ -343,12 +344,16 @@ class Store:
         """Return the names of the findings kept: see `name_of`."""
         return sorted(p.stem for p in (self.root / "findings").glob("*.json"))
 
-    def newest(self) -> list[str]:
-        """Return the names of the findings kept, the newest first."""
+    def newest(self, before: float = math.inf) -> list[str]:
+        """Return the names of the findings kept, the newest first.
+
+        before: only those saved before this time, in seconds since the epoch.
+        """
         ages = {}
         for path in (self.root / "findings").glob("*.json"):
             with suppress(OSError):  # another process may have removed it
-                ages[path.stem] = -path.stat().st_mtime_ns
+                if (saved := path.stat()).st_mtime < before:
+                    ages[path.stem] = -saved.st_mtime_ns
         return sorted(ages, key=lambda name: (ages[name], name))
 
     def finding(self, identity: str) -> DivergenceRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,18 +84,21 @@ MOST = 100
 
 
 def kept_findings(
-    store: Store, chosen: Sequence[Backend], ids: Iterable[str] | None = None
+    store: Store,
+    chosen: Sequence[Backend],
+    ids: Iterable[str] | None = None,
+    before: float = math.inf,
 ) -> tuple[list[Kept], list[str]]:
     """Return the store's findings for these backends, and why others cannot be used.
 
     A finding of an older version may be unreadable; this must not end a run. ids: only these; by
-    default the newest `MOST` for each backend.
+    default the newest `MOST` for each backend, of those saved `before` a time.
     """
     found: list[Kept] = []
     trouble: list[str] = []
     names = {backend.name: backend for backend in chosen}
     kept = set(store.findings())
-    for identity in store.newest() if ids is None else [i for i in ids if i in kept]:
+    for identity in store.newest(before) if ids is None else [i for i in ids if i in kept]:
         try:
             case, finding = _loaded(store, str(store.root / "findings" / f"{identity}.json"))
         except CorpusError as error:

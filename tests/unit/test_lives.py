@@ -76,8 +76,17 @@ def test_a_finding_is_judged_again_by_its_minimised_case(tmp_path: Path) -> None
 
 def test_runs_count_in_the_order_in_which_they_started(tmp_path: Path) -> None:
     store = store_of(tmp_path, [again("agreed")], [drawn(), FINDING])
-    store.begin(replace(store.run("r1"), started="2026-01-03T00:00:00+00:00"))
+    later = replace(store.run("r1"), started="2026-01-03T00:00:00+00:00")
+    store.begin(replace(later, versions=store.run("r2").versions))
     assert life(store).state == "fixed"
+
+
+def test_the_newest_torch_decides_where_each_night_has_two(tmp_path: Path) -> None:
+    nights = [[drawn(), FINDING], [again("agreed")], [again("diverged", FINDING.fingerprint)]]
+    store = store_of(tmp_path, *nights)
+    assert life(store).state == "back"
+    store.begin(replace(store.run("r3"), versions=store.run("r1").versions))
+    assert (life(store).state, life(store).last.run) == ("fixed", "r1")
 
 
 def test_a_case_that_shows_another_cause_now_is_neither_fixed_nor_seen(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
 from amp_fuzz.interfaces.cli.store import store
+from amp_fuzz.interfaces.cli.sweep import sweep
 from amp_fuzz.interfaces.signals import ending_imports
 from amp_fuzz.reports.printable import clean_lines
 
@@ -56,7 +57,7 @@ class _Group(click.Group):
     context_settings=_HELP,
     invoke_without_command=True,
     epilog="Exit codes: 0 nothing new, 1 a new divergence, 2 usage or configuration, 3 internal "
-    "error, 4 a required backend is missing, 5 nothing ran, 6 the run did not end (only report), "
+    "error, 4 a required backend is missing, 5 nothing ran, 6 a run did not end (report, sweep), "
     "130 interrupted.",
 )
 @click.version_option(version(), message="amp-fuzz %(version)s")
@@ -76,7 +77,7 @@ def _commands(ctx: click.Context) -> int:
 
 
 for _command in (
-    *(run, audit, replay, explain, minimize, repro, bisect),
+    *(run, sweep, audit, replay, explain, minimize, repro, bisect),
     *(baseline, known, policies, report, compare, listing, store, doctor),
 ):
     _commands.add_command(_command)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_fuzz.backends.devices import with_device
-from amp_fuzz.config import OPTIONS, ConfigError, Option, Resolved, judging_options, resolve
+from amp_fuzz.config import (
+    OPTIONS,
+    ConfigError,
+    Option,
+    Resolved,
+    judging_options,
+    resolve,
+    shown_value,
+)
 from amp_fuzz.reports.printable import clean_lines
 
 if TYPE_CHECKING:
@@ -37,7 +45,6 @@ __all__ = [
     "plural",
     "resolve_options",
     "say",
-    "shown_value",
     "speed",
     "table",
     "version",
@@ -131,13 +138,6 @@ def _default(option: Option) -> str:
     if option.default is None or option.default == () or option.kind == "flag":
         return ""
     return f"  [default: {shown_value(option.default)}]"
-
-
-def shown_value(value: object) -> str:
-    """Return an option's value as written on a command line."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def resolve_options(given: Mapping[str, Any]) -> Resolved:

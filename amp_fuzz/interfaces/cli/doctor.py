@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 import click
 
-from amp_fuzz.config import ConfigError, Options, Resolved
+from amp_fuzz.config import ConfigError, Options, Resolved, shown_value
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     options,
     plural,
     resolve_options,
     say,
-    shown_value,
     table,
     version,
     waiting,

@@ -67,7 +67,8 @@ class Board:
         row.new += new
         row.last = self.clock()
         if self.first is None:
-            self.first, self.before = self.clock(), {backend: row.done}
+            self.first = self.clock()
+            self.before = {row.name: row.done for row in self.rows.values()}
 
     def rate(self, rows: Iterable[Row]) -> float | None:
         """Return the cases a second of these backends together, or None if it is too early."""

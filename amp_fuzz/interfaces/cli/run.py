@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import secrets
 import shlex
@@ -27,7 +28,6 @@ from amp_fuzz.interfaces.cli.common import (
     plural,
     resolve_options,
     say,
-    shown_value,
     waiting,
 )
 from amp_fuzz.interfaces.cli.progress import Board, shown
@@ -104,12 +104,31 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "report",
 )
 @click.option("--resume", metavar="RUN", help="Continue a run that did not end: its id, or latest.")
-def run(resume: str | None, **given: Any) -> int:
+@click.option("--shard", metavar="RUN", hidden=True, help="Be this run of a sweep, or continue it.")
+@click.option("--left", type=float, hidden=True, help="The seconds that the sweep has left.")
+@click.option(
+    "--before",
+    "older",
+    type=float,
+    hidden=True,
+    help="Judge only older findings; 0: nothing first.",
+)
+@click.option("--ready", is_flag=True, hidden=True, help="Only say whether the run can start.")
+def run(
+    resume: str | None,
+    shard: str | None,
+    left: float | None,
+    older: float | None,
+    ready: bool,
+    **given: Any,
+) -> int:
     """Draw random programs, run them under the reference and under each backend, and compare.
 
     Prints a summary, writes a report, and keeps every record and finding in the store.
     """
     before = None
+    if shard is not None and shard in Store(_root(given)).runs():
+        resume, given = shard, {**dict.fromkeys(given), "store": given["store"]}
     if resume is not None:
         before, given = _resumed(resume, given)
     resolved = resolve_options(given)
@@ -125,7 +144,10 @@ def run(resume: str | None, **given: Any) -> int:
                 from amp_fuzz.runs.setup import prepare
 
                 session = prepare(chosen, command=_again(resolved, chosen.seed))
-                session, kept = _keeping(session, store, chosen)
+                if ready:
+                    return Exit.OK
+                session = _sharded(session, shard, left)
+                session, kept = _keeping(session, store, chosen, older)
                 if before is not None:
                     session = _going_on(session, before, store)
         except Interrupted:
@@ -135,14 +157,31 @@ def run(resume: str | None, **given: Any) -> int:
             if before is not None:
                 _write_end(store, session, EndRecord("", "", 0, 0.0, "resumed"))
             _head(session, chosen, resolved.files)
-            _first(kept, chosen)
+            if kept:
+                _first(kept, chosen)
 
             tally = _Tally(Board(limit=chosen.seconds), store)
             _listen(session, store, tally, interrupts)
             _end(store, session, tally, interrupts)
-        code = _conclude(store, session, tally, chosen, interrupts)
-        _say_fixed(store, session, kept)
+        folder = None if shard is not None else chosen.report
+        code = _conclude(store, session, tally, folder, interrupts)
+        if kept:
+            _say_fixed(store, session, kept)
     return interrupts.code or code
+
+
+def _root(given: dict[str, Any]) -> Path:
+    return resolve_options({"store": given["store"]}).options.store
+
+
+def _sharded(session: Session, shard: str | None, left: float | None) -> Session:
+    """Return the session of a shard: the id of its run, and the time that is left."""
+    record, settings = session.record, session.settings
+    if shard is not None:
+        record = msgspec.structs.replace(record, id=shard)
+    if left is not None and not 0 < settings.seconds < left:
+        settings = dataclasses.replace(settings, seconds=max(left, 0.001), floor=0)
+    return dataclasses.replace(session, record=record, settings=settings)
 
 
 # -- going on with a run that did not end ---------------------------------------------------------
@@ -153,7 +192,7 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
 
     Raises `StoreError` for a missing run, `Stopped` for one that cannot be resumed.
     """
-    own = Store(resolve_options({"store": given["store"]}).options.store)
+    own = Store(_root(given))
     store, identity = find_run(own, run_id)
     record = store.run(identity)
     words = shlex.split(record.command)
@@ -168,7 +207,8 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
     if fixed:
         raise Stopped(f"--resume keeps the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
-    then.pop("resume")
+    for name in ("resume", "shard", "left", "older", "ready"):
+        then.pop(name)
     if store is not own:  # RUN is a path
         now["store"] = store.root
     return record, then | now
@@ -199,12 +239,18 @@ _FINDINGS, _CORPUS = "findings", "corpus"  # families of cases that are judged f
 
 
 def _keeping(
-    session: Session, store: Store, chosen: Options
+    session: Session, store: Store, chosen: Options, older: float | None
 ) -> tuple[Session, dict[str, list[Kept]]]:
-    """Return the session that judges the store's findings and the corpus first, and these."""
+    """Return the session that judges the store's findings and the corpus first, and these.
+
+    older: only findings that were saved before this time; 0: nothing, and no corpus.
+    """
     from amp_fuzz.runs.corpus import folder_cases, kept_findings
 
-    findings, trouble = kept_findings(store, session.chosen)
+    if older == 0:
+        return session, {}
+    before = math.inf if older is None else older
+    findings, trouble = kept_findings(store, session.chosen, before=before)
     for text in trouble:
         say(f"not judged again: {text}")
     kept = {_FINDINGS: findings, _CORPUS: list(folder_cases(chosen.corpus, session.chosen))}
@@ -245,12 +291,7 @@ def _again(resolved: Resolved, seed: int | None) -> str:
             continue
         if name == "baseline" and not value.exists():
             continue
-        if option.kind == "paths":
-            words += [f"--{name}={path}" for path in value]
-        elif option.kind == "flag":
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words.append(f"--{name}={shown_value(value)}")
+        words += option.words(value)
     return command_line("run", *words)
 
 
@@ -443,16 +484,17 @@ def _recorded(store: Store, run_id: str) -> int:
 
 
 def _conclude(
-    store: Store, session: Session, tally: _Tally, chosen: Options, interrupts: Interrupts
+    store: Store, session: Session, tally: _Tally, folder: Path | None, interrupts: Interrupts
 ) -> int:
-    """Print the summary, write the report, and return the exit code."""
+    """Print the summary, write the report if it has a folder, and return the exit code."""
     from amp_fuzz import reports
 
     say()
     seen = reports.read(store, session.record.id, known=session.settings.known)
     say(seen.terminal(width=console().width))
     try:
-        say(reports.written(seen.write(chosen.report)))
+        if folder is not None:
+            say(reports.written(seen.write(folder)))
     except StoreError as error:
         tally.failure = tally.failure or str(error)
     say(f"again:  {session.record.command}")

@@ -1,0 +1,347 @@
+"""The parts of a sweep that need no Ray: its plan, its log, and a shard in another process."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.config import ConfigError
+from amp_fuzz.records.schema import CaseRecord, EndRecord, RunRecord
+from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.runs.sweep.following import Follower
+from amp_fuzz.runs.sweep.log import Over, ShardEnd, running, unfinished
+from amp_fuzz.runs.sweep.matrix import Shard, load
+from amp_fuzz.runs.sweep.node import Died, Job, attempt
+from tests import deadly
+from tests.deadly import fault_of, judged
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def plan(folder: Path, text: str, seed: int = 7) -> tuple[Shard, ...]:
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return load(path, "python", seed).shards
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def test_a_matrix_has_a_shard_for_each_combination(tmp_path: Path) -> None:
+    shards = plan(
+        tmp_path,
+        """
+        seeds = [3, 4]
+        environments = { old = "/opt/old/bin/python", new = "/opt/new" }
+        options = { cases = 10, ops = ["mm", "abs"] }
+        [[matrix]]
+        backends = ["eager-cpu", "fake-*"]
+        [[matrix]]
+        backends = ["eager-cuda"]
+        environments = ["here"]
+        seeds = 1
+        needs = { num_cpus = 2, num_gpus = 0.5 }
+        vary = { relations = ["one", "all"] }
+        """,
+    )
+    assert [(s.environment, s.backend, s.seed) for s in shards] == [
+        *((e, b, seed) for seed in (3, 4) for e in ("old", "new") for b in ("eager-cpu", "fake-*")),
+        *(("here", "eager-cuda", 7) for _ in range(2)),
+    ]
+    assert [s.number for s in shards] == list(range(10))
+    assert shards[0].words == (
+        *("--backends=eager-cpu", "--seed=3", "--cases=10", "--ops=mm,abs", "--workers=1"),
+    )
+    assert shards[0].needs == {"num_cpus": 1}
+    assert shards[2].python == "/opt/new"
+    assert [s.named for s in shards[:2]] == [True, False]
+    assert [s.varied for s in shards[8:]] == [("--relations=one",), ("--relations=all",)]
+    assert shards[8].needs == {"num_cpus": 2, "num_gpus": 0.5}
+    assert "--workers=2" in shards[8].words
+    assert [s.number for s in shards if s.first] == [0, 1, 2, 3, 8]  # findings are judged once
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "missing required field `matrix`"),
+        ("matrix = []", "length >= 1"),
+        ("[[matrix]]\nbackends = []", "length >= 1"),
+        ("[[matrix]]\nbackend = ['a']", "`$.matrix[0]`"),
+        ("[[matrix]]\nbackends = ['a']\nneeds = { TPU = -1 }", ">= 0"),
+        ("seeds = 0\n[[matrix]]\nbackends = ['a']", "`$.seeds`"),
+        (
+            "[[matrix]]\nbackends = ['a']\nenvironments = ['hree']",
+            "'hree' is not in [environments]: did you mean 'here'?",
+        ),
+        (
+            "options = { case = 3 }\n[[matrix]]\nbackends = ['a']",
+            "options: unknown option 'case': did you mean 'cases'?",
+        ),
+        (
+            "options = { store = 'x' }\n[[matrix]]\nbackends = ['a']",
+            "'store' is the sweep's own: leave it out here",
+        ),
+        (
+            "[[matrix]]\nbackends = ['a']\nvary = { cases = [3, 'four'] }",
+            "matrix[0].vary: cases: 'four' is a string: write a whole number, as in 200",
+        ),
+        ("environments = { old = '' }\n[[matrix]]\nbackends = ['a']", "old is empty: write the"),
+        ("[[matrix", "not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as error:
+        plan(tmp_path, text)
+    assert str(error.value).startswith(str(tmp_path / "sweep.toml"))
+    assert "\n" not in str(error.value)
+
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+def test_a_sweep_goes_on_where_it_was_until_it_is_over(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "sweep.toml"
+    with running(store, path, "text", seed=5, anew=False) as first:
+        first.add(ShardEnd(1, 0))
+        first.add(ShardEnd(2, 3, "an error"))
+        with (
+            pytest.raises(StoreError, match="is running: wait"),
+            running(store, path, "text", seed=6, anew=False),
+        ):
+            pass
+    with (store.root / "sweeps" / f"{first.head.id}.jsonl").open("ab") as file:
+        file.write(b'{"type":"shard","numb')  # the driver was killed
+    with running(store, path, "text", seed=6, anew=False) as again:
+        assert again.head == first.head
+        assert again.ends == {1: ShardEnd(1, 0), 2: ShardEnd(2, 3, "an error")}
+        assert [end.ran for end in again.ends.values()] == [True, False]
+        again.add(Over(stopped=False))
+    assert unfinished(store, path, "text") is None
+
+
+def test_another_file_or_another_text_begins_another_sweep(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "sweep.toml"
+    with running(store, path, "text", seed=5, anew=False) as log:
+        pass
+    found = unfinished(store, path, "text")
+    assert found is not None
+    assert found.head == log.head
+    assert unfinished(store, path, "other") is None
+    assert unfinished(store, tmp_path / "other.toml", "text") is None
+    with running(store, path, "text", seed=6, anew=True) as anew:
+        assert anew.head.id != log.head.id
+
+
+# -- a shard --------------------------------------------------------------------------------------
+
+FAULTS = "24 SIGKILL SIGSEGV SIGABRT once"
+WORDS = (
+    *("--backends=eager-cpu", "--seed=11", "--cases=40", "--before=0", "--ops=abs,mm", "--aimed=0"),
+    *("--workers=1", "--plugins=deadly", "--seconds=600", "--floor=0", "--minimize=0"),
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    shutil.copy(deadly.__file__, tmp_path)
+    (tmp_path / "faults.txt").write_text(FAULTS)
+    store = Store(tmp_path / "store")
+    store.create()
+    log, variables = tmp_path / "log", {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    folders = str(store.root), str(tmp_path), str(log)
+    return Job(0, "r1", sys.executable, WORDS, *folders, 0.0, variables)
+
+
+def until(reached: int, job: Job) -> int:
+    """Wait until so many cases are on record, and return the process id of the run."""
+    deadline = time.monotonic() + 60
+    follower, count = Follower(Store(job.store), job.run), 0
+    while count < reached:
+        count += sum(isinstance(record, CaseRecord) for record in follower.new())
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (pid,) = (
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if f"--shard={job.run}".encode() in _text(path)
+        and f"--store={job.store}".encode() in _text(path)
+        and os.getpgid(int(path.parent.name)) == os.getpgrp()
+    )
+    return pid
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_shard_whose_process_is_killed_goes_on_and_each_case_is_on_record_once(job: Job) -> None:
+    def strike() -> None:
+        os.kill(until(12, job), signal.SIGKILL)
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    with pytest.raises(Died, match="the process of run r1 died of signal 9"):
+        attempt(job)
+    killer.join()
+    assert 12 <= judged(Path(job.store), "r1")[0].total() < 40
+    assert attempt(job) == ShardEnd(0, 1)
+    ids, died = judged(Path(job.store), "r1")
+    assert set(ids.values()) == {1}
+    assert len(ids) == 40
+    faults = {case: fault_of(case, FAULTS) for case in ids}
+    assert {*faults.values()} == {"", "SIGKILL", "SIGSEGV", "SIGABRT", "once"}
+    assert died == {
+        case: f"the worker died of {fault}"
+        for case, fault in faults.items()
+        if fault not in ("", "once")
+    }
+    ends = [r for r in Store(job.store).records("r1") if isinstance(r, EndRecord) and not r.backend]
+    assert [(end.reason, end.cases) for end in ends] == [("resumed", 0), ("done", 40)]
+    assert not Path(job.folder, "amp-fuzz-report").exists()
+
+
+def test_a_full_disk_ends_a_shard_with_its_name_and_the_rest_runs_later(job: Job) -> None:
+    full = Path(job.folder, "full.txt")
+    full.write_text("5000")
+    Path(job.folder, "faults.txt").write_text("1000")
+    end = attempt(job)
+    assert end.code == 2
+    assert re.search(
+        r"records-\d+.jsonl: cannot write \(No space left on device\): free some", end.error
+    )
+    before = judged(Path(job.store), "r1")[0]
+    assert 0 < before.total() < 40
+    full.unlink()
+    assert attempt(job) == ShardEnd(0, 0)
+    ids, _ = judged(Path(job.store), "r1")
+    assert set(ids.values()) == {1}
+    assert len(ids) == 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_cancelled_shard_ends_in_order(job: Job) -> None:
+    """Ray cancels a task by raising KeyboardInterrupt in its main thread, without a signal."""
+
+    def strike() -> None:
+        until(1, job)
+        _thread.interrupt_main()
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        attempt(replace(job, words=(*job.words, "--cases=100000")))
+    killer.join()
+    *_, end = (r for r in Store(job.store).records("r1") if isinstance(r, EndRecord))
+    assert end.reason == "interrupted"
+    assert not Store(job.store).is_running("r1")
+
+
+def test_a_shard_begins_only_in_its_time(job: Job) -> None:
+    assert attempt(replace(job, until=1.0)) == ShardEnd(0, -1, "the time was up before it began")
+
+
+def test_a_follower_reads_each_whole_line_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.run_path("r1")
+    path.mkdir(parents=True)
+    follower = Follower(store, "r1")
+    assert list(follower.new()) == []
+    case = CaseRecord("a" * 16, "eager-cpu", "all", "agreed", (), (), {})
+    writer = store.writer("r1", "0")
+    writer.write(case)
+    writer.write(EndRecord("", "", 1, 0.0))
+    assert list(follower.new()) == [case]
+    with (path / "records-1.jsonl").open("wb") as file:
+        file.write(b'{"type":"case"')
+        file.flush()
+        assert list(follower.new()) == []
+        file.write(json.dumps({"id": "b" * 16}).encode()[1:] + b"\nno record\n")
+    writer.write(case)
+    writer.close()
+    assert list(follower.new()) == [case]
+    assert list(follower.new()) == []
+
+
+def test_the_benchmark_sees_what_is_lost_and_what_is_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from benchmarks import sweep
+
+    monkeypatch.setattr(sweep, "FAULTS", "1000000 SIGKILL")
+    ids = [*sweep.drawn_ids(3, 5)]
+    store = Store(tmp_path)
+    path = store.begin(RunRecord("r1", 3, "dev", (), {}, "")) / "records-0.jsonl"
+
+    def wrong(*cases: str, code: int = 1) -> list[str]:
+        path.unlink(missing_ok=True)
+        with closing(store.writer("r1", "0")) as writer:
+            for case in cases:
+                writer.write(CaseRecord(case, "eager-cpu", "all", "agreed", (), (), {}))
+        return list(sweep.found(tmp_path, 1, 5, code)["wrong"])
+
+    assert len(set(ids)) == 5
+    assert wrong(*ids) == []
+    assert wrong(*ids, code=0) == ["exit code 0"]
+    assert wrong(*ids[1:]) == [f"r1: lost ['{ids[0]}'], more than once []"]
+    assert wrong(*ids, ids[2]) == [f"r1: lost [], more than once ['{ids[2]}']"]
+    monkeypatch.setattr(sweep, "FAULTS", "1 SIGKILL")
+    assert wrong(*ids)[0] == f"r1: {ids[0]} meets 'SIGKILL', on record: None"
+
+
+# -- the documentation ----------------------------------------------------------------------------
+
+
+def test_the_file_in_the_documentation_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.+?)```", (DOCS / "sweep.md").read_text(), re.DOTALL)
+    shards = plan(tmp_path, text)
+    assert Counter(shard.backend for shard in shards) == {
+        "eager-cpu": 8,
+        "fake-*": 8,
+        "eager-cuda": 8,
+        "jax*": 1,
+    }
+
+
+def test_the_clusters_in_the_documentation_are_ones() -> None:
+    ray, yaml = pytest.importorskip("ray"), pytest.importorskip("yaml")
+    import jsonschema
+
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
+    cluster = yaml.safe_load((DOCS / "sweep-cluster.yaml").read_text())
+    jsonschema.validate(cluster, schema)
+    kinds = cluster["available_node_types"]
+    assert all(kind["min_workers"] for name, kind in kinds.items() if name != "head")
+    claim, workers, job = yaml.safe_load_all((DOCS / "sweep-kubernetes.yaml").read_text())
+    assert [part["kind"] for part in (claim, workers, job)] == [
+        *("PersistentVolumeClaim", "RayCluster", "Job")
+    ]
+    groups = [workers["spec"]["headGroupSpec"], *workers["spec"]["workerGroupSpecs"]]
+    for pod in [*(group["template"] for group in groups), job["spec"]["template"]]:
+        (container,) = pod["spec"]["containers"]
+        assert {"name": "shared", "mountPath": "/shared"} in container["volumeMounts"]
+        assert {v["persistentVolumeClaim"]["claimName"] for v in pod["spec"]["volumes"][:1]} == {
+            claim["metadata"]["name"]
+        }
+    assert (
+        f"{workers['metadata']['name']}-head-svc:6379"
+        in job["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    )
