@@ -34,6 +34,7 @@ def summed(tables: Tables, tally: Tally, columns: Sequence[str]) -> pd.DataFrame
         _add_kernels(tables, path, tally)
     for path in tables.files["cases"]:
         _add_cases(tables, path, tally)
+        _add_plans(tables, path, tally)
         notes += _notes_of(tables, path)
         frames.append(tables.read(path, ("row", *columns)).to_pandas())
     for _, text, backend, count in sorted(notes):
@@ -75,9 +76,10 @@ def _add_kernels(tables: Tables, path: Path, tally: Tally) -> None:
 
 
 def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
-    counted = ("unjudged", "varied", "uncompiled")
+    counted = ("unjudged", "varied", "uncompiled", "excess", "excess_op")
     for group in tables.groups(path, ("backend", "ops", "seconds", *counted)):
         backend = group["backend"][0].as_py()
+        _add_excess(backend, group, tally)
         for op, cases in _called(group["ops"].combine_chunks()):
             tally.ops[backend, op] += cases
         seconds = group["seconds"].combine_chunks()
@@ -92,6 +94,39 @@ def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
                 sums[backend] = before[0] + int(values.sum()), before[1] + some
         if some := int(np.count_nonzero(group["uncompiled"].to_numpy())):
             tally.uncompiled[backend] += some
+
+
+def _add_excess(backend: str, group: Any, tally: Tally) -> None:
+    excess, ops = group["excess"].to_numpy(), group["excess_op"].combine_chunks()
+    measured = excess >= 0
+    if not measured.any():
+        return
+    tally.excess[backend].frombytes(excess[measured].tobytes())
+    most = np.full(len(ops.dictionary), -1.0)
+    np.maximum.at(most, ops.indices.to_numpy()[measured], excess[measured])
+    for op, value in zip(ops.dictionary.to_pylist(), most.tolist(), strict=True):
+        if value >= 0:
+            tally.reach(backend, op, value)
+
+
+def _add_plans(tables: Tables, path: Path, tally: Tally) -> None:
+    """Count the kernels of a file's cases by plan: a kernel names the row of its case."""
+    reached = tables.folder / "kernels" / path.name
+    if reached not in tables.files["kernels"]:
+        return
+    cases = tables.read(path, ("row", "plan"))
+    kernels = tables.read(reached, ("case", "op", "policy", "outcome"))
+    plan = cases["plan"].combine_chunks()
+    at = np.searchsorted(cases["row"].to_numpy(), kernels["case"].to_numpy())
+    words = [kernels[name].combine_chunks() for name in ("op", "policy", "outcome")]
+    columns = [word.indices.to_numpy() for word in words] + [plan.indices.to_numpy()[at]]
+    names = [word.dictionary.to_pylist() for word in (*words, plan)]
+    sizes = tuple(map(len, names))
+    found, counts = np.unique(np.ravel_multi_index(columns, sizes), return_counts=True)
+    for codes, count in zip(zip(*np.unravel_index(found, sizes), strict=True), counts, strict=True):
+        op, policy, outcome, ingredients = (n[c] for n, c in zip(names, codes, strict=True))
+        if outcome != "elsewhere":
+            tally.plans[op, policy, ingredients] += int(count)
 
 
 def _called(ops: Any) -> Iterator[tuple[str, int]]:

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,7 +25,9 @@ from amp_fuzz.records.schema import (
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
+from amp_fuzz.reports.pictures import Pictures, pictures
 from amp_fuzz.reports.printable import clean, clean_lines
+from amp_fuzz.reports.trend import Trend
 
 __all__ = [
     "BackendView",
@@ -299,7 +301,8 @@ class View:
 
     took: wall time in seconds, 0 if the run did not end. notes: what a reader must know to trust
     the numbers. lost: new diverging cases that left no record to replay. summary: the most
-    important rows first: new divergences, known ones, then what was reached most.
+    important rows first: new divergences, known ones, then what was reached most. trend: the runs
+    of the store up to this one; none if only its records were read.
     """
 
     run_id: str
@@ -322,8 +325,10 @@ class View:
     verdict: Verdict
     notes: tuple[str, ...]
     summary: tuple[SummaryRow, ...]
+    pictures: Pictures
     baseline: tuple[BaselineView, ...] = ()
     noted: tuple[NoteView, ...] = ()
+    trend: Trend = field(default_factory=Trend)
 
     @property
     def noted_by_kind(self) -> tuple[tuple[str, tuple[NoteView, ...]], ...]:
@@ -381,6 +386,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         verdict=_verdict(data, backends, listed, new, baseline, noted),
         notes=tuple(_notes(data, backends, lost)),
         summary=tuple(sorted(_summary(data), key=_first)),
+        pictures=pictures(data),
         baseline=baseline,
         noted=noted,
     )
