@@ -188,7 +188,9 @@ class Tables:
         """Return an open file. words: columns to read as dictionaries. Raises `StoreError`."""
         _, parquet = require(path)
         with _reading(path):
-            file = parquet.ParquetFile(path, read_dictionary=list(words))
+            there = parquet.read_schema(path).names
+            kept = [word for word in words if word not in ABSENT or word in there]
+            file = parquet.ParquetFile(path, read_dictionary=kept)
         said = (file.schema_arrow.metadata or {}).get(_FORMAT, b"").decode()
         if not said.isdecimal():
             file.close()

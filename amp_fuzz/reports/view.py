@@ -167,7 +167,8 @@ class FindingView:
     """The group of an unknown cause. cases: how many show it. record: the case to replay.
 
     variants: the ways in which a compiler's part shows, with numbers of cases, most first. life:
-    what earlier runs of the store say of it; "" if none met it.
+    what earlier runs of the store say of it; "" if none met it. range: the versions that have it,
+    as `amp-fuzz bisect` found; "" if it was not asked.
     """
 
     record: DivergenceRecord
@@ -176,6 +177,7 @@ class FindingView:
     repro: str
     variants: tuple[tuple[str, int], ...] = ()
     life: str = ""
+    range: str = ""
 
     @property
     def id(self) -> str:
@@ -527,6 +529,7 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
             cases=count,
             replay=_command(data, "replay", store.name_of(record)),
             repro=_command(data, "repro", store.name_of(record)) + " > repro.py",
+            range=store.range_of(record),
             variants=tuple(variants.get(record.fingerprint, Counter()).most_common())
             if record.part
             else (),

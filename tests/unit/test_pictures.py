@@ -14,7 +14,7 @@ from amp_fuzz.records.fingerprint import ingredient, plan_words
 from amp_fuzz.records.lives import history
 from amp_fuzz.records.schema import BackendRecord, CaseRecord, EndRecord, Record, RunRecord
 from amp_fuzz.records.store import Store
-from amp_fuzz.reports import frames, html, read, write
+from amp_fuzz.reports import frames, html, load, read, write
 from amp_fuzz.reports.conformance import audited
 from amp_fuzz.reports.pictures import Heat, Pictures, excess_text, pictures
 from amp_fuzz.reports.trend import MOST, Numbers, keep, trend
@@ -92,6 +92,25 @@ def shown(store: Store) -> Pictures:
 
 def texts(heat: Heat) -> dict[str, list[str]]:
     return {op: [cell.text for cell in cells] for op, cells in heat.rows}
+
+
+def test_tables_of_an_earlier_amp_fuzz_lack_three_columns(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    store = store_of(tmp_path, RUN)
+    compact(store, "r1")
+    tables = store.tables("r1")
+    assert tables is not None
+    for path in tables.files["cases"]:
+        table = parquet.read_table(path)
+        parquet.write_table(table.drop_columns(["plan", "excess", "excess_op"]), path)
+    shown = pictures(frames.load(store, "r1"))
+    assert (shown.spreads, shown.excess.rows) == ((), ())
+    assert texts(shown.divergences) == {CAT: ["2/3", ""], MM: ["1/4", "1/2"]}
+    at = len(shown.tested.dtypes)
+    assert {sum(counts[at:]) for *_, counts in shown.tested.rows} == {0}
+    first = next(r for r in store.records("r1") if isinstance(r, CaseRecord))
+    assert first == replace(RUN[0], plan="", excess=-1.0, excess_op="")
+    assert set(load(store.root)["excess"]) == {-1.0}
 
 
 # -- heat maps ------------------------------------------------------------------------------------

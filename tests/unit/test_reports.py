@@ -1082,6 +1082,18 @@ def test_the_first_page_of_any_run_stays_small(tmp_path: Path) -> None:
     assert len({finding for of in shown for finding in of}) == 600
 
 
+def test_a_finding_shows_in_which_versions_it_is_there(tmp_path: Path) -> None:
+    store = store_of(tmp_path, small_run())
+    record = found(BIG, small=SMALL)
+    store.keep_range(record, "torch: nobody asked for it")
+    assert store.range_of(record) == ""  # it is not kept here
+    store.save(record)
+    store.keep_range(record, "torch: there since 2.9.0 or earlier; still there in 2.13.0")
+    page = Page(page_of(view_of(store))).text
+    assert page.count("range torch: there since 2.9.0 or earlier; still there in 2.13.0") == 1
+    assert page.count("seen first in this run") == 2
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 
