@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +39,7 @@ __all__ = [
     "groups",
     "load",
     "outcomes",
+    "plan_parts",
     "seconds",
     "summary",
 ]
@@ -82,9 +85,9 @@ class RunData:
     bit and could not be judged, and in how many cases. varied: the same of
     values that differ as torch documents. uncompiled: by backend, how many cases agreed without
     being compiled. notes: by group. incidents: workers that died without a finding.
-    plans: by kernel, policy and plan, how many cases compared it, over all backends. excess: by
-    backend, the largest excess of each case in which one was measured. farthest: the largest by
-    backend and the op at which it was.
+    plans: by kernel, policy and ingredient of the plan, how often it was compared, on any backend.
+    excess: by backend, the largest excess of each case in which one was measured. farthest: the
+    largest by backend and the op at which it was.
     state: ``killed`` if nothing runs and the end of the run was never recorded.
     """
 
@@ -140,6 +143,15 @@ def _tallied(store: Store, run_id: str) -> tuple[Tally, pd.DataFrame | None]:
     return tally, None
 
 
+@cache
+def plan_parts(plan: str) -> frozenset[str]:
+    """Return the ingredients of a plan: all settings are one."""
+    return frozenset(_SETTINGS.sub("settings", word) for word in plan.split("+") if word)
+
+
+_SETTINGS = re.compile(r"settings=.*", re.DOTALL)
+
+
 def _doubles() -> array[float]:
     return array("d")
 
@@ -165,6 +177,7 @@ class Tally:
     uncompiled: Counter[str] = field(default_factory=Counter)
     notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
     plans: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    words: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # of the plans in tables
     excess: defaultdict[str, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
     farthest: dict[tuple[str, str], float] = field(default_factory=dict)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
@@ -247,6 +260,13 @@ class Tally:
         self.kernels[of] += 1
         self.calls[of] += kernel.calls
 
+    def _words(self) -> Counter[tuple[str, str, str]]:
+        found = Counter(self.words)
+        for (op, policy, plan), count in self.plans.items():
+            for word in plan_parts(plan):
+                found[op, policy, word] += count
+        return found
+
     def settle(self) -> pd.DataFrame:
         """Add the records that were held, and return the cases."""
         found = {(r.backend, r.case.id): r for r in self.records}
@@ -289,7 +309,7 @@ class Tally:
                 Noted(note, self.noted.get(group), dict(counts))
                 for group, (note, counts) in self.notes.items()
             ),
-            plans=dict(self.plans),
+            plans=self._words(),
             excess=dict(self.excess),
             farthest=dict(self.farthest),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -205,7 +204,6 @@ def _spread(
 
 # -- what was tested ------------------------------------------------------------------------------
 
-_SETTINGS = re.compile(r"settings=.*", re.DOTALL)
 _MIXED, _OTHER = "several", "other"
 
 
@@ -216,10 +214,9 @@ def _tested(data: RunData) -> Tested:
     kernels = compared[["op", "policy", "dtypes", "cases"]]
     for op, policy, joined, cases in kernels.itertuples(index=False, name=None):
         rows.setdefault((op, policy), Counter())[_dtype(joined)] += cases
-    for (op, policy, plan), cases in data.plans.items():
+    for (op, policy, word), cases in data.plans.items():
         if op:
-            words = {_SETTINGS.sub("settings", word) for word in plan.split("+")}
-            rows.setdefault((op, policy), Counter()).update(dict.fromkeys(words - {""}, cases))
+            rows.setdefault((op, policy), Counter())[word] += cases
     reached = {op for op, _ in rows}
     listed = {kernel for backend in data.run.backends for kernel in backend.kernels}
     rows |= {(op, ""): Counter() for op in listed - reached}

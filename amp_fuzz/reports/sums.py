@@ -116,17 +116,26 @@ def _add_plans(tables: Tables, path: Path, tally: Tally) -> None:
         return
     cases = tables.read(path, ("row", "plan"))
     kernels = tables.read(reached, ("case", "op", "policy", "outcome"))
+    from amp_fuzz.reports.frames import plan_parts  # which imports this module
+
     plan = cases["plan"].combine_chunks()
     at = np.searchsorted(cases["row"].to_numpy(), kernels["case"].to_numpy())
-    words = [kernels[name].combine_chunks() for name in ("op", "policy", "outcome")]
-    columns = [word.indices.to_numpy() for word in words] + [plan.indices.to_numpy()[at]]
-    names = [word.dictionary.to_pylist() for word in (*words, plan)]
-    sizes = tuple(map(len, names))
-    found, counts = np.unique(np.ravel_multi_index(columns, sizes), return_counts=True)
-    for codes, count in zip(zip(*np.unravel_index(found, sizes), strict=True), counts, strict=True):
-        op, policy, outcome, ingredients = (n[c] for n, c in zip(names, codes, strict=True))
-        if outcome != "elsewhere":
-            tally.plans[op, policy, ingredients] += int(count)
+    op, policy, outcome = (kernels[n].combine_chunks() for n in ("op", "policy", "outcome"))
+    compared = ~np.isin(np.array(outcome.dictionary.to_pylist(), dtype=object), ["elsewhere"])
+    kept = compared[outcome.indices.to_numpy()]
+    ops, policies = op.dictionary.to_pylist(), policy.dictionary.to_pylist()
+    keys = op.indices.to_numpy().astype(np.int64) * len(policies) + policy.indices.to_numpy()
+    pairs = keys * len(plan.dictionary) + plan.indices.to_numpy()[at]
+    found, counts = np.unique(pairs[kept], return_counts=True)
+    of, plans = np.divmod(found, len(plan.dictionary))
+    parts = [plan_parts(text) for text in plan.dictionary.to_pylist()]
+    for word in frozenset[str]().union(*parts):
+        has = np.array([word in own for own in parts])[plans]
+        sums = np.bincount(of[has], weights=counts[has])
+        for key in np.flatnonzero(sums).tolist():
+            tally.words[ops[key // len(policies)], policies[key % len(policies)], word] += int(
+                sums[key]
+            )
 
 
 def _called(ops: Any) -> Iterator[tuple[str, int]]:

@@ -293,6 +293,7 @@ def test_only_the_last_runs_are_in_the_picture(tmp_path: Path) -> None:
     steps, _ = history(store, [])
     found = trend(store, steps, f"s{MOST + 2:03}", {})
     assert (len(found.points), found.left_out, found.earlier) == (MOST, 1, 3)
+    assert [p.run for p in found.points] == [f"s{i:03}" for i in range(3, MOST + 3)]
 
 
 def test_the_curves_run_through_the_numbers_of_the_runs(tmp_path: Path) -> None:
