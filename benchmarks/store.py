@@ -20,11 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.cases.case import Case
+from amp_fuzz.records.fingerprint import plan_words
 from amp_fuzz.records.schema import (
     BackendRecord,
     CaseRecord,
@@ -82,6 +84,8 @@ def measured(folder: Path, rows: int) -> Row:
         **{t: size(one, f"tables-*/{t}/*.parquet") for t in ("cases", "kernels", "findings")},
     }
     result["report"] = run(folder, *command, "report", "a", at)
+    pages = (folder / "amp-fuzz-report").glob("*.html")
+    result["report"]["bytes"] = {page.name: page.stat().st_size for page in sorted(pages)}
     result["compare"] = run(folder, *command, "compare", "a", "b", at)
     for table in ("cases", "kernels"):
         code = f"from amp_fuzz.reports import load; print(len(load({str(one)!r}, {table!r})))"
@@ -116,7 +120,9 @@ def run(folder: Path, *command: str) -> Row:
 def generate(store: Store, name: str, seed: int, rows: int) -> Row:
     """Write a run of about so many rows, and return their numbers."""
     heads = tuple(BackendRecord(b, "cpu", "torch", OPS[:120], ()) for b in BACKENDS)
-    store.begin(RunRecord(name, seed, "nightly", heads, {"torch": "2.13.0"}, "2026-01-01"))
+    store.begin(
+        RunRecord(name, seed, "nightly", heads, {"torch": "2.13.0"}, "2026-01-01", threshold=4.0)
+    )
     count = {"cases": 0, "kernels": 0}
     for backend in BACKENDS:
         writer = store.writer(name, backend)
@@ -141,6 +147,8 @@ def drawn(backend: str, draw: random.Random) -> Iterator[Record]:
     told: set[tuple[str, ...]] = set()
     small = case([x("x0", 2, 2)], call("mm", "x0", "x0"))
     pool = [_kernels(draw) for _ in range(5_000)]
+    words = plan_words()
+    plans = ["+".join(draw.sample(words, draw.randint(1, 5))) for _ in range(2_000)]
     while True:
         kernels, luck = draw.choice(pool), draw.random()
         outcome: Outcome = "agreed" if luck < 0.76 else "raised" if luck < 0.96 else "known"
@@ -154,6 +162,8 @@ def drawn(backend: str, draw: random.Random) -> Iterator[Record]:
             kernels=kernels,
             seconds=_seconds(draw),
             notes=_noted(backend, draw) if draw.random() < 0.008 else (),
+            plan=draw.choice(plans),
+            **_excess(backend, draw),
         )
         if outcome in ("known", "diverged"):
             yield from _diverging(record, small, draw, told)
@@ -162,6 +172,13 @@ def drawn(backend: str, draw: random.Random) -> Iterator[Record]:
         if record.notes and record.notes[0].group not in told:
             told.add(record.notes[0].group)
             yield NoteRecord(record.notes[0], small, record.family)
+
+
+def _excess(backend: str, draw: random.Random) -> dict[str, Any]:
+    """Return the largest excess of one case in three of backends with kernels of their own."""
+    if backend not in ("compile[inductor]", "script") or draw.random() < 2 / 3:
+        return {}
+    return {"excess": round(draw.lognormvariate(-0.7, 0.6), 5), "excess_op": draw.choice(OPS)}
 
 
 def _kernels(draw: random.Random) -> tuple[KernelRecord, ...]:

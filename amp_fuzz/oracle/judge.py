@@ -101,6 +101,7 @@ class Judge:
         clock.lap("backend")
         trial, unjudged = Trial(case, backend, expected, observed).settled(), set[str]()
         found = trial.compare(unjudged=unjudged) or trial.within()
+        farthest = trial.farthest()  # of the reference as documented: what follows imitates bugs
         said = Explanation() if found else self.explain.left_out(trial)
         clock.lap("oracle")
         # On an inexact backend, each relation would cost a compilation and differ by rounding.
@@ -125,6 +126,7 @@ class Judge:
             uncompiled=said.divergence is None and observed.graphs == 0 and agreed == "agreed",
             platform=observed.platform,
             notes=said.notes,
+            farthest=farthest,
             seen=expected,
         )
 

@@ -32,12 +32,14 @@ class Rounding:
     """Judges the values of one case. The shadows are run when the first value differs.
 
     run: runs the case with shadows. unjudged: labels of values that could not be judged. promised:
-    runs it with the roundings that must not be left out, or None.
+    runs it with the roundings that must not be left out, or None. far: the largest excess of each
+    label that was measured, confirmed where it is over the threshold.
     """
 
     run: Shadowed
     unjudged: set[str] = field(default_factory=set)
     promised: Shadowed | None = None
+    far: dict[str, float] = field(default_factory=dict)
     _bands: dict[int, Mapping[str, Band]] = field(default_factory=dict)
     _ends: dict[int, Sequence[Mapping[str, Band]]] = field(default_factory=dict)
     _strict: dict[int, Mapping[str, Band]] = field(default_factory=dict)
@@ -71,14 +73,15 @@ class Rounding:
         self, label: str, band: Band, got: torch.Tensor, sure: torch.Tensor | None
     ) -> Distance | None:
         """Return the distance of a value that rounding does not explain, or None."""
-        if not _over(distance(band, got, sure)):
-            return None
-        confirmed = self._band(label, CONFIRM)
-        if confirmed is None or not confirmed.known:
-            return None
-        if sure is not None:
-            sure = self._sure(label, confirmed, CONFIRM)
-        found = distance(confirmed, got, sure)
+        found = distance(band, got, sure)
+        if _over(found):
+            confirmed = self._band(label, CONFIRM)
+            if confirmed is None or not confirmed.known:
+                return None
+            if sure is not None:
+                sure = self._sure(label, confirmed, CONFIRM)
+            found = distance(confirmed, got, sure)
+        self.far[label] = max(found.excess, self.far.get(label, 0.0))
         return found if _over(found) else None
 
     def _left_out(self, label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:

@@ -275,6 +275,13 @@ class Trial:
             self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
         return self._kept.shadows[self.imitated]
 
+    def farthest(self) -> tuple[float, str]:
+        """Return the largest excess that was measured so far, and its label; -1 and "" if none."""
+        kept = self._kept.shadows.get(self.imitated)
+        far = kept.far if kept is not None else {}
+        label = max(far, key=far.__getitem__, default="")
+        return far.get(label, -1.0), label
+
     def _judgement(self, unjudged: set[str] | None) -> Judgement:
         with self.scope():
             follows = self.backend.reference().follows()

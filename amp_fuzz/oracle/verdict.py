@@ -12,7 +12,15 @@ from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.labels import guilty_op
-from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, KernelRecord, Note, Outcome
+from amp_fuzz.records.fingerprint import ingredient
+from amp_fuzz.records.schema import (
+    MOST_EXCESS,
+    CaseRecord,
+    DivergenceRecord,
+    KernelRecord,
+    Note,
+    Outcome,
+)
 from amp_fuzz.reference import KernelCall
 
 __all__ = ["Verdict"]
@@ -26,7 +34,8 @@ class Verdict:
     values differ that cannot be judged. varied: how many differ as kernels do that torch documents
     as nondeterministic. uncompiled: it agreed, but the compiler made no graph of
     it. platform: see `Observation`. notes: facts that do not affect the outcome;
-    `amp_fuzz.findings.notes` finds more of them later. seen: what the reference did.
+    `amp_fuzz.findings.notes` finds more of them later. farthest: the largest excess that was
+    measured, and its label; -1 if none was. seen: what the reference did.
     """
 
     case: Case
@@ -41,6 +50,7 @@ class Verdict:
     uncompiled: bool = False
     platform: str = ""
     notes: tuple[Note, ...] = ()
+    farthest: tuple[float, str] = (-1.0, "")
     seen: Observation | None = field(default=None, repr=False, compare=False)
 
     def record(self, family: str) -> CaseRecord:
@@ -48,6 +58,7 @@ class Verdict:
         counts = Counter(_key(k) for k in self.kernels)
         op = guilty_op(self.case, self.divergence) if self.divergence else ""
         kernel = _kernel_of(op, self.kernels)
+        excess, label = self.farthest
         return CaseRecord(
             id=self.case.id,
             backend=self.backend,
@@ -65,6 +76,9 @@ class Verdict:
             uncompiled=self.uncompiled,
             platform=self.platform,
             notes=self.notes,
+            plan=ingredient(self.case),
+            excess=min(float(f"{excess:.6g}"), MOST_EXCESS),
+            excess_op=guilty_op(self.case, Divergence("value", label, "", "")) if label else "",
         )
 
     def finding(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -22,6 +23,7 @@ __all__ = [
     "fingerprinted",
     "ingredient",
     "kind_of",
+    "plan_words",
     "special",
     "title",
 ]
@@ -234,6 +236,19 @@ def ingredient(case: Case) -> str:
         found.append("cpu tensors")
     kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
     return "+".join([*found, *sorted(kinds - {"autocast"})])
+
+
+def plan_words() -> tuple[str, ...]:
+    """Return each ingredient that a case may have, in the order in which `ingredient` names them.
+
+    ``settings`` stands for all settings.
+    """
+    found = ["autocast", "nested", "disabled"]
+    hints = get_type_hints(Plan)
+    for name, plain in _PLAIN.items():
+        values = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
+        found += [f"{name}={value}" for value in values if value != plain] or [name]
+    return (*found, "cpu tensors", "checkpoint", "inference_mode", "no_grad")
 
 
 def _tag(context: msgspec.Struct) -> str:

@@ -20,7 +20,7 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.records.schema import GIVEN, CaseRecord, DivergenceRecord, Record, RunRecord
 from amp_fuzz.records.store import Store, StoreError
 
-__all__ = ["Life", "Seen", "lives"]
+__all__ = ["Life", "Seen", "Step", "history", "lives"]
 
 State: TypeAlias = Literal["new", "known", "fixed", "back"]
 _decoder = msgspec.json.Decoder(Record)
@@ -90,10 +90,35 @@ def lives(
     until: the last run to consider; by default all. A run whose head cannot be read is left out, as
     is one whose tables cannot be; unread gets the error of such tables.
     """
+    return history(store, findings, until, unread=unread)[1]
+
+
+class Step(NamedTuple):
+    """What a run changed: the causes that it saw first, found fixed, or saw again after that.
+
+    open: those that no list explained and that were not fixed, after it.
+    """
+
+    seen: Seen
+    new: int
+    fixed: int
+    back: int
+    open: int
+
+
+def history(
+    store: Store,
+    findings: Iterable[DivergenceRecord],
+    until: str | None = None,
+    *,
+    unread: list[str] | None = None,
+) -> tuple[list[Step], dict[tuple[str, str], Life]]:
+    """Return what each run changed for findings, oldest first, and their `lives`."""
     kept = list(findings)
     causes = {_cause(f): f for f in kept}
     cases = {(f.backend, case.id): _cause(f) for f in kept for case in _cases(f)}
     found: dict[_Cause, Life] = {}
+    steps = []
     for run, head in _runs(store, until):
         seen = Seen(run, head.started, head.versions.get("torch", "?"))
         met: defaultdict[_Cause, dict[str, str]] = defaultdict(dict)
@@ -110,11 +135,17 @@ def lives(
                 own.add(again)
             for cause in own:
                 met[cause][said.id] = said.outcome
+        turned = []
         for cause, outcomes in met.items():
-            now = _after(found.get(cause), causes[cause], seen, list(outcomes.values()))
+            was = found.get(cause)
+            now = _after(was, causes[cause], seen, list(outcomes.values()))
             if now is not None:
                 found[cause] = now
-    return {(f.backend, f.id): found[_cause(f)] for f in kept if _cause(f) in found}
+                turned += [now.state] if was is None or was.state != now.state else []
+        new = sum(life.state == "new" and life.first == seen for life in found.values())
+        still = sum(life.state in ("new", "back") for life in found.values())
+        steps.append(Step(seen, new, turned.count("fixed"), turned.count("back"), still))
+    return steps, {(f.backend, f.id): found[_cause(f)] for f in kept if _cause(f) in found}
 
 
 _Cause: TypeAlias = tuple[str, str]

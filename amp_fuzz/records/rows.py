@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.schema import (
     CaseRecord,
     DamageRecord,
@@ -23,6 +24,7 @@ from amp_fuzz.records.schema import (
 )
 
 __all__ = [
+    "ABSENT",
     "COLUMNS",
     "TABLES",
     "KernelRow",
@@ -52,6 +54,9 @@ COLUMNS: Mapping[Table, Mapping[str, str]] = {
         "notes": "string",
         "recorded": "bool",
         "record": "string",
+        "plan": "word",
+        "excess": "double",
+        "excess_op": "word",
     },
     "kernels": {
         **dict.fromkeys(("run", "backend"), "word"),
@@ -69,6 +74,9 @@ COLUMNS: Mapping[Table, Mapping[str, str]] = {
         "record": "string",
     },
 }
+
+# The columns that tables of an earlier amp-fuzz lack, and what stands for them.
+ABSENT: Mapping[str, str | float] = {"plan": "", "excess": -1.0, "excess_op": ""}
 
 _Found: TypeAlias = Mapping[tuple[str, str], DivergenceRecord]
 _encode = msgspec.json.Encoder().encode
@@ -178,6 +186,7 @@ def rows(
             *(record.unjudged, record.varied, record.uncompiled),
             *(_encode(record.notes).decode() if record.notes else None, True),
             None if _plain(record) else _encode(record).decode(),
+            *(record.plan, record.excess, record.excess_op),
         )
         yield "cases", (run, record.backend, row, *head, *more, *last)
         for k in kernels:
@@ -193,6 +202,7 @@ def rows(
                 *(run, backend, row, case, divergence.family, k.outcome, k.kind),
                 *(k.op, k.policy, k.dtypes, divergence.known, divergence.fingerprint),
                 *(divergence.platform, (), (), 0, 0, False, None, False, None),
+                *(ingredient(divergence.case), -1.0, ""),
             ),
         )
         yield "kernels", (run, backend, row, *k)
@@ -231,6 +241,7 @@ def restored(row: Mapping[str, object], kernels: tuple[KernelRecord, ...]) -> Ca
         {
             **{name: row[name] for name in ("id", "backend", "family", "outcome", "platform")},
             **{name: row[name] for name in ("ops", "unjudged", "varied", "uncompiled")},
+            **{name: row[name] for name in ABSENT if name in row},
             "seconds": dict(row["seconds"]),  # type: ignore[call-overload]
             "notes": _notes_decoder.decode(str(row["notes"])) if row["notes"] else (),
             "kernels": (),

@@ -16,6 +16,7 @@ from amp_fuzz.cases.case import Case
 
 __all__ = [
     "GIVEN",
+    "MOST_EXCESS",
     "NOTE_KINDS",
     "BackendRecord",
     "BaselineRecord",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 RECORDS_FORMAT = 1
+MOST_EXCESS = 1e9  # JSON has no infinity
 
 # Families of cases that a run judges in addition to those that it draws.
 GIVEN = ("baseline", "findings", "corpus", "replay")
@@ -97,8 +99,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose checkout
     the run was started. branch: of the latter. flags: settings that change numbers
     (docs/settings.md) when the run began: the expression that reads each, and its value.
-    configuration: the options that are not at their default, as text. A run of an earlier amp-fuzz
-    has none of these five.
+    configuration: the options that are not at their default, as text. threshold: the excess over
+    which a value diverges. A run of an earlier amp-fuzz has none of these six.
     """
 
     id: str
@@ -119,6 +121,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     branch: str = ""
     flags: dict[str, str] = {}
     configuration: dict[str, str] = {}
+    threshold: float = 0.0
 
 
 class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -185,7 +188,9 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     no graph of it.
     groups: fingerprints of its causes, if it diverged and no known list explains it. platform: the
     platform of a backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for JAX. notes: at
-    most one of each group.
+    most one of each group. plan: its ingredients, as `fingerprint.ingredient` names them. excess:
+    the largest that was measured, at most `MOST_EXCESS`; -1 if no value differed in a bit or no
+    shadow could follow. excess_op: the op that computed that value, or "".
     """
 
     id: str
@@ -205,6 +210,9 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     groups: tuple[str, ...] = ()
     platform: str = ""
     notes: tuple[Note, ...] = ()
+    plan: str = ""
+    excess: float = -1.0
+    excess_op: str = ""
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):

@@ -340,6 +340,20 @@ class Store:
     def _finding(self, name: str) -> Path:
         return self.root / "findings" / f"{name}.json"
 
+    def keep_range(self, finding: DivergenceRecord, words: str) -> None:
+        """Keep in which versions a finding is there, if the finding is kept here."""
+        path = self._finding(self.name_of(finding))
+        if path.exists():
+            write_whole(path.with_suffix(".range"), words.encode())
+
+    def range_of(self, finding: DivergenceRecord) -> str:
+        """Return in which versions a finding is there, as `amp-fuzz bisect` found, or ""."""
+        path = self._finding(self.name_of(finding)).with_suffix(".range")
+        try:
+            return path.read_text("utf-8", errors="replace")
+        except OSError:
+            return ""
+
     def findings(self) -> list[str]:
         """Return the names of the findings kept: see `name_of`."""
         return sorted(p.stem for p in (self.root / "findings").glob("*.json"))

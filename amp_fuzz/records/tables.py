@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from amp_fuzz.records.outputs import StoreError
-from amp_fuzz.records.rows import COLUMNS, TABLES, Table, restored
+from amp_fuzz.records.rows import ABSENT, COLUMNS, TABLES, Table, restored
 from amp_fuzz.records.schema import (
     CaseRecord,
     DamageRecord,
@@ -61,6 +61,7 @@ def _schema(pa: ModuleType, table: Table) -> Any:
         "string": pa.string(),
         "int64": pa.int64(),
         "bool": pa.bool_(),
+        "double": pa.float64(),
         "list<string>": pa.list_(pa.string()),
         "map<string, double>": pa.map_(pa.string(), pa.float64()),
     }
@@ -187,7 +188,9 @@ class Tables:
         """Return an open file. words: columns to read as dictionaries. Raises `StoreError`."""
         _, parquet = require(path)
         with _reading(path):
-            file = parquet.ParquetFile(path, read_dictionary=list(words))
+            there = parquet.read_schema(path).names
+            kept = [word for word in words if word not in ABSENT or word in there]
+            file = parquet.ParquetFile(path, read_dictionary=kept)
         said = (file.schema_arrow.metadata or {}).get(_FORMAT, b"").decode()
         if not said.isdecimal():
             file.close()
@@ -207,14 +210,25 @@ class Tables:
         """Return columns of a file as an Arrow table; words are dictionaries."""
         columns = list(columns)
         with _reading(path), self.open(path, self._words(path, columns)) as file:
-            return file.read(columns).unify_dictionaries()
+            return self._whole(file.read(columns), columns).unify_dictionaries()
 
     def groups(self, path: Path, columns: Iterable[str]) -> Iterator[Any]:
         """Yield columns of a file as Arrow tables of one row group each; see `read`."""
         columns = list(columns)
         with _reading(path), self.open(path, self._words(path, columns)) as file:
             for number in range(file.num_row_groups):
-                yield file.read_row_group(number, columns).unify_dictionaries()
+                group = file.read_row_group(number, columns)
+                yield self._whole(group, columns).unify_dictionaries()
+
+    def _whole(self, table: Any, columns: Sequence[str]) -> Any:
+        """Return a table in which a column that an earlier amp-fuzz did not write is constant."""
+        for name in columns:
+            if name in ABSENT and name not in table.column_names:
+                pa, _ = require(self.folder)
+                values = pa.array([ABSENT[name]] * len(table))
+                word = COLUMNS["cases"][name] == "word"
+                table = table.append_column(name, values.dictionary_encode() if word else values)
+        return table.select(columns)
 
     def valid(self, column: str) -> Any:
         """Return the condition, for an Arrow table's `filter`, that a column has a value."""

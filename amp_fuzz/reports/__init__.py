@@ -6,13 +6,14 @@ imported only when a report is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_fuzz.records.lives import lives
+from amp_fuzz.records.lives import history
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.store import Store, StoreError
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from amp_fuzz.records.rows import Table
+    from amp_fuzz.records.schema import DivergenceRecord
     from amp_fuzz.reports.frames import RunData
+    from amp_fuzz.reports.trend import Numbers
     from amp_fuzz.reports.view import Bug, View
 
 __all__ = ["Report", "load", "read", "terminal", "write", "written"]
@@ -65,13 +68,15 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
     run is missing or its head unreadable; damaged records are left out and mentioned.
     """
     from amp_fuzz.reports.frames import load
+    from amp_fuzz.reports.trend import trend
     from amp_fuzz.reports.view import view
 
     data = load(store, run_id)
     seen = view(data, known)
     unread: list[str] = []
-    kept = [f.record for f in seen.new]
-    told = lives(store, kept, until=run_id, unread=unread) if kept else {}
+    causes = [*_findings(store), *(f.record for f in seen.new)]
+    steps, told = history(store, causes, until=run_id, unread=unread)
+    runs = trend(store, steps, run_id, _numbers(seen))
     new = []
     for finding in seen.new:
         life = told.get((finding.record.backend, finding.id))
@@ -79,7 +84,13 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
         new.append(replace(finding, life=str(life)) if earlier else finding)
     left_out = f"earlier runs that cannot be read: {len(unread)}: {unread[0]}" if unread else ""
     notes = (*seen.notes, left_out) if left_out else seen.notes
-    return Report(data, replace(seen, new=tuple(new), notes=notes))
+    return Report(data, replace(seen, new=tuple(new), notes=notes, trend=runs))
+
+
+def _findings(store: Store) -> Iterator[DivergenceRecord]:
+    for name in store.findings():
+        with suppress(StoreError):  # damaged, or of a newer amp-fuzz: `list findings` says so
+            yield store.finding(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +113,19 @@ class Report:
     def write(self, folder: Path = Path("amp-fuzz-report")) -> tuple[Path, ...]:
         """Write the report to a folder in each format and return the paths, report.html first.
 
-        The HTML page is one file that needs no network. docs/reports.md describes the others.
+        The HTML pages need no network; those that report.html links to are not among the paths.
+        docs/reports.md describes the others. The numbers for the trend of later reports are kept
+        in the folder of a run that has ended.
         Raises `StoreError` if the folder cannot be written.
         """
         from amp_fuzz.reports import html, machine, markdown
+        from amp_fuzz.reports.conformance import audited
         from amp_fuzz.reports.frames import summary
+        from amp_fuzz.reports.trend import keep
 
+        pages = html.pages(self.view, audited(folder))
         texts = {
-            "report.html": html.render(self.view),
+            "report.html": pages.pop("report.html"),
             "report.md": markdown.render(self.view),
             "report.json": machine.as_json(self.view),
             "summary.csv": summary(self.data).to_csv(index=False),
@@ -123,9 +139,25 @@ class Report:
             raise StoreError(
                 f"{folder}: cannot make the report's folder ({error.strerror}): give another"
             ) from error
-        for name, text in texts.items():
+        for name, text in (texts | pages).items():
             write_whole(folder / name, text.encode())
+        for path in folder.glob("*.html"):  # side pages of an earlier report
+            if re.fullmatch(_SIDE, path.name) and path.name not in pages:
+                path.unlink()
+        if self.data.state == "ended":
+            keep(Store(self.data.store), self.data.run.id, _numbers(self.view))
         return tuple(folder / name for name in texts)
+
+
+def _numbers(seen: View) -> dict[str, Numbers]:
+    """Return what a later report shows of the backends that ran."""
+    from amp_fuzz.reports.trend import Numbers
+
+    ran = [b for b in seen.backends if b.cases]
+    return {b.name: Numbers(b.cases, b.rate, b.reached, b.reachable) for b in ran}
+
+
+_SIDE = r"(?:ops|tested|conformance|findings-\d+)\.html"
 
 
 def terminal(

@@ -10,9 +10,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from amp_fuzz.cases.program import FLOAT_DTYPES
 from amp_fuzz.config import judging_options
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTOCAST_DTYPES",
     "STATUSES",
+    "Audit",
     "Cell",
     "Status",
+    "audited",
     "compared",
     "describe",
     "differences",
@@ -192,6 +195,46 @@ def not_judged(cells: Iterable[Cell]) -> dict[str, list[str]]:
         if not said:
             found.setdefault(backend, []).append(op)
     return {backend: sorted(ops) for backend, ops in found.items()}
+
+
+class Audit(NamedTuple):
+    """The conformance matrix of an audit. made: the day of its file, in ISO 8601.
+
+    columns: backend and autocast dtype. totals: the calls by status, for each column. rows: an op
+    with its calls by status, for each column; those that differ first.
+    """
+
+    made: str
+    columns: tuple[tuple[str, str], ...]
+    totals: tuple[Counter[str], ...]
+    rows: tuple[tuple[str, tuple[Counter[str], ...]], ...]
+
+
+def audited(folder: Path) -> Audit | None:
+    """Return the matrix of the audit that was written to a folder, or None if there is none."""
+    import pandas as pd
+
+    path, fields = folder / "audit.csv", ["op", "backend", "autocast_dtype", "status"]
+    try:
+        table = pd.read_csv(path, usecols=fields, dtype=str)[fields]
+        made = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
+    except (OSError, ValueError):  # none, or another program's
+        return None
+    columns = tuple(sorted({*zip(table["backend"], table["autocast_dtype"], strict=True)}))
+    found: dict[str, dict[tuple[str, str], Counter[str]]] = {}
+    for op, backend, dtype, status in table.itertuples(index=False, name=None):
+        cells = found.setdefault(op, {c: Counter() for c in columns})
+        cells[backend, dtype][status] += 1
+    rows = [(op, tuple(cells.values())) for op, cells in found.items()]
+    totals = tuple(
+        sum(of, Counter[str]()) for of in zip(*(cells for _, cells in rows), strict=True)
+    )
+    return Audit(made, columns, totals, tuple(sorted(rows, key=_worst)))
+
+
+def _worst(row: tuple[str, tuple[Counter[str], ...]]) -> tuple[int, int, str]:
+    op, cells = row
+    return -sum(c["differs"] for c in cells), -sum(c["known"] for c in cells), op
 
 
 def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> str:

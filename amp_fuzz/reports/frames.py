@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 
 from amp_fuzz.cases.program import statements
+from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
     CaseRecord,
@@ -36,6 +39,7 @@ __all__ = [
     "groups",
     "load",
     "outcomes",
+    "plan_parts",
     "seconds",
     "summary",
 ]
@@ -81,6 +85,9 @@ class RunData:
     bit and could not be judged, and in how many cases. varied: the same of
     values that differ as torch documents. uncompiled: by backend, how many cases agreed without
     being compiled. notes: by group. incidents: workers that died without a finding.
+    plans: by kernel, policy and ingredient of the plan, how often it was compared, on any backend.
+    excess: by backend, the largest excess of each case in which one was measured. farthest: the
+    largest by backend and the op at which it was.
     state: ``killed`` if nothing runs and the end of the run was never recorded.
     """
 
@@ -100,6 +107,9 @@ class RunData:
     incidents: tuple[IncidentRecord, ...] = ()
     state: Literal["ended", "running", "killed"] = "ended"
     notes: tuple[Noted, ...] = ()
+    plans: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    excess: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    farthest: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def backends(self) -> list[str]:
@@ -133,6 +143,19 @@ def _tallied(store: Store, run_id: str) -> tuple[Tally, pd.DataFrame | None]:
     return tally, None
 
 
+@cache
+def plan_parts(plan: str) -> frozenset[str]:
+    """Return the ingredients of a plan: all settings are one."""
+    return frozenset(_SETTINGS.sub("settings", word) for word in plan.split("+") if word)
+
+
+_SETTINGS = re.compile(r"settings=.*", re.DOTALL)
+
+
+def _doubles() -> array[float]:
+    return array("d")
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums up records while reading, so memory grows with cases, not with their kernels."""
@@ -143,7 +166,7 @@ class Tally:
     calls: Counter[tuple[str, ...]] = field(default_factory=Counter)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
     parts: defaultdict[tuple[str, str], array[float]] = field(
-        default_factory=lambda: defaultdict(lambda: array("d"))
+        default_factory=lambda: defaultdict(_doubles)
     )
     records: list[DivergenceRecord] = field(default_factory=list)
     ends: list[EndRecord] = field(default_factory=list)
@@ -153,6 +176,10 @@ class Tally:
     varied: dict[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Counter[str] = field(default_factory=Counter)
     notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
+    plans: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    words: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # of the plans in tables
+    excess: defaultdict[str, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
+    farthest: dict[tuple[str, str], float] = field(default_factory=dict)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
 
     def add(self, record: Record | DamageRecord) -> None:
@@ -184,6 +211,9 @@ class Tally:
         if record.unjudged:
             values, cases = self.unjudged.get(record.backend, (0, 0))
             self.unjudged[record.backend] = values + record.unjudged, cases + 1
+        if record.excess >= 0:
+            self.excess[record.backend].append(record.excess)
+            self.reach(record.backend, record.excess_op, record.excess)
         if record.uncompiled:
             self.uncompiled[record.backend] += 1
         self.ops.update((record.backend, op) for op in set(record.ops))
@@ -193,7 +223,7 @@ class Tally:
             self.diverging.append(record)  # held until all records are read
             return
         for kernel in kernel_rows(record):
-            self._count(kernel, record.backend)
+            self._count(kernel, record.backend, record.plan)
         head = (record.id, record.backend, record.family, record.outcome)
         self.cases.append((*head, "", "", "", "", "", ""))
 
@@ -206,7 +236,7 @@ class Tally:
     def _diverged(self, record: CaseRecord, found: DivergenceRecord | None) -> None:
         where, kernels = diverged(record, found)
         for kernel in kernels:
-            self._count(kernel, record.backend)
+            self._count(kernel, record.backend, record.plan)
         head = (record.id, record.backend, record.family, record.outcome, record.kind)
         rest = (where.op, where.policy, where.dtypes, record.known, where.groups)
         self.cases.append((*head, *rest))
@@ -214,15 +244,28 @@ class Tally:
     def _alone(self, found: DivergenceRecord) -> None:
         """Count a divergence whose case has no record."""
         kernel = alone(found)
-        self._count(kernel, found.backend)
+        self._count(kernel, found.backend, ingredient(found.case))
         head = (found.case.id, found.backend, found.family, kernel.outcome, kernel.kind)
         rest = (kernel.op, kernel.policy, kernel.dtypes, found.known, found.fingerprint)
         self.cases.append((*head, *rest))
 
-    def _count(self, kernel: KernelRow, backend: str) -> None:
+    def reach(self, backend: str, op: str, excess: float) -> None:
+        """Note an excess at an op."""
+        self.farthest[backend, op] = max(excess, self.farthest.get((backend, op), 0.0))
+
+    def _count(self, kernel: KernelRow, backend: str, plan: str) -> None:
+        if kernel.outcome != "elsewhere":
+            self.plans[kernel.op, kernel.policy, plan] += 1
         of = (kernel.op, kernel.policy, kernel.dtypes, backend, kernel.outcome, kernel.kind)
         self.kernels[of] += 1
         self.calls[of] += kernel.calls
+
+    def _words(self) -> Counter[tuple[str, str, str]]:
+        found = Counter(self.words)
+        for (op, policy, plan), count in self.plans.items():
+            for word in plan_parts(plan):
+                found[op, policy, word] += count
+        return found
 
     def settle(self) -> pd.DataFrame:
         """Add the records that were held, and return the cases."""
@@ -266,6 +309,9 @@ class Tally:
                 Noted(note, self.noted.get(group), dict(counts))
                 for group, (note, counts) in self.notes.items()
             ),
+            plans=self._words(),
+            excess=dict(self.excess),
+            farthest=dict(self.farthest),
         )
 
 

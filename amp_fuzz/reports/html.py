@@ -1,15 +1,22 @@
-"""The report as one HTML page that needs no network: it contains styles, script and pictures."""
+"""The report as HTML pages that need no network: each contains its styles and its script.
+
+Pictures are tables whose cells have a shade or a bar, so that they say their numbers to everyone;
+only the curves of the trend are SVG, with a table beside them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from amp_fuzz.cases.program import statements
+from amp_fuzz.reports.pictures import LEVELS, excess_text
+from amp_fuzz.reports.trend import Trend
 from amp_fuzz.reports.view import (
     BackendView,
     FindingView,
@@ -23,41 +30,79 @@ from amp_fuzz.reports.view import (
     time_of,
 )
 
-__all__ = ["render"]
+if TYPE_CHECKING:
+    from amp_fuzz.reports.conformance import Audit
 
-MOST_FINDINGS, LONGEST_BLOCK = 200, 20_000
-_LEVELS, _COLOURS = 6, 7  # as in the style sheet
+__all__ = ["pages"]
+
+# The first page stays small whatever the run holds; the side pages have the rest.
+MOST_FINDINGS, MOST_ROWS, LONGEST_BLOCK = 50, 30, 4_000
+SIDE_FINDINGS, SIDE_BLOCK = 100, 20_000
+_COLOURS = 7  # as in the style sheet
 
 
-def render(view: View) -> str:
-    """Return the page. All text of records is escaped; links are http or https."""
+def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
+    """Return the pages by file name, ``report.html`` first.
+
+    All text of records is escaped; links are http or https. audit: the conformance matrix that is
+    in the folder of the report.
+    """
     names = [b.name for b in view.backends]
     table = _table(view.summary, names)
     styles = _styles(view.backends)
     ran = [b for b in view.backends if b.cases]
-    return _PAGE.render(
-        view=view,
-        table=table,
-        detail=_detail(table),
-        policies=sorted({row.policy for row in table}),
-        level=partial(_level, most=max((c.cases for r in table for c in r.cells), default=0)),
+    side = {}
+    if table:
+        side["ops.html"] = _page(
+            *("ops.html", view),
+            table=table,
+            detail=_detail(table),
+            policies=sorted({row.policy for row in table}),
+            level=partial(_level, most=max((c.cases for r in table for c in r.cells), default=0)),
+        )
+    if view.pictures.tested.rows:
+        most = max(n for *_, counts in view.pictures.tested.rows for n in counts)
+        side["tested.html"] = _page("tested.html", view, level=_level, most=most)
+    parts = range(MOST_FINDINGS, len(view.new), SIDE_FINDINGS)
+    for number, start in enumerate(parts, 2):
+        side[f"findings-{number}.html"] = _page(
+            *("findings.html", view),
+            findings=view.new[start : start + SIDE_FINDINGS],
+            first=start + 1,
+            longest=SIDE_BLOCK,
+        )
+    if audit is not None:
+        side["conformance.html"] = _page("conformance.html", view, audit=audit)
+    first = _page(
+        *("report.html", view),
+        side=list(side),
         findings=view.new[:MOST_FINDINGS],
-        size=_size,
+        longest=LONGEST_BLOCK,
+        most_rows=MOST_ROWS,
+        most_notes=MOST_FINDINGS,
         outcomes=_outcomes,
         reached=_reached,
         reach=share(sum(b.reached for b in ran), sum(b.reachable for b in ran)),
         parts=list(styles),
         styles=styles,
         bars={b.name: _times(b, styles) for b in ran if b.seconds},
-        share=share,
-        most_notes=MOST_FINDINGS,
+        fastest=max((b.rate for b in ran), default=0.0),
+        charts=_charts(view.trend),
+        height=_height,
+        level=_level,
+        audit=audit,
     )
+    return {"report.html": first, **side}
 
 
-def _cut(text: str) -> str:
-    if len(text) <= LONGEST_BLOCK:
+def _page(template: str, view: View, **facts: object) -> str:
+    return _ENVIRONMENT.get_template(template).render(view=view, share=share, size=_size, **facts)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
         return text
-    return text[:LONGEST_BLOCK] + "\n... (cut here: the record in the store has all of it)"
+    return text[:longest] + "\n... (cut here: the record in the store has all of it)"
 
 
 def _size(finding: FindingView) -> tuple[int, int]:
@@ -200,11 +245,84 @@ def _weight(cells: Sequence[_Cell]) -> tuple[int, int, int]:
     return -sum(c.new for c in cells), -sum(c.known for c in cells), -sum(c.cases for c in cells)
 
 
-def _level(cases: int, *, most: int) -> int:
+def _level(cases: int, most: int) -> int:
     """Return the shade of a cell on a logarithmic scale, 0 for none."""
     if cases <= 0:
         return 0
-    return min(_LEVELS, 1 + int(_LEVELS * math.log1p(cases) / math.log1p(max(most, 1))))
+    return min(LEVELS, 1 + int(LEVELS * math.log1p(cases) / math.log1p(max(most, 1))))
+
+
+def _height(cases: int, most: int) -> float:
+    """Return the height of a bar in per cent on the same scale."""
+    return round(100 * math.log1p(cases) / math.log1p(most), 1) if most else 0.0
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+
+class _Line(NamedTuple):
+    """A curve: its points in per cent of the chart from the top left, in pieces without a gap."""
+
+    name: str
+    style: str
+    pieces: tuple[str, ...]
+    last: str
+
+
+class _Chart(NamedTuple):
+    title: str
+    top: str
+    lines: tuple[_Line, ...]
+
+
+def _charts(trend: Trend) -> tuple[_Chart, ...]:
+    """Return the curves of a trend: findings, kernel coverage and speed. None of a single run."""
+    points = trend.points
+    if len(points) < 2:
+        return ()
+    causes: dict[str, list[float | None]] = {
+        "open": [p.open for p in points],
+        "new": [p.new for p in points],
+        "fixed": [p.fixed for p in points],
+    }
+    numbers = {b: [p.backends.get(b) for p in points] for b in trend.backends}
+    reached = {
+        b: [100 * n.reached / n.reachable if n and n.reachable else None for n in of]
+        for b, of in numbers.items()
+    }
+    speed = {b: [n.rate if n and n.rate else None for n in of] for b, of in numbers.items()}
+    tones = {"open": "l-open", "new": "l-new", "fixed": "l-fixed"}
+    colours = {b: f"l-p{i}" if i < _COLOURS else "l-other" for i, b in enumerate(trend.backends)}
+    most = max(v for of in causes.values() for v in of if v is not None)
+    fastest = max((v for of in speed.values() for v in of if v is not None), default=0.0)
+    return (
+        _chart("findings", causes if most else {}, tones, most, "{:,.0f}".format),
+        _chart("autocast kernels reached", reached, colours, 100.0, "{:.0f} %".format),
+        _chart("cases a second of one worker", speed, colours, fastest, rate),
+    )
+
+
+def _chart(
+    title: str,
+    series: Mapping[str, Sequence[float | None]],
+    styles: Mapping[str, str],
+    top: float,
+    said: Callable[[float], str],
+) -> _Chart:
+    lines = []
+    for name, values in series.items():
+        pieces, piece = [], list[str]()
+        for i, value in enumerate([*values, None]):
+            if value is not None:
+                x, y = 100 * i / (len(values) - 1), 100 - 100 * value / top
+                piece.append(f"{x:.2f},{y:.2f}")
+            elif piece:
+                pieces.append(" ".join(piece))
+                piece = []
+        if pieces:
+            last = next(v for v in reversed(values) if v is not None)
+            lines.append(_Line(name, styles[name], tuple(pieces), said(last)))
+    return _Chart(title, said(top), tuple(lines))
 
 
 _ENVIRONMENT = Environment(
@@ -222,5 +340,5 @@ _ENVIRONMENT.filters |= {
     "time": time_of,
     "cut": _cut,
     "short": short_dtypes,
+    "excess": excess_text,
 }
-_PAGE = _ENVIRONMENT.get_template("report.html")

@@ -123,7 +123,7 @@ def _finished(
 def _empty(table: Table) -> pd.DataFrame:
     """Return the frame of a store without runs: all columns, no rows."""
     values = {
-        "word": "", "string": "", "int64": 0, "bool": False,
+        "word": "", "string": "", "int64": 0, "bool": False, "double": 0.0,
         "list<string>": (), "map<string, double>": (),
     }  # fmt: skip
     return _built([tuple(values[kind] for kind in COLUMNS[table].values())], table).iloc[:0]

@@ -34,6 +34,7 @@ def summed(tables: Tables, tally: Tally, columns: Sequence[str]) -> pd.DataFrame
         _add_kernels(tables, path, tally)
     for path in tables.files["cases"]:
         _add_cases(tables, path, tally)
+        _add_plans(tables, path, tally)
         notes += _notes_of(tables, path)
         frames.append(tables.read(path, ("row", *columns)).to_pandas())
     for _, text, backend, count in sorted(notes):
@@ -75,9 +76,10 @@ def _add_kernels(tables: Tables, path: Path, tally: Tally) -> None:
 
 
 def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
-    counted = ("unjudged", "varied", "uncompiled")
+    counted = ("unjudged", "varied", "uncompiled", "excess", "excess_op")
     for group in tables.groups(path, ("backend", "ops", "seconds", *counted)):
         backend = group["backend"][0].as_py()
+        _add_excess(backend, group, tally)
         for op, cases in _called(group["ops"].combine_chunks()):
             tally.ops[backend, op] += cases
         seconds = group["seconds"].combine_chunks()
@@ -92,6 +94,48 @@ def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
                 sums[backend] = before[0] + int(values.sum()), before[1] + some
         if some := int(np.count_nonzero(group["uncompiled"].to_numpy())):
             tally.uncompiled[backend] += some
+
+
+def _add_excess(backend: str, group: Any, tally: Tally) -> None:
+    excess, ops = group["excess"].to_numpy(), group["excess_op"].combine_chunks()
+    measured = excess >= 0
+    if not measured.any():
+        return
+    tally.excess[backend].frombytes(excess[measured].tobytes())
+    most = np.full(len(ops.dictionary), -1.0)
+    np.maximum.at(most, ops.indices.to_numpy()[measured], excess[measured])
+    for op, value in zip(ops.dictionary.to_pylist(), most.tolist(), strict=True):
+        if value >= 0:
+            tally.reach(backend, op, value)
+
+
+def _add_plans(tables: Tables, path: Path, tally: Tally) -> None:
+    """Count the kernels of a file's cases by plan: a kernel names the row of its case."""
+    reached = tables.folder / "kernels" / path.name
+    if reached not in tables.files["kernels"]:
+        return
+    cases = tables.read(path, ("row", "plan"))
+    kernels = tables.read(reached, ("case", "op", "policy", "outcome"))
+    from amp_fuzz.reports.frames import plan_parts  # which imports this module
+
+    plan = cases["plan"].combine_chunks()
+    at = np.searchsorted(cases["row"].to_numpy(), kernels["case"].to_numpy())
+    op, policy, outcome = (kernels[n].combine_chunks() for n in ("op", "policy", "outcome"))
+    compared = ~np.isin(np.array(outcome.dictionary.to_pylist(), dtype=object), ["elsewhere"])
+    kept = compared[outcome.indices.to_numpy()]
+    ops, policies = op.dictionary.to_pylist(), policy.dictionary.to_pylist()
+    keys = op.indices.to_numpy().astype(np.int64) * len(policies) + policy.indices.to_numpy()
+    pairs = keys * len(plan.dictionary) + plan.indices.to_numpy()[at]
+    found, counts = np.unique(pairs[kept], return_counts=True)
+    of, plans = np.divmod(found, len(plan.dictionary))
+    parts = [plan_parts(text) for text in plan.dictionary.to_pylist()]
+    for word in frozenset[str]().union(*parts):
+        has = np.array([word in own for own in parts])[plans]
+        sums = np.bincount(of[has], weights=counts[has])
+        for key in np.flatnonzero(sums).tolist():
+            tally.words[ops[key // len(policies)], policies[key % len(policies)], word] += int(
+                sums[key]
+            )
 
 
 def _called(ops: Any) -> Iterator[tuple[str, int]]:

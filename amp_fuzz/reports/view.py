@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,7 +25,9 @@ from amp_fuzz.records.schema import (
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
+from amp_fuzz.reports.pictures import Pictures, pictures
 from amp_fuzz.reports.printable import clean, clean_lines
+from amp_fuzz.reports.trend import Trend
 
 __all__ = [
     "BackendView",
@@ -165,7 +167,8 @@ class FindingView:
     """The group of an unknown cause. cases: how many show it. record: the case to replay.
 
     variants: the ways in which a compiler's part shows, with numbers of cases, most first. life:
-    what earlier runs of the store say of it; "" if none met it.
+    what earlier runs of the store say of it; "" if none met it. range: the versions that have it,
+    as `amp-fuzz bisect` found; "" if it was not asked.
     """
 
     record: DivergenceRecord
@@ -174,6 +177,7 @@ class FindingView:
     repro: str
     variants: tuple[tuple[str, int], ...] = ()
     life: str = ""
+    range: str = ""
 
     @property
     def id(self) -> str:
@@ -299,7 +303,8 @@ class View:
 
     took: wall time in seconds, 0 if the run did not end. notes: what a reader must know to trust
     the numbers. lost: new diverging cases that left no record to replay. summary: the most
-    important rows first: new divergences, known ones, then what was reached most.
+    important rows first: new divergences, known ones, then what was reached most. trend: the runs
+    of the store up to this one; none if only its records were read.
     """
 
     run_id: str
@@ -322,8 +327,10 @@ class View:
     verdict: Verdict
     notes: tuple[str, ...]
     summary: tuple[SummaryRow, ...]
+    pictures: Pictures
     baseline: tuple[BaselineView, ...] = ()
     noted: tuple[NoteView, ...] = ()
+    trend: Trend = field(default_factory=Trend)
 
     @property
     def noted_by_kind(self) -> tuple[tuple[str, tuple[NoteView, ...]], ...]:
@@ -381,6 +388,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         verdict=_verdict(data, backends, listed, new, baseline, noted),
         notes=tuple(_notes(data, backends, lost)),
         summary=tuple(sorted(_summary(data), key=_first)),
+        pictures=pictures(data),
         baseline=baseline,
         noted=noted,
     )
@@ -521,6 +529,7 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
             cases=count,
             replay=_command(data, "replay", store.name_of(record)),
             repro=_command(data, "repro", store.name_of(record)) + " > repro.py",
+            range=store.range_of(record),
             variants=tuple(variants.get(record.fingerprint, Counter()).most_common())
             if record.part
             else (),

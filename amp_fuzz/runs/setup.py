@@ -18,6 +18,7 @@ from packaging.specifiers import InvalidSpecifier
 
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.config import OPTIONS, Options, judging_options
+from amp_fuzz.oracle.rounding import THRESHOLD
 from amp_fuzz.records.baseline import Baseline, Entry, read
 from amp_fuzz.records.schema import (
     BackendRecord,
@@ -107,6 +108,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         branch=surroundings.branch(),
         flags=current(),
         configuration=surroundings.configuration(options),
+        threshold=THRESHOLD,
     )
     settings = Settings(
         backends=tuple(backend.name for backend in chosen),

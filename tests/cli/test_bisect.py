@@ -21,7 +21,8 @@ from amp_fuzz.findings.repro.trial import Tried
 from amp_fuzz.interfaces.cli.bisect import bisect as command
 from amp_fuzz.interfaces.cli.replay import Job, job_of
 from amp_fuzz.interfaces.cli.repro import scripts_of
-from amp_fuzz.records.store import Store
+from amp_fuzz.records.schema import unanswered
+from amp_fuzz.records.store import Store, find_case
 from amp_fuzz.runs import bisect as core
 from amp_fuzz.runs.bisect import (
     Environment,
@@ -37,6 +38,7 @@ from amp_fuzz.upstream import BUGS
 
 Command = Callable[..., Any]
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"
+CACHE = FINDINGS / "issue-cache-ignores-dtype.json"  # this torch has the bug
 
 # -- the search -----------------------------------------------------------------------------------
 
@@ -265,6 +267,22 @@ def test_a_range(amp_fuzz: Command, tmp_path: Path) -> None:
     assert said == (
         "began after 2.0, at the latest in 2.2; mended after 97.0, at the latest in 98.0"
     )
+
+
+def test_the_range_is_kept_with_a_finding_of_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(core, "tried", lambda *_, **__: Tried(1, "it reproduces"))
+    monkeypatch.setattr(sys.modules[command.callback.__module__], "scripts_of", lambda *_: ("", ""))
+    store, (case, _) = Store(tmp_path / "store"), find_case(Store(tmp_path), str(CACHE))
+    finding = unanswered("eager-cpu", "dtype", case, "float16", op="mm")
+    store.save(finding)
+    words = [finding.id, f"--with={interpreter(tmp_path, '97.0', 1)}", f"--store={store.root}"]
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    torch = metadata.version("torch")
+    assert store.range_of(finding) == f"torch: there since {torch} or earlier; still there in 97.0"
+    assert done.output.endswith(store.range_of(finding).removeprefix("torch: ") + "\n")
 
 
 def test_a_finding_that_is_nowhere(

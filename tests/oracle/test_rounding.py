@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +18,9 @@ from amp_fuzz.cases import inputs
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.oracle import Rounding
+from amp_fuzz.oracle.rounding import THRESHOLD
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.schema import MOST_EXCESS
 from amp_fuzz.reference import Band, distance, shadow
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -76,6 +78,30 @@ def test_more_than_rounding_is_a_divergence(label: str, expected: str, change: C
     assert verdict.divergence is not None
     assert verdict.divergence.where == label
     assert "excess" in verdict.divergence.observed
+
+
+@pytest.mark.parametrize("label", ["v0", "w1.grad"])
+@pytest.mark.parametrize("change", [nextafter, lambda v: v * 1.1])
+def test_the_record_has_the_excess_that_was_judged_and_the_op_of_its_value(
+    label: str, change: Change
+) -> None:
+    verdict = judged(change, label=label)
+    record = verdict.record("all")
+    assert (record.excess_op, record.plan) == ("mm", "autocast+backward=outside")
+    if verdict.divergence is None:
+        assert 0 < record.excess <= THRESHOLD
+    else:
+        assert f"excess {record.excess:.3g}," in verdict.divergence.observed
+
+
+def test_equal_values_have_no_excess() -> None:
+    record = judged(torch.clone).record("all")
+    assert (record.outcome, record.excess, record.excess_op) == ("agreed", -1.0, "")
+
+
+def test_an_infinite_excess_can_be_written_as_json() -> None:
+    verdict = replace(judged(torch.clone), farthest=(float("inf"), "v0"))
+    assert verdict.record("all").excess == MOST_EXCESS
 
 
 def test_dtypes_and_shapes_stay_exact() -> None:

@@ -196,6 +196,11 @@ def view_of(store: Store) -> View:
     return view(frames.load(store, "r1"), KNOWN)
 
 
+def page_of(shown: View) -> str:
+    """Return the first page of the report."""
+    return html.pages(shown)["report.html"]
+
+
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> View:
     """Return the small run as a view, in a store where commands look for it."""
@@ -499,7 +504,7 @@ notes: neither agreement nor divergence (--fail-on=KIND,... fails a run on them)
 
 def test_written_reports_show_notes_as_text(tmp_path: Path) -> None:
     seen = view_of(store_of(tmp_path, noted_run()))
-    for said in (html.render(seen), markdown.render(seen)):
+    for said in (page_of(seen), markdown.render(seen)):
         assert "Call it outside of autocast." in said
         assert "&lt;b&gt;" in said
         assert "\x1b" not in said
@@ -566,13 +571,13 @@ def test_a_run_of_no_cases_says_so_loudly(tmp_path: Path) -> None:
         "next: amp-fuzz doctor",
     ]
     assert markdown.render(shown).startswith("## \N{WARNING SIGN} amp_fuzz: NOTHING RAN")
-    assert html.render(shown).count("NOTHING RAN") == 4  # and the page's title
+    assert page_of(shown).count("NOTHING RAN") == 4  # and the page's title
 
 
 def test_a_run_without_backends_says_so_too(tmp_path: Path) -> None:
     shown = view_of(store_of(tmp_path, [], backends=()))
     assert "no backends" in text.render(shown)
-    assert "No backend was chosen" in html.render(shown)
+    assert "No backend was chosen" in page_of(shown)
     assert "None." in markdown.render(shown)
 
 
@@ -771,7 +776,7 @@ def test_reports_say_what_is_no_bug_of_autocast(without: bool, tmp_path: Path) -
     for said, line in (
         (terminal(store, "r1", known=KNOWN, width=80), "     also      without autocast\n"),
         (markdown.render(shown), "| also | `without autocast` |"),
-        (Page(html.render(shown)).text, "also without autocast"),
+        (Page(page_of(shown)).text, "also without autocast"),
     ):
         assert (line in said) == without
 
@@ -978,9 +983,14 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_whole(shown: View) -> None:
-    page = Page(html.render(shown))
-    assert len(page.ids) == len(set(page.ids))
-    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    pages = html.pages(shown)
+    assert list(pages) == ["report.html", "ops.html", "tested.html"]
+    for source in pages.values():
+        page = Page(source)
+        assert len(page.ids) == len(set(page.ids))
+        assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+        assert {link for link in page.links if link.endswith(".html")} <= set(pages)
+    page = Page(pages["report.html"])
     for said in (
         shown.verdict.sentence,
         "amp-fuzz repro " + SMALL.id + " > repro.py",
@@ -996,11 +1006,12 @@ def test_the_page_is_whole(shown: View) -> None:
 
 
 def test_the_page_needs_no_network(shown: View) -> None:
-    source = html.render(shown)
-    page = Page(source)
-    assert [link for link in page.links if not link.startswith(("#", "data:"))] == [KNOWN[0].link]
-    assert not re.search(r"url\(|@import|\bfetch\(|XMLHttpRequest|import\(", source)
-    assert "default-src 'none'" in source
+    pages = html.pages(shown)
+    for name, source in pages.items():
+        others = [u for u in Page(source).links if not u.startswith(("#", "data:"))]
+        assert [u for u in others if u not in pages] == [KNOWN[0].link] * (name == "report.html")
+        assert not re.search(r"url\(|@import|\bfetch\(|XMLHttpRequest|import\(", source)
+        assert "default-src 'none'" in source
 
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{ 7919*7907 }}"
@@ -1020,12 +1031,12 @@ def test_everything_that_a_record_holds_is_escaped(tmp_path: Path) -> None:
     known = Known(id=NASTY, what=NASTY, why=NASTY, link=NASTY, quirk="x")
     store = store_of(tmp_path, records, backends=(head,))
     shown = view(frames.load(store, "r1"), (known,))
-    page = Page(html.render(shown))
-    plain = Page(html.render(view_of(store_of(tmp_path / "plain", small_run()))))
-    assert "img" not in page.tags
-    assert page.tags.count("script") == plain.tags.count("script") == 2
-    assert page.text.count(NASTY) > 20
-    assert "62615533" not in page.text
+    for name, source in html.pages(shown).items():
+        page = Page(source)
+        assert "img" not in page.tags
+        assert page.tags.count("script") == (2 if name == "ops.html" else 1)
+        assert page.text.count(NASTY) > (20 if name == "report.html" else 2)
+        assert "62615533" not in page.text
 
 
 @pytest.mark.parametrize(
@@ -1035,28 +1046,52 @@ def test_only_links_to_the_web_become_links(tmp_path: Path, link: str) -> None:
     known = Known(id="k", what="w", why="y", link=link, quirk="x")
     store = store_of(tmp_path, [found(BIG, known="k")])
     shown = view(frames.load(store, "r1"), (known,))
-    page = Page(html.render(shown))
-    assert all(target.startswith(("#", "data:,")) for target in page.links)
+    page = Page(page_of(shown))
+    assert all(re.match(r"#|data:,|\w+\.html$", target) for target in page.links)
     assert f"](<{link}" not in markdown.render(shown)
 
 
 def test_shades_grow_with_cases_and_stay_in_range() -> None:
-    shades = [html._level(n, most=1000) for n in range(1001)]
+    shades = [html._level(n, 1000) for n in range(1001)]
     assert shades == sorted(shades)
     assert (shades[0], shades[1], shades[1000]) == (0, 1, 6)
-    assert html._level(1, most=1) == 6
+    assert html._level(1, 1) == 6
 
 
-def test_a_page_of_a_long_run_stays_small(tmp_path: Path) -> None:
-    """200 ops, 40 mixes of dtypes, on both backends: as much as a nightly run reaches."""
+def test_the_first_page_of_any_run_stays_small(tmp_path: Path) -> None:
+    """1,000 ops with 40 mixes of dtypes on both backends, and 600 findings of a long program."""
     mixes = [f"{a},{b}" for a in ("float16", "bfloat16", "float32", "int64") for b in range(10)]
-    records = [
+    records: list[Record] = [
         ran(backend=b, kernels=tuple(kernel(f"op{i}", dtypes=m) for m in mixes))
         for b in ("eager-cpu", "fake-cuda")
-        for i in range(200)
+        for i in range(1000)
     ]
-    records += [found(case(f"op{i}", calls=30), op=f"op{i}") for i in range(300)]
-    assert len(html.render(view_of(store_of(tmp_path, records)))) < 3_000_000
+    long = "\n".join("v0 = torch.cat([x0, cast[bfloat16](x1)])" for _ in range(2000))
+    records += [
+        replace(found(case(f"op{i}", calls=300), op=f"op{i}", observed=long), explicit=long)
+        for i in range(600)
+    ]
+    pages = html.pages(view_of(store_of(tmp_path, records)))
+    assert len(pages["report.html"]) < 2_000_000
+    told = [Page(source).text.count("cast[bfloat16]") > 0 for source in pages.values()]
+    assert list(pages)[:3] == ["report.html", "ops.html", "tested.html"]
+    assert list(pages)[3:] == [f"findings-{i}.html" for i in range(2, 8)]
+    assert told == [True, False, False] + [True] * 6
+    shown = [re.findall(r'id="f-(\w+)"', source) for source in pages.values()]
+    assert [len(of) for of in shown] == [50, 0, 0, 100, 100, 100, 100, 100, 50]
+    assert len({finding for of in shown for finding in of}) == 600
+
+
+def test_a_finding_shows_in_which_versions_it_is_there(tmp_path: Path) -> None:
+    store = store_of(tmp_path, small_run())
+    record = found(BIG, small=SMALL)
+    store.keep_range(record, "torch: nobody asked for it")
+    assert store.range_of(record) == ""  # it is not kept here
+    store.save(record)
+    store.keep_range(record, "torch: there since 2.9.0 or earlier; still there in 2.13.0")
+    page = Page(page_of(view_of(store))).text
+    assert page.count("range torch: there since 2.9.0 or earlier; still there in 2.13.0") == 1
+    assert page.count("seen first in this run") == 2
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -1075,7 +1110,11 @@ def test_write_makes_the_files(tmp_path: Path) -> None:
         "code-quality.json",
         "annotations.txt",
     ]
-    assert sorted(folder.iterdir()) == sorted(paths)  # and nothing half written beside them
+    # And nothing half written beside them.
+    assert {p.name for p in folder.iterdir()} - {p.name for p in paths} == {
+        "ops.html",
+        "tested.html",
+    }
     assert paths[0].read_text().startswith("<!DOCTYPE html>")
     rows = paths[3].read_text().splitlines()
     assert rows[0] == "op,policy,dtypes,backend,kind,cases,known,calls"

@@ -67,6 +67,7 @@ def bisect(
     Runs the script of `amp-fuzz repro` in this environment and in others, which need nothing but
     torch: first at both ends, then by binary search. Where the script cannot tell (exit code
     125), the environment is skipped. Requirements are installed once, by uv or else by pip.
+    Reports show the answer beside a finding of the store.
 
     Exit codes: 0 the finding is there in some torch; 5 in none; 2 an ENV is no interpreter.
     """
@@ -105,7 +106,10 @@ def bisect(
     if ranged is None:
         say("it reproduces in none of them" if "gone" in told else "none of them can tell")
         return Exit.NOTHING
-    say(_summary(found, ranged))
+    summary = _summary(found, ranged)
+    say(summary)
+    if job.finding is not None:
+        Store(chosen.store).keep_range(job.finding, f"{package}: {summary}")
     return Exit.OK
 
 

@@ -1,6 +1,6 @@
 "use strict";
-// Filters, sorts and opens the table of ops; copies commands. Without it the page still says all
-// but the mixes of dtypes.
+// Filters, sorts and opens the table of ops; copies commands. Without it the pages still say all but
+// the mixes of dtypes.
 const $ = (selector, root = document) => root.querySelector(selector);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
