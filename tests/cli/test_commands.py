@@ -199,7 +199,7 @@ def test_list(command: Command, fuzzed: tuple[Path, Any], identity: str) -> None
     done = command("list", f"--store={store}")
     assert (done.code, done.err) == (0, "")
     lines = [line.split() for line in done.out.splitlines()]
-    assert lines[0] == ["run", "profile", "seed", "torch", "backends"]
+    assert lines[0] == ["run", "profile", "seed", "branch", "torch", "backends"]
     assert lines[1][:3] == [run, "dev", "1"]
     assert lines[2] == f"a run's report: amp-fuzz report {run} --store={store}".split()
     head = "finding backend kind op statements group state first seen last seen"

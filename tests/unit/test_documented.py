@@ -91,6 +91,6 @@ def test_torch_does_not_check_them(crash: str) -> None:
     quiet = {**os.environ, "PYTHONFAULTHANDLER": ""}
     died = subprocess.run([sys.executable, "-c", text], env=quiet, capture_output=True, check=False)
     # What they read may also be a tensor with an impossible dispatch key.
-    asserts = b"please report a bug to PyTorch" in died.stderr
+    odd = (b"please report a bug to PyTorch", b"[backend fallback]")
     mended = "torch is mended: see catalogue/unchecked.py"
-    assert died.returncode == -signal.SIGSEGV or asserts, mended
+    assert died.returncode == -signal.SIGSEGV or any(text in died.stderr for text in odd), mended
