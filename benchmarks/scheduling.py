@@ -56,7 +56,14 @@ def rows(args: argparse.Namespace) -> list[Row]:
 
 def _run(seed: int, seconds: int) -> Row:
     options = Options(
-        backends=BACKENDS, seed=seed, seconds=seconds, cases=100_000, workers=2, minimize=0, floor=1
+        backends=BACKENDS,
+        seed=seed,
+        seconds=seconds,
+        cases=100_000,
+        workers=2,
+        minimize=0,
+        floor=1,
+        aimed=0,
     )
     cases: Counter[str] = Counter()
     curve: list[Row] = []
