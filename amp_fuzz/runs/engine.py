@@ -123,7 +123,8 @@ class Task:
     known. told: the run is not recorded, but reports each kernel that it enters. aims: kernels to
     aim at, each until a case reaches it; the other cases are drawn as usual. again: the cases are
     judged as in a replay: by all relations, and unchanged. until: when it ends, in seconds since
-    the epoch, once `promised` of its cases ran.
+    the epoch, once `promised` of its cases ran. shares: beyond those, its backend gets no more time
+    than others.
     """
 
     backend: str
@@ -140,6 +141,7 @@ class Task:
     again: bool = False
     until: float = math.inf
     promised: int = 0
+    shares: bool = False
 
     @property
     def count(self) -> int:
@@ -315,8 +317,8 @@ def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
     """Split tasks of drawn cases into rounds, so a run cut short covers all families equally.
 
     The first round is the floor, and promised. Each later round is twice as large as the one
-    before. Tasks that aim are not split, and come after the first round. The drawn cases stay the
-    same.
+    before. Backends share the time of what is not promised. Tasks that aim are not split, and come
+    after the first round. The drawn cases stay the same.
     """
     tasks = list(tasks)
     found: list[Task] = []
@@ -325,7 +327,8 @@ def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
         for task in sorted(left, key=lambda task: bool(task.aims)):
             last = task.cases if task.aims else min(first + size, task.cases)
             promised = min(floor, task.cases) if first == 0 else 0
-            found.append(replace(task, first=first, cases=last, promised=promised))
+            part = replace(task, first=first, cases=last, promised=promised, shares=True)
+            found.append(part)
         first, size = first + size, 2 * size
     return found
 

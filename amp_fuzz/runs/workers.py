@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -153,8 +153,8 @@ class _Worker:
 
     reached: the kernels that cases of its task reached. noted: how many cases it had noted when the
     current one was first seen, at `since`, after `used` seconds of CPU time. held: bytes of memory
-    when it was ready; a fork also holds its parent's. blocking: its device's kernels end before
-    their calls return.
+    when it was ready; a fork also holds its parent's. given: when it got its task. blocking: its
+    device's kernels end before their calls return.
     """
 
     number: int
@@ -173,6 +173,7 @@ class _Worker:
     since: float = field(default_factory=time.monotonic)
     used: float = 0.0
     held: int = 0
+    given: float = 0.0
     looked: float = field(default_factory=time.monotonic)
 
     def owes(self) -> bool:
@@ -233,6 +234,7 @@ class Supervisor:
         self.stopped = False
         self.cut = False
         self.queue: list[Task] = []
+        self.spent: defaultdict[str, float] = defaultdict(float)  # seconds of workers, by backend
 
     def work(self, tasks: list[Task]) -> Iterator[Event]:
         """Do tasks, and yield events as they come.
@@ -261,7 +263,7 @@ class Supervisor:
                 self.workers.append(self._start())
             for worker in list(self.workers):
                 if worker.task is None and self._wanted():
-                    yield from self._give(worker, self.queue.pop())
+                    yield from self._give(worker, self._next())
             yield from self._listen()
             self._stop()
             if self.stopped:
@@ -274,11 +276,12 @@ class Supervisor:
         try:
             with composed():
                 while self._wanted():
-                    task = self.queue.pop()
+                    task, began = self._next(), time.monotonic()
                     covered = Covered(self.store, task.backend)
                     about = self.settings, self.writer, note, self.groups, covered
                     for event in _task(task, *about):
                         yield from self._taken(event)
+                    self.spent[task.backend] += time.monotonic() - began
         finally:
             note.close()
             path.unlink(missing_ok=True)
@@ -289,6 +292,22 @@ class Supervisor:
             self.queue.pop()
             self.cut = True
         return bool(self.queue)
+
+    def _next(self) -> Task:
+        """Take the next task: if the next shares the time, one of the backend that had the least.
+
+        So a cheap backend judges many cases beside an expensive one, rather than as many.
+        """
+        last = self.queue[-1]
+        if not last.shares or last.promised:
+            return self.queue.pop()
+        spent, now = self.spent.copy(), time.monotonic()
+        for worker in self.workers:
+            if worker.task is not None:
+                spent[worker.task.backend] += now - worker.given
+        # Of each backend, the one that comes first.
+        first = {task.backend: number for number, task in enumerate(self.queue) if task.shares}
+        return self.queue.pop(first[min(reversed(first), key=lambda name: spent[name])])
 
     def _late(self, task: Task) -> float:
         return late(task, self.settings)
@@ -337,6 +356,7 @@ class Supervisor:
             worker = self._start(blocking=blocking)
             self.workers.append(worker)
         worker.task, worker.fresh, worker.reached = task, False, set()
+        worker.given = time.monotonic()
         worker.shared[_NUMBER], worker.noted = task.first, -1
         with suppress(OSError):  # it died; the next `_listen` notices
             worker.pipe.send((task, self.groups))
@@ -399,6 +419,7 @@ class Supervisor:
             worker.reached |= event.kernels
             self.unstarted = 0
         if isinstance(event, Finished):
+            self._spent(worker)
             worker.task = worker.suspected = None
             if task is not None and task.confirms is not None:
                 yield self._happened(task.confirms)
@@ -424,6 +445,10 @@ class Supervisor:
         self.store.save(record)
         return True
 
+    def _spent(self, worker: _Worker) -> None:
+        if worker.task is not None:
+            self.spent[worker.task.backend] += time.monotonic() - worker.given
+
     def _unminimised(self, worker: _Worker) -> DivergenceRecord | None:
         """Keep the divergence that a worker was minimising when it ended."""
         record, worker.suspected = worker.suspected, None
@@ -438,6 +463,7 @@ class Supervisor:
     def _lost(self, worker: _Worker, how: _Death) -> Iterator[Event]:
         """Record the death of a worker, and requeue its remaining cases."""
         yield from self._ended(worker)
+        self._spent(worker)
         task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
         text = worker.current.read_bytes()
         worker.current.unlink()

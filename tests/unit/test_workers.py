@@ -505,3 +505,50 @@ def test_a_case_that_hangs_names_its_statement(store: Store) -> None:
         library._destroy()
     (record,) = [r for r in store.records("r1") if isinstance(r, DivergenceRecord)]
     assert (record.kind, record.op) == ("timeout", "exp")
+
+
+class Slow(Fragile):
+    """Takes its time."""
+
+    name = "slow-cpu"
+
+
+@pytest.fixture
+def slow(fragile: Installer, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Return settings of a run on two backends, one of which is slow."""
+    fragile(lambda case: None)
+    monkeypatch.setitem(backends(), "slow-cpu", Slow("cpu", lambda case: time.sleep(0.1)))
+    return replace(SETTINGS, backends=("slow-cpu", "fragile-cpu"), relations="none")
+
+
+def test_a_later_task_is_of_the_backend_that_had_the_least_time(
+    slow: Settings, store: Store
+) -> None:
+    tasks = plan_tasks(slow, [backends()[name] for name in slow.backends])
+    supervisor = Supervisor(slow, store, "r1")
+    supervisor.queue = list(reversed(engine.in_rounds(tasks, 2)))
+    promised = [supervisor._next() for _ in tasks]
+    assert [task.backend for task in promised] == [task.backend for task in tasks]
+    assert all(task.promised for task in promised)
+    supervisor.spent.update({"slow-cpu": 9.0, "fragile-cpu": 1.0})
+    later = [supervisor._next() for _ in range(3)]
+    assert [(task.backend, task.family, task.first) for task in later] == [
+        ("fragile-cpu", task.family, first)
+        for first in (2, 6)
+        for task in tasks
+        if task.backend == "fragile-cpu"
+    ][:3]
+    supervisor.spent["fragile-cpu"] = 10.0
+    assert supervisor._next().backend == "slow-cpu"
+    supervisor.close()
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_the_time_of_each_backend_is_kept(slow: Settings, store: Store, isolate: bool) -> None:
+    settings = replace(slow, cases=10, isolate=isolate)
+    supervisor = Supervisor(settings, store, "r1")
+    for _ in supervisor.work(plan_tasks(settings, [backends()[name] for name in slow.backends])):
+        pass
+    supervisor.close()
+    assert supervisor.spent["slow-cpu"] >= 10 * 0.1
+    assert supervisor.spent["slow-cpu"] - supervisor.spent["fragile-cpu"] > 0.5
