@@ -100,6 +100,22 @@ def test_a_matrix_has_a_shard_for_each_combination(tmp_path: Path) -> None:
             "matrix[0].vary: cases: 'four' is a string: write a whole number, as in 200",
         ),
         ("environments = { old = '' }\n[[matrix]]\nbackends = ['a']", "old is empty: write the"),
+        ("seeds = []\n[[matrix]]\nbackends = ['a']", "`$.seeds`"),
+        ("[[matrix]]\nbackends = ['a']\nseeds = []", "`$.matrix[0].seeds`"),
+        ("[[matrix]]\nbackends = ['a']\nenvironments = []", "`$.matrix[0].environments`"),
+        ("[[matrix]]\nbackends = ['a']\nvary = { cases = [] }", "`$.matrix[0].vary[...]`"),
+        (
+            "environments = { here = 'python3.12' }\n[[matrix]]\nbackends = ['a']",
+            "environments.here is the Python of the command: rename yours",
+        ),
+        (
+            "[[matrix]]\nbackends = ['a']\nneeds = { CPU = 4 }",
+            "matrix[0].needs: 'CPU' cannot be asked for: write num_cpus",
+        ),
+        (
+            "[[matrix]]\nbackends = ['a']\nneeds = { memory = 4 }",
+            "matrix[0].needs: 'memory' cannot be asked for: use a custom resource",
+        ),
         ("[[matrix", "not TOML"),
     ],
 )
