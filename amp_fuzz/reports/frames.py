@@ -254,7 +254,7 @@ class Tally:
         self.farthest[backend, op] = max(excess, self.farthest.get((backend, op), 0.0))
 
     def _count(self, kernel: KernelRow, backend: str, plan: str) -> None:
-        if kernel.outcome != "elsewhere":
+        if kernel.outcome != "elsewhere" and kernel.at >= 0:
             self.plans[kernel.op, kernel.policy, plan] += 1
         of = (kernel.op, kernel.policy, kernel.dtypes, backend, kernel.outcome, kernel.kind)
         self.kernels[of] += 1
