@@ -37,8 +37,9 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
     """Copy the runs and findings of other stores into one.
 
     A finding that differs from the one of its case and backend here, as on another machine, is left
-    alone. The answer of `amp-fuzz bisect` is copied with its finding, if there is none here. Raises `StoreError`, before anything is copied: a folder is no store, or a run has other
-    content here than there. If the disk is full, no run or finding is copied in part.
+    alone. The answer of `amp-fuzz bisect` is copied with its finding, if there is none here. Raises
+    `StoreError`, before anything is copied: a folder is no store, or a run has other content here
+    than there. If the disk is full, no run or finding is copied in part.
     """
     runs: dict[str, Store] = {}
     skipped: list[str] = []
@@ -92,7 +93,7 @@ def _new_findings(
             found = load_finding(path)
             here[found.backend, found.id] = path
     names, new, ranges, same = set(store.findings()), {}, [], 0
-    for other, path in ((other, path) for other in others for path in _finding_files(other)):
+    for source, path in ((o, path) for o in others for path in _finding_files(o)):
         try:
             found = load_finding(path)
         except StoreError as error:
@@ -108,7 +109,7 @@ def _new_findings(
         else:
             skipped.append(f"{path}: differs from {own}, which stays")
             continue
-        ranges.append((found, other.range_of(found)))
+        ranges.append((found, source.range_of(found)))
     return new, ranges, same
 
 

@@ -142,7 +142,10 @@ def _divergences(data: RunData) -> Heat:
 
 
 def _diverged(known: int, new: int, called: Sequence[int]) -> Cell:
-    """Return a cell. called: the cases that call each op; how many call all of several is unknown."""
+    """Return a cell.
+
+    called: the cases that call each op. How many call all of several is unknown.
+    """
     both, most = known + new, min(called)
     if not both and not most:
         return Cell("", 0, "not called")
