@@ -162,6 +162,13 @@ def test_another_file_or_another_text_begins_another_sweep(tmp_path: Path) -> No
         assert anew.head.id != log.head.id
 
 
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "sweep.toml"
+    (store.root / "sweeps" / "20260101-000000-aaaa.jsonl").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"aaaa\.jsonl: cannot be read \(Is a directory\)"):
+        unfinished(store, path, "text")
+
+
 # -- a shard --------------------------------------------------------------------------------------
 
 FAULTS = "24 SIGKILL SIGSEGV SIGABRT once"
