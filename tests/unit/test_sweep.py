@@ -253,7 +253,10 @@ def test_a_full_disk_ends_a_shard_with_its_name_and_the_rest_runs_later(job: Job
     before = judged(Path(job.store), "r1")[0]
     assert 0 < before.total() < 40
     full.unlink()
+    numbers = Store(job.store).run_path("r1") / "summary.json"
+    numbers.write_text("of a report that somebody made of it meanwhile")
     assert attempt(job) == ShardEnd(0, 0)
+    assert not numbers.exists()  # no longer true, and a shard makes no report
     ids, _ = judged(Path(job.store), "r1")
     assert set(ids.values()) == {1}
     assert len(ids) == 40

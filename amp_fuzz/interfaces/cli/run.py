@@ -141,6 +141,7 @@ def run(
     with Interrupts() as interrupts:
         try:
             with interrupts.importing(), waiting("importing torch"):
+                from amp_fuzz.reports.trend import forget
                 from amp_fuzz.runs.setup import prepare
 
                 session = prepare(chosen, command=_again(resolved, chosen.seed))
@@ -156,6 +157,7 @@ def run(
         with store.running(session.record):
             if before is not None:
                 _write_end(store, session, EndRecord("", "", 0, 0.0, "resumed"))
+                forget(store, before.id)
             _head(session, chosen, resolved.files)
             if kept:
                 _first(kept, chosen)
