@@ -294,6 +294,16 @@ def test_the_history_says_what_each_run_changed(tmp_path: Path) -> None:
     assert history(days_of(tmp_path / "b", *runs), [FINDING, other], "r2")[0] == steps[:2]
 
 
+def test_without_a_finding_no_record_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = days_of(tmp_path, [ran()], [ran()])
+    monkeypatch.setattr(Store, "lines", None)
+    steps, told = history(store, [])
+    assert [(s.seen.run, *s[1:]) for s in steps] == [("r1", 0, 0, 0, 0), ("r2", 0, 0, 0, 0)]
+    assert told == {}
+
+
 def test_the_trend_has_the_runs_of_which_a_report_was_made(tmp_path: Path) -> None:
     store = days_of(tmp_path, [ran()], [ran()], [ran()])
     for run, rate in (("r1", 2.0), ("r2", 3.0)):
@@ -351,6 +361,15 @@ def test_the_curves_run_through_the_numbers_of_the_runs(tmp_path: Path) -> None:
     assert of["b"] == ("0.00,0.00 33.33,50.00",)
     rows = re.findall(r"<tr><th scope=\"row\">(r\d)<.*?</tr>", html.pages(shown)["report.html"])
     assert rows == ["r4", "r3", "r2", "r1"]  # the table says the same, the newest first
+
+
+def test_a_run_alone_is_a_dot_of_its_curve(tmp_path: Path) -> None:
+    store = days_of(tmp_path, [ran()], [ran()], [ran()])
+    for run, numbers in (("r1", {"b": Numbers(1, 4.0, 1, 2)}), ("r2", {})):
+        keep(store, run, numbers)
+    _, _, speed = html._charts(read(store, "r3").view.trend)
+    # SVG draws nothing for a single point, but a dot for a line of no length with round ends.
+    assert {line.name: line.pieces for line in speed.lines}["b"] == ("0.00,0.00 0.00,0.00",)
 
 
 # -- conformance ----------------------------------------------------------------------------------
