@@ -124,7 +124,8 @@ def _divergences(data: RunData) -> Heat:
     rows = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
     keys = ["op", "backend", "outcome", "kind"]
     found: Counter[tuple[str, str, str]] = Counter()
-    for (op, backend, outcome, kind), cases in rows.groupby(keys, observed=True).size().items():
+    sizes = rows.groupby(keys, observed=True).size().reset_index()
+    for op, backend, outcome, kind, cases in sizes.itertuples(index=False, name=None):
         found[op, backend, outcome] += cases
         if op and kind in ("crash", "timeout"):  # such a case has no record of what it called
             called[op, backend] = called.get((op, backend), 0) + cases

@@ -185,7 +185,8 @@ class _Worker:
         """Return whether its case is on record, although it died before it noted this."""
         if self.shared[_JUDGED] != self.shared[_NUMBER]:
             return False
-        return (self.folder / f"records-{self.number}.jsonl").stat().st_size > self.shared[_BEFORE]
+        before: int = self.shared[_BEFORE]
+        return (self.folder / f"records-{self.number}.jsonl").stat().st_size > before
 
     @property
     def current(self) -> Path:
