@@ -19,8 +19,11 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz.config import ConfigError
+from amp_fuzz.interfaces.cli.run import _sharded
 from amp_fuzz.records.schema import CaseRecord, EndRecord, RunRecord
 from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.runs.engine import Settings
+from amp_fuzz.runs.setup import Session
 from amp_fuzz.runs.sweep.following import Follower
 from amp_fuzz.runs.sweep.log import Over, ShardEnd, running, unfinished
 from amp_fuzz.runs.sweep.matrix import Shard, load
@@ -278,6 +281,31 @@ def test_a_cancelled_shard_ends_in_order(job: Job) -> None:
     *_, end = (r for r in Store(job.store).records("r1") if isinstance(r, EndRecord))
     assert end.reason == "interrupted"
     assert not Store(job.store).is_running("r1")
+
+
+def test_a_shard_that_a_signal_ended_in_order_runs_again(job: Job) -> None:
+    python = Path(job.folder, "python")
+    python.write_text("#!/bin/sh\nexit 143\n")
+    python.chmod(0o755)
+    with pytest.raises(Died, match="the process of run r1 died of signal 15"):
+        attempt(replace(job, python=str(python)))
+
+
+@pytest.mark.parametrize(
+    ("own", "until", "left", "floor"),
+    [(0, None, 0, 9), (60, None, 60, 9), (0, 100, 100, 0), (60, 100, 60, 9), (600, 100, 100, 0),
+     (0, -5, 0.001, 0)],
+)  # fmt: skip
+def test_the_shorter_time_of_shard_and_sweep_holds(
+    own: float, until: float | None, left: float, floor: int
+) -> None:
+    settings = Settings(("eager-cpu",), cases=9, seconds=own, floor=9)
+    session = Session(RunRecord("r1", 3, "dev", (), {}, ""), settings, ())
+    end = None if until is None else time.time() + until
+    sharded = _sharded(session, "s1", end)
+    assert sharded.record.id == "s1"
+    assert sharded.settings.seconds == pytest.approx(left, abs=1)
+    assert sharded.settings.floor == floor
 
 
 def test_a_shard_begins_only_in_its_time(job: Job) -> None:
