@@ -147,6 +147,23 @@ def test_a_case_that_died_is_one_of_those_that_call_its_op(tmp_path: Path, compa
     assert texts(pictures(frames.load(store, "r1")).divergences) == {MM: ["1/2", ""]}
 
 
+def test_a_case_that_died_at_no_known_op_counts_once_among_all(tmp_path: Path) -> None:
+    died = replace(found(case(MM, seed=3)), backend="script", kind="crash", op="", known="")
+    store = store_of(tmp_path, [one(1), died, EndRecord("", "", 2, 1.0)])
+    assert texts(pictures(frames.load(store, "r1")).divergences) == {"": ["1/2", ""]}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_case_that_died_has_its_plan_in_the_frame(tmp_path: Path, compacted: bool) -> None:
+    record = replace(found(case(MM, seed=3)), backend="script", kind="crash", known="")
+    store = store_of(tmp_path, [record, EndRecord("", "", 1, 1.0)])
+    if compacted:
+        pytest.importorskip("pyarrow")
+        compact(store, "r1")
+    assert [*load(store.root)["plan"]] == [ingredient(record.case)]
+    assert ingredient(record.case)
+
+
 def test_of_two_ops_together_no_share_is_known(tmp_path: Path) -> None:
     both = f"{MM}+{CAT}"
     records = [one(1, ops=(MM, CAT)), bad(2, both, ops=(MM, CAT), at=-1), one(3, "eager-cpu")]
