@@ -16,10 +16,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from amp_fuzz.config import ConfigError
+from amp_fuzz.interfaces.cli.common import Exit, Internal, Stopped
 from amp_fuzz.interfaces.cli.run import _sharded
+from amp_fuzz.interfaces.cli.sweep import _conclude, _Tally
 from amp_fuzz.records.schema import CaseRecord, EndRecord, RunRecord
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.runs.engine import Settings
@@ -30,6 +33,7 @@ from amp_fuzz.runs.sweep.matrix import Shard, load
 from amp_fuzz.runs.sweep.node import Died, Job, attempt
 from tests import deadly
 from tests.deadly import fault_of, judged
+from tests.unit.test_store import FINDING
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -170,6 +174,54 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (store.root / "sweeps" / "20260101-000000-aaaa.jsonl").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"aaaa\.jsonl: cannot be read \(Is a directory\)"):
         unfinished(store, path, "text")
+
+
+@pytest.mark.parametrize(
+    ("late", "codes", "code"),
+    [
+        (False, (0, 1), Exit.DIVERGED),
+        (False, (1, -1), Exit.UNENDED),
+        (False, (1, 2, -1), Exit.USAGE),
+        (False, (0, 5), Exit.NOTHING),  # no case is on record here
+        (True, (1, -1), Exit.DIVERGED),  # no time was left for the other
+        (True, (1, 4), Exit.MISSING),
+        (True, (1, -1, 3), Exit.INTERNAL),
+    ],
+)
+def test_how_the_shards_ended_is_the_exit_code_and_decides_whether_the_sweep_is_over(
+    tmp_path: Path, late: bool, codes: tuple[int, ...], code: int
+) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(f"seeds = {len(codes)}\n[[matrix]]\nbackends = ['eager-cpu']")
+    read = load(path, sys.executable, 7)
+    with running(Store(tmp_path / "store"), path, "text", seed=7, anew=False) as log:
+        for number, ended in enumerate(codes):
+            log.add(ShardEnd(number, ended, "why"))
+        try:
+            told = _conclude(_Tally(read, log, []), None, late)
+        except Stopped as error:
+            told = error.code
+        except Internal:
+            told = Exit.INTERNAL
+        assert told == code
+        failed = code in (Exit.USAGE, Exit.INTERNAL, Exit.MISSING, Exit.UNENDED)
+        assert log.over == (not failed)
+
+
+def test_a_case_that_died_counts_and_one_that_diverged_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text("[[matrix]]\nbackends = ['eager-cpu']")
+    store = Store(tmp_path / "store")
+    with running(store, path, "text", seed=7, anew=False) as log:
+        read = load(path, sys.executable, 7)
+        name = log.run_id(read.shards[0])
+        store.begin(RunRecord(name, 7, "dev", (), {}, ""))
+        case = CaseRecord("a" * 16, "eager-cpu", "all", "diverged", (), (), {})
+        with closing(store.writer(name, "0")) as writer:
+            for record in (case, FINDING, msgspec.structs.replace(FINDING, kind="crash")):
+                writer.write(record)
+        (row,) = _Tally(read, log, []).board.rows.values()
+    assert (row.done, row.known, row.new) == (2, 0, 2)
 
 
 # -- a shard --------------------------------------------------------------------------------------
