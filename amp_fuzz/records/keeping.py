@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from amp_fuzz.records.outputs import StoreError
-from amp_fuzz.records.store import Store, backend_name, load_finding
+from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.store import Store, backend_name, held, load_finding
 
 __all__ = ["Merged", "Pruned", "merge", "prune", "untouchable"]
 
@@ -36,8 +37,9 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
     """Copy the runs and findings of other stores into one.
 
     A finding that differs from the one of its case and backend here, as on another machine, is left
-    alone. Raises `StoreError`, before anything is copied: a folder is no store, or a run has other
-    content here than there. If the disk is full, no run or finding is copied in part.
+    alone. The answer of `amp-fuzz bisect` is copied with its finding, if there is none here. Raises
+    `StoreError`, before anything is copied: a folder is no store, or a run has other content here
+    than there. If the disk is full, no run or finding is copied in part.
     """
     runs: dict[str, Store] = {}
     skipped: list[str] = []
@@ -61,7 +63,7 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
         raise StoreError(
             f"{differ[0]}{more}: nothing was merged: remove one of the two, or keep both stores"
         )
-    findings, equal = _new_findings(store, others, skipped)
+    findings, ranges, equal = _new_findings(store, others, skipped)
     store.create()
     with _spare(store, "merging") as spare:
         for run, other in runs.items():
@@ -72,23 +74,26 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
         for name, path in findings.items():
             shutil.copy2(path, spare / name)
             (spare / name).rename(store.root / "findings" / f"{name}.json")
+        for found, words in ranges:
+            if words and not store.range_of(found):
+                store.keep_range(found, words)
     return Merged(tuple(runs), tuple(findings), same + equal, tuple(skipped))
 
 
 def _new_findings(
     store: Store, others: Sequence[Store], skipped: list[str]
-) -> tuple[dict[str, Path], int]:
+) -> tuple[dict[str, Path], list[tuple[DivergenceRecord, str]], int]:
     """Return the findings to copy, by their names here, and how many are here already and equal.
 
-    skipped: gets a line for each that is left alone.
+    Between the two: the ranges of all these. skipped: gets a line for each that is left alone.
     """
     here: dict[tuple[str, str], Path] = {}
     for path in _finding_files(store):
         with suppress(StoreError):  # damaged; its name is taken
             found = load_finding(path)
             here[found.backend, found.id] = path
-    names, new, same = set(store.findings()), {}, 0
-    for path in chain.from_iterable(map(_finding_files, others)):
+    names, new, ranges, same = set(store.findings()), {}, [], 0
+    for source, path in ((o, path) for o in others for path in _finding_files(o)):
         try:
             found = load_finding(path)
         except StoreError as error:
@@ -103,7 +108,9 @@ def _new_findings(
             same += 1
         else:
             skipped.append(f"{path}: differs from {own}, which stays")
-    return new, same
+            continue
+        ranges.append((found, source.range_of(found)))
+    return new, ranges, same
 
 
 def _finding_files(store: Store) -> list[Path]:
@@ -161,8 +168,8 @@ def prune(
 
     keep: how many runs stay, the newest; those left alone do not count. older: how long ago a run
     must have started. With both, a run is removed only if both say so. dry: remove nothing.
-    Findings stay, and so does a run that is running, damaged, or written by a newer amp-fuzz.
-    Raises `StoreError`.
+    Findings stay, and so does a run that is running, damaged, or written by a newer amp-fuzz. The
+    log of a sweep is removed with the last of its runs. Raises `StoreError`.
     """
     removed: list[Pruned] = []
     left: list[str] = []
@@ -191,7 +198,20 @@ def prune(
         for run, *_ in removed:
             locks.enter_context(store.alone(run))
             store.run_path(run).rename(spare / run)
+        _remove_sweeps(store, spare)
     return removed, left
+
+
+def _remove_sweeps(store: Store, spare: Path) -> None:
+    """Remove the log and the outputs of each sweep that has no runs and is not running."""
+    runs = store.runs()
+    for log in (store.root / "sweeps").glob("*.jsonl"):
+        folder = log.with_suffix("")
+        if any(run.startswith(f"{log.stem}-") for run in runs) or held(folder / "running.lock"):
+            continue
+        if folder.is_dir():
+            folder.rename(spare / log.name)
+        log.unlink()
 
 
 def _bytes(folder: Path) -> int:

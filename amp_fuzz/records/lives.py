@@ -123,7 +123,7 @@ def history(
         seen = Seen(run, head.started, head.versions.get("torch", "?"))
         met: defaultdict[_Cause, dict[str, str]] = defaultdict(dict)
         try:
-            told = _told(store, run)
+            told = _told(store, run) if kept else []
         except StoreError as error:
             if unread is not None:
                 unread.append(str(error))

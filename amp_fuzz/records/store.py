@@ -196,7 +196,7 @@ class Store:
         for path in self.run_path(run).glob("running-*.lock"):
             if path.name == but:
                 continue
-            if _held(path):
+            if held(path):
                 return True
         return False
 
@@ -402,7 +402,7 @@ class Store:
         return None
 
 
-def _held(path: Path) -> bool:
+def held(path: Path) -> bool:
     """Return whether a process holds a lock; False for a file that cannot be read."""
     try:
         with FileLock(path).acquire(timeout=0):

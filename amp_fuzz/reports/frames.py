@@ -15,7 +15,6 @@ from typing import Literal
 import pandas as pd
 
 from amp_fuzz.cases.program import statements
-from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
     CaseRecord,
@@ -244,7 +243,7 @@ class Tally:
     def _alone(self, found: DivergenceRecord) -> None:
         """Count a divergence whose case has no record."""
         kernel = alone(found)
-        self._count(kernel, found.backend, ingredient(found.case))
+        self._count(kernel, found.backend, plan="")
         head = (found.case.id, found.backend, found.family, kernel.outcome, kernel.kind)
         rest = (kernel.op, kernel.policy, kernel.dtypes, found.known, found.fingerprint)
         self.cases.append((*head, *rest))
@@ -254,7 +253,7 @@ class Tally:
         self.farthest[backend, op] = max(excess, self.farthest.get((backend, op), 0.0))
 
     def _count(self, kernel: KernelRow, backend: str, plan: str) -> None:
-        if kernel.outcome != "elsewhere":
+        if kernel.outcome != "elsewhere" and kernel.at >= 0:
             self.plans[kernel.op, kernel.policy, plan] += 1
         of = (kernel.op, kernel.policy, kernel.dtypes, backend, kernel.outcome, kernel.kind)
         self.kernels[of] += 1

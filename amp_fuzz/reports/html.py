@@ -317,7 +317,7 @@ def _chart(
                 x, y = 100 * i / (len(values) - 1), 100 - 100 * value / top
                 piece.append(f"{x:.2f},{y:.2f}")
             elif piece:
-                pieces.append(" ".join(piece))
+                pieces.append(" ".join(piece if len(piece) > 1 else piece * 2))  # a dot
                 piece = []
         if pieces:
             last = next(v for v in reversed(values) if v is not None)

@@ -59,8 +59,9 @@ class Spread(NamedTuple):
 class Tested(NamedTuple):
     """What was compared: the cases by kernel and policy, over all backends.
 
+    plans: none if the run is of an earlier amp-fuzz, which did not record them.
     rows: the kernel, its policy, and a number for each dtype and each ingredient of a plan. A
-    kernel that was not reached, though a backend lists it, has a row of zeros and no policy.
+    kernel that was not compared, though a backend lists it, has a row of zeros and no policy.
     policies: the number of kernels of each policy, and of those that each column reached.
     """
 
@@ -121,16 +122,19 @@ def _divergences(data: RunData) -> Heat:
     for name, cases in data.cases["backend"].value_counts().items():
         called["", str(name)] = int(cases)  # a gradient, the state: no single op
     rows = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
-    sizes = rows.groupby(["op", "backend", "outcome"], observed=True).size().reset_index()
+    keys = ["op", "backend", "outcome", "kind"]
     found: Counter[tuple[str, str, str]] = Counter()
-    for op, backend, outcome, cases in sizes.itertuples(index=False, name=None):
+    sizes = rows.groupby(keys, observed=True).size().reset_index()
+    for op, backend, outcome, kind, cases in sizes.itertuples(index=False, name=None):
         found[op, backend, outcome] += cases
+        if op and kind in ("crash", "timeout"):  # such a case has no record of what it called
+            called[op, backend] = called.get((op, backend), 0) + cases
     columns = tuple(data.backends)
     lines = []
     for op in sorted({op for op, *_ in found}):
         pairs = [(found[op, b, "known"], found[op, b, "diverged"]) for b in columns]
         cells = (
-            _diverged(*pair, called.get((op, b), sum(pair)))
+            _diverged(*pair, [called.get((part, b), 0) for part in op.split("+")])
             for pair, b in zip(pairs, columns, strict=True)
         )
         new, total = sum(n for _, n in pairs), sum(map(sum, pairs))
@@ -138,15 +142,22 @@ def _divergences(data: RunData) -> Heat:
     return Heat(columns, tuple(line[1:] for line in sorted(lines)))
 
 
-def _diverged(known: int, new: int, called: int) -> Cell:
-    both = known + new
-    if not called:
+def _diverged(known: int, new: int, called: Sequence[int]) -> Cell:
+    """Return a cell.
+
+    called: the cases that call each op. How many call all of several is unknown.
+    """
+    both, most = known + new, min(called)
+    if not both and not most:
         return Cell("", 0, "not called")
+    if len(called) > 1 or not most:
+        said = f"{both:,} diverged here: {known:,} known, {new:,} new"
+        return Cell(f"{both:,}", min(both, 1), said, over=new > 0)
     if not both:
-        return Cell("0", 0, f"none of {called:,} diverged here")
-    level = 1 + bisect_left((0.01, 0.03, 0.1, 0.3, 0.6), both / called)
-    said = f"{both:,} of {called:,} diverged here: {known:,} known, {new:,} new"
-    return Cell(f"{both:,}/{called:,}", level, said, over=new > 0)
+        return Cell("0", 0, f"none of {most:,} diverged here")
+    level = 1 + bisect_left((0.01, 0.03, 0.1, 0.3, 0.6), both / most)
+    said = f"{both:,} of {most:,} diverged here: {known:,} known, {new:,} new"
+    return Cell(f"{both:,}/{most:,}", level, said, over=new > 0)
 
 
 def _measured(data: RunData) -> tuple[str, ...]:
@@ -208,18 +219,19 @@ _MIXED, _OTHER = "several", "other"
 
 
 def _tested(data: RunData) -> Tested:
-    dtypes, plans = (*FLOAT_DTYPES, _MIXED, _OTHER), plan_words()
     rows: dict[tuple[str, str], Counter[str]] = {}
-    compared = data.kernels[(data.kernels["outcome"] != "elsewhere") & (data.kernels["op"] != "")]
+    # Without a call it is the place of a divergence that is none of the case's kernels.
+    compared = data.kernels[(data.kernels["outcome"] != "elsewhere") & (data.kernels["calls"] > 0)]
+    dtypes = (*FLOAT_DTYPES, _MIXED, _OTHER)
+    plans = plan_words() if data.plans or compared.empty else ()
     kernels = compared[["op", "policy", "dtypes", "cases"]]
     for op, policy, joined, cases in kernels.itertuples(index=False, name=None):
         rows.setdefault((op, policy), Counter())[_dtype(joined)] += cases
     for (op, policy, word), cases in data.plans.items():
-        if op:
-            rows.setdefault((op, policy), Counter())[word] += cases
-    reached = {op for op, _ in rows}
+        rows.setdefault((op, policy), Counter())[word] += cases
+    met = {op for op, _ in rows}
     listed = {kernel for backend in data.run.backends for kernel in backend.kernels}
-    rows |= {(op, ""): Counter() for op in listed - reached}
+    rows |= {(op, ""): Counter() for op in listed - met}
     columns = (*dtypes, *plans)
     lines = [(*key, tuple(counts[c] for c in columns)) for key, counts in sorted(rows.items())]
     return Tested(dtypes, plans, tuple(lines), tuple(_policies(lines, len(columns))))

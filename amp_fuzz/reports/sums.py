@@ -115,14 +115,14 @@ def _add_plans(tables: Tables, path: Path, tally: Tally) -> None:
     if reached not in tables.files["kernels"]:
         return
     cases = tables.read(path, ("row", "plan"))
-    kernels = tables.read(reached, ("case", "op", "policy", "outcome"))
+    kernels = tables.read(reached, ("case", "at", "op", "policy", "outcome"))
     from amp_fuzz.reports.frames import plan_parts  # which imports this module
 
     plan = cases["plan"].combine_chunks()
     at = np.searchsorted(cases["row"].to_numpy(), kernels["case"].to_numpy())
     op, policy, outcome = (kernels[n].combine_chunks() for n in ("op", "policy", "outcome"))
     compared = ~np.isin(np.array(outcome.dictionary.to_pylist(), dtype=object), ["elsewhere"])
-    kept = compared[outcome.indices.to_numpy()]
+    kept = compared[outcome.indices.to_numpy()] & (kernels["at"].to_numpy() >= 0)
     ops, policies = op.dictionary.to_pylist(), policy.dictionary.to_pylist()
     keys = op.indices.to_numpy().astype(np.int64) * len(policies) + policy.indices.to_numpy()
     pairs = keys * len(plan.dictionary) + plan.indices.to_numpy()[at]

@@ -17,7 +17,7 @@ from amp_fuzz.records.lives import Step
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.store import Store, StoreError
 
-__all__ = ["Numbers", "Point", "Trend", "keep", "trend"]
+__all__ = ["Numbers", "Point", "Trend", "forget", "keep", "trend"]
 
 MOST = 30  # runs in the picture: the last ones
 _FORMAT = 1
@@ -69,6 +69,12 @@ def keep(store: Store, run: str, backends: Mapping[str, Numbers]) -> None:
     with suppress(StoreError):
         path = store.run_path(run) / "summary.json"
         write_whole(path, msgspec.json.encode(_Summary(dict(backends))))
+
+
+def forget(store: Store, run: str) -> None:
+    """Remove the numbers of a run that goes on: its next report keeps new ones."""
+    with suppress(OSError):
+        (store.run_path(run) / "summary.json").unlink()
 
 
 def trend(store: Store, steps: Iterable[Step], run: str, backends: Mapping[str, Numbers]) -> Trend:

@@ -134,8 +134,9 @@ _DEATHS = 8  # deaths for one case before it is no longer minimised
 _FATAL = "Fatal Python error"  # the beginning of faulthandler's output
 _OUTPUT = 12  # last lines of output to keep from a dead process
 
-# Shared by a worker and its supervisor: the number of the case, whether it runs, cases noted.
-_NUMBER, _RUNNING, _NOTED = range(3)
+# Shared by a worker and its supervisor: the number of the case, whether it runs, cases noted, the
+# number of the last case that was judged, and the size of the file of records before its record.
+_NUMBER, _RUNNING, _NOTED, _JUDGED, _BEFORE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,13 @@ class _Worker:
         """Return whether its task has promised cases left."""
         task = self.task
         return task is not None and self.shared[_NUMBER] - task.first < task.promised
+
+    def recorded(self) -> bool:
+        """Return whether its case is on record, although it died before it noted this."""
+        if self.shared[_JUDGED] != self.shared[_NUMBER]:
+            return False
+        before: int = self.shared[_BEFORE]
+        return (self.folder / f"records-{self.number}.jsonl").stat().st_size > before
 
     @property
     def current(self) -> Path:
@@ -272,7 +280,7 @@ class Supervisor:
     def _here(self) -> Iterator[Event]:
         """Do the tasks in this process, which a case may kill."""
         path = self.store.run_path(self.run_id) / f"current-{self.label}.json"
-        note = _Note(path, RawArray("q", 3))
+        note = _Note(path, RawArray("q", 5))
         try:
             with composed():
                 while self._wanted():
@@ -337,7 +345,7 @@ class Supervisor:
                 raise StoreError(f"{folder}: cannot write ({error.strerror})") from error
         (folder / f"current-{number}.json").touch()
         ours, theirs = connection.Pipe()
-        shared = RawArray("q", 3)
+        shared = RawArray("q", 5)
         entered = RawArray("c", LONGEST)
         about = (self.settings, str(self.store.root), self.run_id, number, shared, entered)
         # Since the last fork, a user's test may have started something that does not survive one.
@@ -357,7 +365,7 @@ class Supervisor:
             self.workers.append(worker)
         worker.task, worker.fresh, worker.reached = task, False, set()
         worker.given = time.monotonic()
-        worker.shared[_NUMBER], worker.noted = task.first, -1
+        worker.shared[_JUDGED], worker.shared[_NUMBER], worker.noted = -1, task.first, -1
         with suppress(OSError):  # it died; the next `_listen` notices
             worker.pipe.send((task, self.groups))
 
@@ -467,13 +475,14 @@ class Supervisor:
         task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
         text = worker.current.read_bytes()
         worker.current.unlink()
-        if task is None or not worker.shared[_RUNNING] or not text:
+        recorded = worker.recorded()
+        if task is None or not worker.shared[_RUNNING] or not text or recorded:
             self.unstarted += 1
             if self.unstarted >= _STARTS:
                 where = "between two cases" if worker.ready else "before it ran a case"
                 yield Failed("\n".join([f"{how.detail} {where}, {_STARTS} times in a row", output]))
             elif task is not None:
-                self.queue.append(replace(task, first=number))
+                self.queue.append(replace(task, first=number + recorded))
             return
         case, suspected = loads(text, str(worker.current)), worker.suspected
         incident = IncidentRecord(task.backend, task.family, how.kind, case, how.detail, output)
@@ -631,6 +640,11 @@ class _Note:
         """Note the number of the next case."""
         self.shared[_NUMBER] = number
 
+    def judged(self, records: Path) -> None:
+        """Note that the record of the case comes next in this file."""
+        self.shared[_BEFORE] = records.stat().st_size
+        self.shared[_JUDGED] = self.shared[_NUMBER]  # last: a kill may come between the two
+
     def seen(self, case: Case) -> None:
         """Note a case that is about to run. Raises `StoreError`."""
         text = case.json()
@@ -763,6 +777,7 @@ def _task(
     )
     for event in events:
         if isinstance(event, CaseRecord):
+            note.judged(writer.path)
             writer.write(event)
             note.rested()
             cases += 1

@@ -44,6 +44,15 @@ def test_a_line_for_logs(clock: Clock) -> None:
     )
 
 
+def test_what_an_earlier_attempt_recorded_is_not_of_the_rate(clock: Clock) -> None:
+    run = board(clock)
+    run.row("eager-cpu").done = run.row("fake-cuda").done = 50
+    run.add("eager-cpu", 1)
+    clock.now += 10
+    run.add("eager-cpu", 10)
+    assert "eager-cpu 61/100, fake-cuda 50/100, 1.0 cases/s," in run.line()
+
+
 def test_a_rate_is_not_shown_before_it_means_something(clock: Clock) -> None:
     run = board(clock)
     run.add("eager-cpu", 10)

@@ -126,17 +126,19 @@ def test_a_backend_that_cannot_run_is_said_before_anything_runs(
 
 
 LISTENING = """
-import os, psutil
+import os, psutil, signal
+signal.signal(signal.SIGTERM, lambda *_: print("told"))
 from amp_fuzz.runs.sweep.cluster import connected
 with connected(None):
     own = psutil.Process()
     found = [c for p in [own, *own.children(recursive=True)] for c in p.net_connections("inet")]
     places = {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}
     print(sorted(places), os.environ["RAY_USAGE_STATS_ENABLED"])
+    os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def test_a_ray_of_its_own_listens_on_the_loopback_interface_only(
+def test_a_ray_of_its_own_listens_on_the_loopback_interface_and_takes_no_signal(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     done = subprocess.run(
@@ -148,7 +150,7 @@ def test_a_ray_of_its_own_listens_on_the_loopback_interface_only(
         timeout=120,
         check=False,
     )
-    assert done.stdout == "['127.0.0.1'] 0\n", done
+    assert done.stdout == "['127.0.0.1'] 0\ntold\n", done
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:9"])

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from amp_fuzz.records.keeping import merge, prune
 from amp_fuzz.records.schema import RunRecord
 from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.runs.sweep.log import running
 from tests.helpers import one_line
 from tests.unit.test_store import FINDING, RECORDS
 
@@ -59,6 +60,23 @@ def test_what_is_new_is_copied_and_what_is_equal_is_skipped(one: Store, other: S
     assert (done.runs, done.findings, done.same, done.skipped) == ((NEW,), (), 2, ())
     assert content(one) == content(other)
     assert merge(one, [other]).same == 3
+
+
+def test_the_answer_of_bisect_is_copied_with_its_finding(tmp_path: Path, other: Store) -> None:
+    other.keep_range(FINDING, "torch: 2.7 to 2.9")
+    for here in (Store(tmp_path / "new"), store_of(tmp_path / "equal")):
+        merge(here, [other])
+        assert here.range_of(FINDING) == "torch: 2.7 to 2.9"
+        here.keep_range(FINDING, "torch: all")
+        merge(here, [other])
+        assert here.range_of(FINDING) == "torch: all"  # the one that was here stays
+
+
+def test_a_finding_that_differs_takes_no_answer_of_bisect(one: Store, other: Store) -> None:
+    other.save(replace(FINDING, observed="another"))
+    other.keep_range(FINDING, "torch: 2.7 to 2.9")
+    merge(one, [other])
+    assert one.range_of(FINDING) == ""
 
 
 def test_a_store_is_made_where_there_is_none(tmp_path: Path, other: Store) -> None:
@@ -206,6 +224,33 @@ def test_runs_are_removed_by_number_and_by_age(
     assert set(store.runs()) == stay
     assert store.finding(FINDING.id) == FINDING
     assert {p.name for p in store.root.iterdir()} == {"runs", "findings", ".gitignore"}
+
+
+def test_a_sweep_goes_with_its_last_run_unless_it_is_running(tmp_path: Path) -> None:
+    first, second = f"{OLD}-0000", f"{OLD}-0001"
+    store = store_of(tmp_path, second, first)
+    file = tmp_path / "sweep.toml"
+    for sweep in ("gone", "begun"):
+        with running(store, file, sweep, seed=1, anew=True) as log:
+            pass
+        if sweep == "gone":
+            log.folder.rename(store.root / "sweeps" / OLD)
+            (store.root / "sweeps" / f"{log.head.id}.jsonl").rename(
+                store.root / "sweeps" / f"{OLD}.jsonl"
+            )
+
+    def sweeps() -> set[str]:
+        return {path.name for path in (store.root / "sweeps").iterdir()}
+
+    prune(store, now=NOW, keep=0, dry=True)
+    with running(store, file, "begun", seed=1, anew=False) as log:
+        now = {log.head.id, f"{log.head.id}.jsonl"}
+        prune(store, now=NOW, keep=1)
+        assert sweeps() == now | {OLD, f"{OLD}.jsonl"}
+        prune(store, now=NOW, keep=0)
+        assert sweeps() == now
+    prune(store, now=NOW, keep=0)
+    assert sweeps() == set()
 
 
 def test_running_newer_and_damaged_runs_stay(tmp_path: Path) -> None:

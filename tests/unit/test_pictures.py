@@ -16,7 +16,7 @@ from amp_fuzz.records.schema import BackendRecord, CaseRecord, EndRecord, Record
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames, html, load, read, write
 from amp_fuzz.reports.conformance import audited
-from amp_fuzz.reports.pictures import Heat, Pictures, excess_text, pictures
+from amp_fuzz.reports.pictures import Cell, Heat, Pictures, excess_text, pictures
 from amp_fuzz.reports.trend import MOST, Numbers, keep, trend
 
 from .test_lives import FINDING, again, drawn
@@ -106,8 +106,11 @@ def test_tables_of_an_earlier_amp_fuzz_lack_three_columns(tmp_path: Path) -> Non
     shown = pictures(frames.load(store, "r1"))
     assert (shown.spreads, shown.excess.rows) == ((), ())
     assert texts(shown.divergences) == {CAT: ["2/3", ""], MM: ["1/4", "1/2"]}
-    at = len(shown.tested.dtypes)
-    assert {sum(counts[at:]) for *_, counts in shown.tested.rows} == {0}
+    assert shown.tested.plans == ()  # not a row of empty cells
+    assert {len(counts) for *_, counts in shown.tested.rows} == {len(shown.tested.dtypes)}
+    pages = html.pages(read(store, "r1").view)
+    for name in ("report.html", "tested.html"):
+        assert "an earlier amp-fuzz, which did not record plans" in pages[name]
     first = next(r for r in store.records("r1") if isinstance(r, CaseRecord))
     assert first == replace(RUN[0], plan="", excess=-1.0, excess_op="")
     assert set(load(store.root)["excess"]) == {-1.0}
@@ -132,6 +135,41 @@ def test_divergences_are_counted_by_op_and_backend(shown: Pictures) -> None:
 def test_a_divergence_at_no_single_op_is_of_all_cases_of_its_backend(tmp_path: Path) -> None:
     store = store_of(tmp_path, [one(1), one(2), bad(3, "", ops=(MM,)), EndRecord("", "", 3, 1.0)])
     assert texts(pictures(frames.load(store, "r1")).divergences) == {"": ["1/3", ""]}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_case_that_died_is_one_of_those_that_call_its_op(tmp_path: Path, compacted: bool) -> None:
+    died = replace(found(case(MM, seed=3)), backend="script", kind="crash", op=MM, known="")
+    store = store_of(tmp_path, [one(1), died, EndRecord("", "", 2, 1.0)])
+    if compacted:
+        pytest.importorskip("pyarrow")
+        compact(store, "r1")
+    assert texts(pictures(frames.load(store, "r1")).divergences) == {MM: ["1/2", ""]}
+
+
+def test_a_case_that_died_at_no_known_op_counts_once_among_all(tmp_path: Path) -> None:
+    died = replace(found(case(MM, seed=3)), backend="script", kind="crash", op="", known="")
+    store = store_of(tmp_path, [one(1), died, EndRecord("", "", 2, 1.0)])
+    assert texts(pictures(frames.load(store, "r1")).divergences) == {"": ["1/2", ""]}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_case_that_died_has_its_plan_in_the_frame(tmp_path: Path, compacted: bool) -> None:
+    record = replace(found(case(MM, seed=3)), backend="script", kind="crash", known="")
+    store = store_of(tmp_path, [record, EndRecord("", "", 1, 1.0)])
+    if compacted:
+        pytest.importorskip("pyarrow")
+        compact(store, "r1")
+    assert [*load(store.root)["plan"]] == [ingredient(record.case)]
+    assert ingredient(record.case)
+
+
+def test_of_two_ops_together_no_share_is_known(tmp_path: Path) -> None:
+    both = f"{MM}+{CAT}"
+    records = [one(1, ops=(MM, CAT)), bad(2, both, ops=(MM, CAT), at=-1), one(3, "eager-cpu")]
+    heat = pictures(frames.load(store_of(tmp_path, records), "r1")).divergences
+    assert heat.rows == ((both, (Cell("1", 1, "1 diverged here: 0 known, 1 new", over=True),
+                                 Cell("", 0, "not called"))),)  # fmt: skip
 
 
 def test_an_op_that_is_called_and_never_diverged_shows_a_zero(tmp_path: Path) -> None:
@@ -218,7 +256,22 @@ def test_what_was_tested_counts_what_was_compared(shown: Pictures) -> None:
     assert tested.empty == tested.size - 5 - 2 - 6
 
 
-def test_a_kernel_that_was_not_reached_has_an_empty_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_is_no_kernel_of_its_case_was_not_tested(tmp_path: Path, compacted: bool) -> None:
+    lost = replace(
+        found(case(MM, seed=3)), backend="script", kind="crash", op="hardtanh", policy=""
+    )
+    other = bad(2, "hardtanh", known="k", ops=(MM, "hardtanh"), at=-1)  # its kernel: elsewhere
+    store = store_of(tmp_path, [other, lost, EndRecord("", "", 2, 1.0)])
+    if compacted:
+        pytest.importorskip("pyarrow")
+        compact(store, "r1")
+    data = frames.load(store, "r1")
+    assert {op for op, *_ in data.plans} == set()
+    assert {row[:2] for row in pictures(data).tested.rows} == {(CAT, ""), (COS, ""), (MM, "")}
+
+
+def test_a_kernel_that_was_not_compared_has_an_empty_row(tmp_path: Path) -> None:
     store = store_of(tmp_path, [one(1), EndRecord("", "", 1, 1.0)])
     tested = pictures(frames.load(store, "r1")).tested
     assert [(op, policy, sum(counts)) for op, policy, counts in tested.rows] == [
@@ -256,6 +309,16 @@ def test_the_history_says_what_each_run_changed(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [life.state for life in told.values()] == ["back", "new"]
     assert history(days_of(tmp_path / "b", *runs), [FINDING, other], "r2")[0] == steps[:2]
+
+
+def test_without_a_finding_no_record_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = days_of(tmp_path, [ran()], [ran()])
+    monkeypatch.setattr(Store, "lines", None)
+    steps, told = history(store, [])
+    assert [(s.seen.run, *s[1:]) for s in steps] == [("r1", 0, 0, 0, 0), ("r2", 0, 0, 0, 0)]
+    assert told == {}
 
 
 def test_the_trend_has_the_runs_of_which_a_report_was_made(tmp_path: Path) -> None:
@@ -315,6 +378,15 @@ def test_the_curves_run_through_the_numbers_of_the_runs(tmp_path: Path) -> None:
     assert of["b"] == ("0.00,0.00 33.33,50.00",)
     rows = re.findall(r"<tr><th scope=\"row\">(r\d)<.*?</tr>", html.pages(shown)["report.html"])
     assert rows == ["r4", "r3", "r2", "r1"]  # the table says the same, the newest first
+
+
+def test_a_run_alone_is_a_dot_of_its_curve(tmp_path: Path) -> None:
+    store = days_of(tmp_path, [ran()], [ran()], [ran()])
+    for run, numbers in (("r1", {"b": Numbers(1, 4.0, 1, 2)}), ("r2", {})):
+        keep(store, run, numbers)
+    _, _, speed = html._charts(read(store, "r3").view.trend)
+    # SVG draws nothing for a single point, but a dot for a line of no length with round ends.
+    assert {line.name: line.pieces for line in speed.lines}["b"] == ("0.00,0.00 0.00,0.00",)
 
 
 # -- conformance ----------------------------------------------------------------------------------

@@ -16,17 +16,24 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from amp_fuzz.config import ConfigError
+from amp_fuzz.interfaces.cli.common import Exit, Internal, Stopped
+from amp_fuzz.interfaces.cli.run import _sharded
+from amp_fuzz.interfaces.cli.sweep import _conclude, _Tally
 from amp_fuzz.records.schema import CaseRecord, EndRecord, RunRecord
 from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.runs.engine import Settings
+from amp_fuzz.runs.setup import Session
 from amp_fuzz.runs.sweep.following import Follower
 from amp_fuzz.runs.sweep.log import Over, ShardEnd, running, unfinished
 from amp_fuzz.runs.sweep.matrix import Shard, load
 from amp_fuzz.runs.sweep.node import Died, Job, attempt
 from tests import deadly
 from tests.deadly import fault_of, judged
+from tests.unit.test_store import FINDING
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -100,6 +107,22 @@ def test_a_matrix_has_a_shard_for_each_combination(tmp_path: Path) -> None:
             "matrix[0].vary: cases: 'four' is a string: write a whole number, as in 200",
         ),
         ("environments = { old = '' }\n[[matrix]]\nbackends = ['a']", "old is empty: write the"),
+        ("seeds = []\n[[matrix]]\nbackends = ['a']", "`$.seeds`"),
+        ("[[matrix]]\nbackends = ['a']\nseeds = []", "`$.matrix[0].seeds`"),
+        ("[[matrix]]\nbackends = ['a']\nenvironments = []", "`$.matrix[0].environments`"),
+        ("[[matrix]]\nbackends = ['a']\nvary = { cases = [] }", "`$.matrix[0].vary[...]`"),
+        (
+            "environments = { here = 'python3.12' }\n[[matrix]]\nbackends = ['a']",
+            "environments.here is the Python of the command: rename yours",
+        ),
+        (
+            "[[matrix]]\nbackends = ['a']\nneeds = { CPU = 4 }",
+            "matrix[0].needs: 'CPU' cannot be asked for: write num_cpus",
+        ),
+        (
+            "[[matrix]]\nbackends = ['a']\nneeds = { memory = 4 }",
+            "matrix[0].needs: 'memory' cannot be asked for: use a custom resource",
+        ),
         ("[[matrix", "not TOML"),
     ],
 )
@@ -144,6 +167,61 @@ def test_another_file_or_another_text_begins_another_sweep(tmp_path: Path) -> No
     assert unfinished(store, tmp_path / "other.toml", "text") is None
     with running(store, path, "text", seed=6, anew=True) as anew:
         assert anew.head.id != log.head.id
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "sweep.toml"
+    (store.root / "sweeps" / "20260101-000000-aaaa.jsonl").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"aaaa\.jsonl: cannot be read \(Is a directory\)"):
+        unfinished(store, path, "text")
+
+
+@pytest.mark.parametrize(
+    ("late", "codes", "code"),
+    [
+        (False, (0, 1), Exit.DIVERGED),
+        (False, (1, -1), Exit.UNENDED),
+        (False, (1, 2, -1), Exit.USAGE),
+        (False, (0, 5), Exit.NOTHING),  # no case is on record here
+        (True, (1, -1), Exit.DIVERGED),  # no time was left for the other
+        (True, (1, 4), Exit.MISSING),
+        (True, (1, -1, 3), Exit.INTERNAL),
+    ],
+)
+def test_how_the_shards_ended_is_the_exit_code_and_decides_whether_the_sweep_is_over(
+    tmp_path: Path, late: bool, codes: tuple[int, ...], code: int
+) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(f"seeds = {len(codes)}\n[[matrix]]\nbackends = ['eager-cpu']")
+    read = load(path, sys.executable, 7)
+    with running(Store(tmp_path / "store"), path, "text", seed=7, anew=False) as log:
+        for number, ended in enumerate(codes):
+            log.add(ShardEnd(number, ended, "why"))
+        try:
+            told = _conclude(_Tally(read, log, []), None, late)
+        except Stopped as error:
+            told = error.code
+        except Internal:
+            told = Exit.INTERNAL
+        assert told == code
+        failed = code in (Exit.USAGE, Exit.INTERNAL, Exit.MISSING, Exit.UNENDED)
+        assert log.over == (not failed)
+
+
+def test_a_case_that_died_counts_and_one_that_diverged_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text("[[matrix]]\nbackends = ['eager-cpu']")
+    store = Store(tmp_path / "store")
+    with running(store, path, "text", seed=7, anew=False) as log:
+        read = load(path, sys.executable, 7)
+        name = log.run_id(read.shards[0])
+        store.begin(RunRecord(name, 7, "dev", (), {}, ""))
+        case = CaseRecord("a" * 16, "eager-cpu", "all", "diverged", (), (), {})
+        with closing(store.writer(name, "0")) as writer:
+            for record in (case, FINDING, msgspec.structs.replace(FINDING, kind="crash")):
+                writer.write(record)
+        (row,) = _Tally(read, log, []).board.rows.values()
+    assert (row.done, row.known, row.new) == (2, 0, 2)
 
 
 # -- a shard --------------------------------------------------------------------------------------
@@ -230,7 +308,10 @@ def test_a_full_disk_ends_a_shard_with_its_name_and_the_rest_runs_later(job: Job
     before = judged(Path(job.store), "r1")[0]
     assert 0 < before.total() < 40
     full.unlink()
+    numbers = Store(job.store).run_path("r1") / "summary.json"
+    numbers.write_text("of a report that somebody made of it meanwhile")
     assert attempt(job) == ShardEnd(0, 0)
+    assert not numbers.exists()  # no longer true, and a shard makes no report
     ids, _ = judged(Path(job.store), "r1")
     assert set(ids.values()) == {1}
     assert len(ids) == 40
@@ -252,6 +333,31 @@ def test_a_cancelled_shard_ends_in_order(job: Job) -> None:
     *_, end = (r for r in Store(job.store).records("r1") if isinstance(r, EndRecord))
     assert end.reason == "interrupted"
     assert not Store(job.store).is_running("r1")
+
+
+def test_a_shard_that_a_signal_ended_in_order_runs_again(job: Job) -> None:
+    python = Path(job.folder, "python")
+    python.write_text("#!/bin/sh\nexit 143\n")
+    python.chmod(0o755)
+    with pytest.raises(Died, match="the process of run r1 died of signal 15"):
+        attempt(replace(job, python=str(python)))
+
+
+@pytest.mark.parametrize(
+    ("own", "until", "left", "floor"),
+    [(0, None, 0, 9), (60, None, 60, 9), (0, 100, 100, 0), (60, 100, 60, 9), (600, 100, 100, 0),
+     (0, -5, 0.001, 0)],
+)  # fmt: skip
+def test_the_shorter_time_of_shard_and_sweep_holds(
+    own: float, until: float | None, left: float, floor: int
+) -> None:
+    settings = Settings(("eager-cpu",), cases=9, seconds=own, floor=9)
+    session = Session(RunRecord("r1", 3, "dev", (), {}, ""), settings, ())
+    end = None if until is None else time.time() + until
+    sharded = _sharded(session, "s1", end)
+    assert sharded.record.id == "s1"
+    assert sharded.settings.seconds == pytest.approx(left, abs=1)
+    assert sharded.settings.floor == floor
 
 
 def test_a_shard_begins_only_in_its_time(job: Job) -> None:

@@ -135,6 +135,32 @@ def test_a_case_that_kills_two_workers_is_a_finding_and_all_others_are_kept_once
     assert not list(store.run_path("r1").glob("current-*"))
 
 
+@pytest.mark.parametrize(("number", "running"), [(11, 1), (11, 0), (19, 1)])
+def test_a_case_on_record_does_not_run_again_when_its_worker_dies_just_then(
+    fragile: Installer,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    running: int,
+) -> None:
+    fragile(lambda case: None)
+    rested, mark = workers._Note.rested, tmp_path / "killed"
+
+    def killed(self: workers._Note) -> None:
+        if self.shared[workers._NUMBER] == number and not mark.exists():
+            mark.touch()
+            self.shared[workers._RUNNING] = running
+            kill(signal.SIGKILL)
+        rested(self)
+
+    monkeypatch.setattr(workers._Note, "rested", killed)
+    events = worked(store)
+    assert mark.exists()
+    assert ids(store) == Counter(case.id for case in drawn())
+    assert not [e for e in events if isinstance(e, (Crashed, Failed, Happened))]
+
+
 def test_a_death_that_does_not_come_again_is_an_incident_and_no_finding(
     fragile: Installer, store: Store, tmp_path: Path
 ) -> None:

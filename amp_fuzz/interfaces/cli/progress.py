@@ -40,11 +40,12 @@ class Row:
 class Board:
     """The progress of a run, by backend. Times are of `clock`, in seconds.
 
-    limit: seconds after which the run stops; 0 means never. unit: what is counted. Rates start at
-    the first case, because workers start before it.
+    limit: seconds after which the run stops; 0 means never. past: what still goes on then. unit:
+    what is counted. Rates start at the first case, because workers start before it.
     """
 
     limit: float = 0.0
+    past: str = "only what the minimum asks"
     unit: str = "cases"
     rows: dict[str, Row] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -106,7 +107,7 @@ class Board:
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
         parts += [f"{speed(rate)} {self.unit}/s"] if rate else []
         parts += [] if left is None else [f"{duration(left)} left"]
-        parts += [f"past {duration(self.limit)}: only what the minimum asks"] if self.over else []
+        parts += [f"past {duration(self.limit)}: {self.past}"] if self.over else []
         parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
         return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
 

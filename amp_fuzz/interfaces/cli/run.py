@@ -105,7 +105,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
 )
 @click.option("--resume", metavar="RUN", help="Continue a run that did not end: its id, or latest.")
 @click.option("--shard", metavar="RUN", hidden=True, help="Be this run of a sweep, or continue it.")
-@click.option("--left", type=float, hidden=True, help="The seconds that the sweep has left.")
+@click.option("--until", type=float, hidden=True, help="When the sweep ends, since the epoch.")
 @click.option(
     "--before",
     "older",
@@ -117,7 +117,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
 def run(
     resume: str | None,
     shard: str | None,
-    left: float | None,
+    until: float | None,
     older: float | None,
     ready: bool,
     **given: Any,
@@ -141,12 +141,13 @@ def run(
     with Interrupts() as interrupts:
         try:
             with interrupts.importing(), waiting("importing torch"):
+                from amp_fuzz.reports.trend import forget
                 from amp_fuzz.runs.setup import prepare
 
                 session = prepare(chosen, command=_again(resolved, chosen.seed))
                 if ready:
                     return Exit.OK
-                session = _sharded(session, shard, left)
+                session = _sharded(session, shard, until)
                 session, kept = _keeping(session, store, chosen, older)
                 if before is not None:
                     session = _going_on(session, before, store)
@@ -156,6 +157,7 @@ def run(
         with store.running(session.record):
             if before is not None:
                 _write_end(store, session, EndRecord("", "", 0, 0.0, "resumed"))
+                forget(store, before.id)
             _head(session, chosen, resolved.files)
             if kept:
                 _first(kept, chosen)
@@ -174,13 +176,15 @@ def _root(given: dict[str, Any]) -> Path:
     return resolve_options({"store": given["store"]}).options.store
 
 
-def _sharded(session: Session, shard: str | None, left: float | None) -> Session:
+def _sharded(session: Session, shard: str | None, until: float | None) -> Session:
     """Return the session of a shard: the id of its run, and the time that is left."""
     record, settings = session.record, session.settings
     if shard is not None:
         record = msgspec.structs.replace(record, id=shard)
-    if left is not None and not 0 < settings.seconds < left:
-        settings = dataclasses.replace(settings, seconds=max(left, 0.001), floor=0)
+    if until is not None:
+        left = max(until - time.time(), 0.001)
+        if not 0 < settings.seconds < left:
+            settings = dataclasses.replace(settings, seconds=left, floor=0)
     return dataclasses.replace(session, record=record, settings=settings)
 
 
@@ -207,7 +211,7 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
     if fixed:
         raise Stopped(f"--resume keeps the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
-    for name in ("resume", "shard", "left", "older", "ready"):
+    for name in ("resume", "shard", "until", "older", "ready"):
         then.pop(name)
     if store is not own:  # RUN is a path
         now["store"] = store.root

@@ -6,6 +6,7 @@ Ray places the tasks, runs them again if a worker or a node dies, and says how i
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ def connected(address: str | None) -> Iterator[None]:
         more = {"object_store_memory": _STORE, "include_dashboard": False}
     import ray
 
+    before = signal.getsignal(signal.SIGTERM)
     try:
         try:
             _reach(address or "")
@@ -55,6 +57,8 @@ def connected(address: str | None) -> Iterator[None]:
             what = f"no Ray cluster at {address}" if address else "Ray does not start"
             first = str(error).strip().partition("\n")[0]
             raise ClusterError(f"{what}: {first}: see `ray status`, or docs/sweep.md") from error
+        # Ray prints a trace of its own at a SIGTERM, and ends the process there and then.
+        signal.signal(signal.SIGTERM, before)
         yield
     finally:
         ray.shutdown()

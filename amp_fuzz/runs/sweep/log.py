@@ -122,7 +122,11 @@ def unfinished(store: Store, path: Path, file: str) -> Log | None:
 def _read(store: Store, path: Path) -> Log | None:
     """Return a log, without a last line that was cut short; None if the head is."""
     log: Log | None = None
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+    for line in text.split(b"\n")[:-1]:
         try:
             record = _decoder.decode(line)
         except msgspec.MsgspecError as error:

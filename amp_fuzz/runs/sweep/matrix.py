@@ -26,22 +26,28 @@ _VARIED = tuple(name for name in OPTIONS if name not in (*_OWN, "require"))
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
+_Some = msgspec.Meta(min_length=1)  # a list without an entry would ask for no shard
+_Words = Annotated[tuple[str, ...], _Some]
+_Seeds = _Positive | Annotated[tuple[_Natural, ...], _Some]
+
+# Needs of which Ray has another name, or none for a custom resource.
+_RESERVED = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "", "object_store_memory": ""}
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    backends: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    environments: tuple[str, ...] | None = None
-    seeds: _Positive | tuple[_Natural, ...] | None = None
+    backends: _Words
+    environments: _Words | None = None
+    seeds: _Seeds | None = None
     needs: dict[str, _Amount] = {}
     options: dict[str, Any] = {}
-    vary: dict[str, list[Any]] = {}
+    vary: dict[str, Annotated[list[Any], _Some]] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    matrix: Annotated[tuple[_Entry, ...], msgspec.Meta(min_length=1)]
+    matrix: Annotated[tuple[_Entry, ...], _Some]
     store: str = ".amp-fuzz"
     seconds: _Amount = 0
-    seeds: _Positive | tuple[_Natural, ...] = 1
+    seeds: _Seeds = 1
     retries: _Natural = 3
     environments: dict[str, str] = {}
     options: dict[str, Any] = {}
@@ -119,6 +125,8 @@ def load(path: Path, python: str, seed: int) -> Plan:
 
 
 def _shards(file: _File, path: Path, folder: Path, python: str, seed: int) -> Iterator[Shard]:
+    if "here" in file.environments:
+        raise ConfigError(f"{path}: environments.here is the Python of the command: rename yours")
     pythons = {"here": python} | {
         name: _python(text, folder, f"{path}: environments.{name}")
         for name, text in file.environments.items()
@@ -133,6 +141,9 @@ def _shards(file: _File, path: Path, folder: Path, python: str, seed: int) -> It
             if name not in pythons:
                 hint = did_you_mean(name, pythons) or f": use {', '.join(pythons)}"
                 raise ConfigError(f"{where}: environments: {name!r} is not in [environments]{hint}")
+        for need in entry.needs.keys() & _RESERVED:
+            hint = f"write {_RESERVED[need]}" if _RESERVED[need] else "use a custom resource"
+            raise ConfigError(f"{where}.needs: {need!r} cannot be asked for: {hint}")
         own = shared | _options(entry.options, folder, f"{where}.options")
         seeds = _seeds(file.seeds if entry.seeds is None else entry.seeds, seed)
         varieties = [

@@ -71,11 +71,10 @@ def attempt(job: Job) -> ShardEnd:
     Cases on record are not run again. Raises `Died` if the process was killed.
     """
     _wait(job)
-    left = job.until - time.time()
-    if job.until and left <= 0:
+    if 0 < job.until <= time.time():
         return ShardEnd(job.number, -1, "the time was up before it began")
     words = [*job.words, f"--store={job.store}", f"--shard={job.run}"]
-    words += [f"--left={left:.3f}"] if job.until else []
+    words += [f"--until={job.until}"] if job.until else []
     with _path(job) as environment, Path(job.log).open("ab") as log:
         process = subprocess.Popen(
             [str(python_of(job.python)), "-P", "-c", _RUN, "run", *words],
