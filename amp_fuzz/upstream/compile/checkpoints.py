@@ -110,7 +110,11 @@ BUGS = (
         kinds=("raise",),
         ops=("*",),
         expected="^no error$",
-        observed="^BackendCompilerFailed: .*AOT Autograd failed to partition the joint forward-backward graph",
+        # Until 2.9 it then draws the graph, for which most lack the package.
+        observed=(
+            "^BackendCompilerFailed: .*(AOT Autograd failed to partition the joint forward-backward "
+            "graph|No module named 'pydot')"
+        ),
         without="common-subexpressions",
         examples=(
             Example(
@@ -125,7 +129,6 @@ BUGS = (
                     ),
                     contexts=(),
                 ),
-                torch=">=2.11",
             ),
         ),
     ),
