@@ -566,6 +566,14 @@ def test_a_later_task_is_of_the_backend_that_had_the_least_time(
     ][:3]
     supervisor.spent["fragile-cpu"] = 10.0
     assert supervisor._next().backend == "slow-cpu"
+    running = supervisor._start()  # what it has had so far counts, too
+    running.task, running.given = later[0], time.monotonic()
+    supervisor.workers.append(running)
+    supervisor.spent["fragile-cpu"] = 8.0
+    assert supervisor._next().backend == "fragile-cpu"
+    running.given -= 5.0
+    assert supervisor._next().backend == "slow-cpu"
+    running.task = None
     supervisor.close()
 
 

@@ -45,7 +45,7 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     """
     from amp_fuzz import reports
     from amp_fuzz.reports import compare as core
-    from amp_fuzz.reports.compared import render
+    from amp_fuzz.reports.compare_text import render
 
     store = Store(resolve_options(given).options.store)
     try:

@@ -38,7 +38,7 @@ from amp_fuzz.records.schema import EndRecord
 from amp_fuzz.records.store import Store, StoreError, find_run
 from amp_fuzz.reports import Report, read, written
 from amp_fuzz.reports.compare import compare
-from amp_fuzz.reports.compared import render
+from amp_fuzz.reports.compare_text import render
 from amp_fuzz.runs.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.runs.engine import limits
 from amp_fuzz.runs.setup import prepare
