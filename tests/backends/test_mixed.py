@@ -344,7 +344,10 @@ def test_a_fault_is_found_and_minimised(faulty: tuple[PrivateUse1Backend, Path],
         assert len(list(statements(small.program.body))) <= 2, small
         assert small.program.mixed, small  # it does not show on one device
         file.write_text("")
-        assert judge.judge(small).outcome in ("agreed", "raised")
+        # The smallest case may be a convolution that reads memory nobody wrote (onednn-conv-gap),
+        # which is "known" whenever that memory is not zero.
+        honest = judge.judge(small)
+        assert honest.outcome in ("agreed", "raised") or honest.known == "onednn-conv-gap"
 
 
 # -- what is written ------------------------------------------------------------------------------
