@@ -13,7 +13,7 @@ import torch
 
 from amp_fuzz.catalogue.unreachable import UNREACHABLE
 
-__all__ = ["Kernels", "has_autocast", "kernels"]
+__all__ = ["Kernels", "has_autocast", "in_python", "kernels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ def kernels(device: str) -> Kernels:
 
     Ops of other libraries may also have autocast kernels, once they are imported.
     """
-    outside = device == torch._C._get_privateuse1_backend_name()
-    key = "AutocastPrivateUse1" if outside else f"Autocast{device.upper()}"
+    key = _key(device)
     if not has_autocast(device):  # maia has no key before torch 2.8
         return Kernels((), {})
     listed = sorted(
@@ -49,3 +48,22 @@ def kernels(device: str) -> Kernels:
     )
     why = {n: UNREACHABLE[n] for n in listed if n in UNREACHABLE}
     return Kernels(tuple(n for n in listed if n not in why), why)
+
+
+def in_python(device: str) -> bool:
+    """Return whether a device's autocast kernels are written in Python.
+
+    Then they are not torch's own, which a device can take over only in C++.
+    """
+    key = _key(device)
+    lines = (
+        line
+        for name in kernels(device).reachable[:1]
+        for line in torch._C._dispatch_dump_table(f"aten::{name}").splitlines()
+    )
+    return any(line.startswith(f"{key}: ") and ".py:" in line for line in lines)
+
+
+def _key(device: str) -> str:
+    outside = device == torch._C._get_privateuse1_backend_name()
+    return "AutocastPrivateUse1" if outside else f"Autocast{device.upper()}"

@@ -253,12 +253,15 @@ def reference_runtime(
     )
 
 
-def reference_on_cpu(device: str, table: PolicyTable, numerics: Numerics) -> ReferenceRuntime:
+def reference_on_cpu(
+    device: str, table: PolicyTable, numerics: Numerics, *, elsewhere: bool = False
+) -> ReferenceRuntime:
     """Return the reference on CPU tensors, which it treats as a device's and shadows can follow.
 
-    numerics: the arithmetic of the device.
+    numerics: the arithmetic of the device. elsewhere: see `as_device`.
     """
-    found = reference_runtime(device, scope=lambda: as_device(device, table, tensors="cpu"))
+    scope = partial(as_device, device, table, tensors="cpu", elsewhere=elsewhere)
+    found = reference_runtime(device, scope=scope)
     runtime = replace(found.runtime, place=lambda tensor: tensor)
     return ReferenceRuntime(runtime, numerics=numerics)
 

@@ -21,6 +21,7 @@ import torch
 from amp_fuzz.backends.base import Availability, Backend, Call
 from amp_fuzz.backends.determinism import Kernels
 from amp_fuzz.backends.devices import policies_of
+from amp_fuzz.backends.dispatcher import in_python
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.reference import (
@@ -89,7 +90,7 @@ class VendorBackend(TorchRepros, TorchBackend):
         _state(self.device)
         if not self.exact:
             return self.shadows()
-        scope = partial(as_device, self.device, self.table)
+        scope = partial(as_device, self.device, self.table, elsewhere=in_python(self.device))
         return reference_runtime(self.device, scope=scope)
 
     def kernels(self) -> Kernels:
@@ -117,7 +118,9 @@ class VendorBackend(TorchRepros, TorchBackend):
 
     def shadows(self) -> ReferenceRuntime:
         """Return the reference on CPU tensors."""
-        return reference_on_cpu(self.device, self.table, self._numerics())
+        return reference_on_cpu(
+            self.device, self.table, self._numerics(), elsewhere=in_python(self.device)
+        )
 
     def fit(self, case: Case) -> Case:
         """Return the case as other devices take it, with no deterministic algorithms of the CPU."""

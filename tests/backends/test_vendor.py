@@ -18,6 +18,7 @@ import pytest
 import amp_fuzz
 from amp_fuzz.backends import privateuse1
 from amp_fuzz.backends.devices import policies_of, with_device
+from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.config import ConfigError, resolve
 from amp_fuzz.interfaces.cli import main
 from amp_fuzz.reference import PolicyTableError
@@ -235,6 +236,24 @@ def test_a_table_of_one_s_own_is_what_it_is_held_to(vendor: Vendor) -> None:
     text = "eager-mydev softmax(float16) under bfloat16: float16 expected, float32 observed"
     assert text in done.stdout
     assert "eager-mydev mm(" not in done.stdout
+
+
+@needs_device
+@pytest.mark.parametrize("backend", ["eager-mydev", "eager-mydev[shadow]"])
+def test_a_device_in_python_has_no_bugs_of_torch_s_own_kernels(
+    vendor: Vendor, backend: str
+) -> None:
+    """A transform comes before autocast there, too, but a float16 input does not raise."""
+    one = case(
+        [x("w0", 2), x("x1", dtype="float16")],
+        call("tensordot", "x1", "w0", dims=0),
+        backward="inside",
+        transform="grad",
+    )
+    (vendor.folder / "case.json").write_bytes(one.json())
+    done = vendor.run("replay", "case.json", "--device=mydev", f"--backend={backend}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "transform-before-autocast" in done.stdout
 
 
 @needs_device

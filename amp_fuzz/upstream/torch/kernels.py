@@ -18,7 +18,8 @@ path when the bias has another dtype than the query
 ([#76879](https://github.com/pytorch/pytorch/pull/76879)). Every other op raises for such a mix.
 
 **How it is known.** The result is not a function of the inputs, so no quirk of the reference can
-imitate it: the entry covers differing values of this op on eager-cpu. Found by `amp-fuzz audit`.
+imitate it: the entry covers differing values of this op on eager-cpu, and on
+privateuse1, which has the CPU's kernels. Found by `amp-fuzz audit`.
 
 ## onednn-conv-gap: bfloat16 convolutions return memory that nobody wrote
 
@@ -173,7 +174,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/76879",
         torch=">=2.7",
         seen="2.13.0",
-        backends=("eager-cpu",),
+        backends=("eager-cpu", "privateuse1"),
         ops=("_native_multi_head_attention",),
         kinds=(
             "nondeterminism",
