@@ -216,14 +216,16 @@ def by_version(found: Mapping[str, dict[str, Any]]) -> str:
         for bug in (bug for file in FILES if family_of(file) == family for bug in file.BUGS):
             at = f"findings/{target(bug.id, FOLDER / 'README.md')}"
             link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
-            states = (SHOWN[one["bugs"][bug.id]["state"]] for one in found.values())
+            rows_of = (one["bugs"].get(bug.id, NOT_MEASURED) for one in found.values())
+            states = (SHOWN[row["state"]] for row in rows_of)
             rows.append((f"[{bug.id}]({at})", cell(bug.what), *states, link))
         parts.append(f"## {title}\n\n" + grid(("bug", "what", *found, "upstream"), rows))
     parts.append("## Not told\n\n" + grid(("bug", "torch", "why"), sorted(untold(found))))
     return "\n".join(parts)
 
 
-SHOWN = {"there": "there", "gone": "**gone**", "cannot tell": "?"}
+SHOWN = {"there": "there", "gone": "**gone**", "cannot tell": "?", "": ""}
+NOT_MEASURED = {"state": ""}  # a new record
 
 
 def family_of(file: ModuleType) -> str:
@@ -234,7 +236,8 @@ def family_of(file: ModuleType) -> str:
 def told_on(one: Mapping[str, Any], family: str) -> int:
     """Return how many bugs of a family a torch told of."""
     ids = [bug.id for file in FILES if family_of(file) == family for bug in file.BUGS]
-    return sum(one["bugs"][name]["state"] != "cannot tell" for name in ids)
+    states = (one["bugs"].get(name, NOT_MEASURED)["state"] for name in ids)
+    return sum(state in ("there", "gone") for state in states)
 
 
 def untold(found: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, str, str]]:

@@ -34,7 +34,8 @@ The fake kernel opens an autocast region and calls the same function, as the op 
 it runs below autograd, where a composite op reaches `FakeTensorMode` whole, and nothing in it is
 cast. So `tensordot` of float32 promises float32 and returns bfloat16. The compiled backward pass
 takes the cotangent for float32: it reads pairs of bfloat16 numbers as one, and twice as far as
-the memory goes. The gradient changes from run to run.
+the memory goes. The gradient changes from run to run. 2.15.0 raises instead, in the forward pass:
+"expected dtype torch.float32 but got torch.bfloat16".
 
 Of 448 ops of the catalogue (632 calls in a custom op, each in a bfloat16 region) 14 promise
 another dtype than they return: `einsum`, `gru`, `linalg.pinv` of two kinds,
@@ -110,14 +111,13 @@ BUGS = (
         what="gradients of a custom op are read beyond the memory of a cotangent, where its fake kernel has another dtype than the op",
         why="below autograd a composite op of the fake kernel reaches the mode whole, and what it is made of is not cast",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[*",),
         kinds=("nondeterminism", "grad-nonfinite", "grad-value", "raise"),
         ops=(
             *("TransformerEncoderLayer", "einsum", "gru", "linalg.pinv*", "linear_cross_entropy*"),
             *("matrix_power*", "native_layer_norm", "rnn_relu*", "rnn_tanh*", "tensordot"),
         ),
-        where="*grad*",
         without="promised-dtypes",
         examples=(
             Example(
@@ -129,7 +129,6 @@ BUGS = (
                     backward="outside",
                 ),
                 wrong="",
-                torch="<2.15",  # no shadow follows tensordot into a custom op
             ),
         ),
     ),

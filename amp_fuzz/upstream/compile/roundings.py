@@ -29,7 +29,8 @@ gradient of `amax`, `amin`, `max` and `min` divides by the number of elements th
 and is infinite or NaN.
 
 **What the entry explains.** A program with such an op that agrees if Inductor rounds
-(`torch._inductor.config.emulate_precision_casts`).
+(`torch._inductor.config.emulate_precision_casts`). On a CPU that option does nothing in 2.11.0 and
+raises in 2.9.1, so before 2.13 the entry explains nothing there.
 
 **Upstream.** [#195214](https://github.com/pytorch/pytorch/issues/195214).
 
