@@ -233,8 +233,8 @@ def speed(value: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return ``1 case``, ``2 cases``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return ``1 case``, ``3,220 cases``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def command_line(*words: str, store: Path | None = None) -> str:
