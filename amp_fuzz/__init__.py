@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from amp_fuzz.cases.case import Case, CaseError, Plan, load, loads
     from amp_fuzz.cases.program import Program, ProgramError
     from amp_fuzz.interfaces.check import CheckError, CheckFailed, CheckResult, check
+    from amp_fuzz.interfaces.check_op import OpResult, check_op
     from amp_fuzz.interfaces.register import RegistrationError, register_op
 
 __all__ = [
@@ -25,11 +26,13 @@ __all__ = [
     "CheckError",
     "CheckFailed",
     "CheckResult",
+    "OpResult",
     "Plan",
     "Program",
     "ProgramError",
     "RegistrationError",
     "check",
+    "check_op",
     "load",
     "loads",
     "reference",
@@ -43,11 +46,13 @@ _HOMES = {
     "CheckError": "amp_fuzz.interfaces.check",
     "CheckFailed": "amp_fuzz.interfaces.check",
     "CheckResult": "amp_fuzz.interfaces.check",
+    "OpResult": "amp_fuzz.interfaces.check_op",
     "Plan": "amp_fuzz.cases.case",
     "Program": "amp_fuzz.cases.program",
     "ProgramError": "amp_fuzz.cases.program",
     "RegistrationError": "amp_fuzz.interfaces.register",
     "check": "amp_fuzz.interfaces.check",
+    "check_op": "amp_fuzz.interfaces.check_op",
     "load": "amp_fuzz.cases.case",
     "loads": "amp_fuzz.cases.case",
     "register_op": "amp_fuzz.interfaces.register",

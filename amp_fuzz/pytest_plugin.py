@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "amp_fuzz(**defaults): a test of autocast. Marks the items of --amp-fuzz, and sets "
-        "defaults of the fixture amp_check in your own tests: "
+        "defaults of the fixtures amp_check and amp_check_op in your own tests: "
         "@pytest.mark.amp_fuzz(backends=['compile[inductor]'])",
     )
     config.option.amp_fuzz = config.option.amp_fuzz or bool(config.option.amp_fuzz_replay)
@@ -87,6 +87,20 @@ def amp_check(request: pytest.FixtureRequest) -> Any:
         from amp_fuzz.interfaces.plugin import fixture
 
     return fixture.amp_check(request)
+
+
+@pytest.fixture
+def amp_check_op(request: pytest.FixtureRequest) -> Any:
+    """Check the contracts of a custom op under autocast.
+
+    ``amp_check_op(op, *inputs)`` fails the test unless it keeps them. It takes the arguments of
+    `amp_fuzz.check_op`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's warnings on import are not the project's
+        from amp_fuzz.interfaces.plugin import fixture
+
+    return fixture.amp_check_op(request)
 
 
 # The options that the fixture uses, with or without --amp-fuzz.

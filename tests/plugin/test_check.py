@@ -62,6 +62,54 @@ def test_of_mine():
     assert not (project.path / ".amp-fuzz").exists()
 
 
+def test_the_fixture_for_ops_fails_a_test_whose_op_breaks_a_contract(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        """
+import pytest
+import torch
+
+X = torch.ones(2, 3, requires_grad=True)
+
+class Freed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.gain = 2
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        gain, ctx.gain = ctx.gain, None
+        return g * gain
+
+@pytest.mark.amp_fuzz(backends="eager-cpu")
+class TestOps:
+    def test_honest(self, amp_check_op):
+        assert amp_check_op(torch.relu, X).form == "callable"
+
+    def test_freed(self, amp_check_op):
+        amp_check_op(Freed, X)
+
+    @pytest.mark.amp_fuzz(contracts=["needs", "fake"])
+    def test_others(self, amp_check_op):
+        assert [c.name for c in amp_check_op(Freed, X).contracts] == ["needs", "fake"]
+
+    @pytest.mark.amp_fuzz(backward=False)
+    def test_option_of_the_other(self, amp_check_op):
+        pass
+"""
+    )
+    done = project.runpytest_subprocess()
+    done.assert_outcomes(passed=2, failed=1, errors=1)
+    done.stdout.fnmatch_lines_random(
+        [
+            "E *amp_fuzz.check_op of Freed, autograd.Function, seed 0: BREAKS retain",
+            "*pytest.mark.amp_fuzz takes contracts, backends, *, by name, not backward",
+        ]
+    )
+
+
 def test_options_and_the_marker_give_defaults(project: pytest.Pytester) -> None:
     project.makefile(".toml", **{"amp-fuzz": "backends = ['fake-xpu']\nseed = 7"})
     project.makepyfile(

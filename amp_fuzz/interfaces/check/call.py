@@ -25,7 +25,7 @@ from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.reference.state import default_dtypes
 
-__all__ = ["AFTER", "Names", "call", "entered", "outputs_of"]
+__all__ = ["AFTER", "Names", "call", "copier_of", "entered", "outputs_of", "raised_by"]
 
 Invoke = Callable[..., Any]
 AFTER = " after the call"
@@ -108,7 +108,7 @@ def _called(
     # Code may use torch's own switches under the reference too.
     before, restore = _state(runtime), restoring()
     start = time.perf_counter()
-    copy = _copier(runtime)
+    copy = copier_of(runtime)
     try:
         with ExitStack() as stack:
             held = subject.state().values()
@@ -125,7 +125,7 @@ def _called(
             try:
                 _drive(subject, runtime, plan, names, seen, (args, kwargs), invoke, numbers)
             except Exception as error:  # the callable's own; an interrupt passes
-                seen.raised = _raised(error)
+                seen.raised = raised_by(error)
         seen.leaked = changes(before, _state(runtime))
         if seen.leaked:
             runtime.reset()
@@ -203,7 +203,7 @@ def entered(runtime: Runtime, plan: Plan) -> Iterator[None]:
         yield
 
 
-def _copier(runtime: Runtime) -> Callable[[torch.Tensor], torch.Tensor]:
+def copier_of(runtime: Runtime) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that copies a tensor: with its strides, to the device, without history."""
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ _OURS = str(Path(amp_fuzz.__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def _raised(error: Exception) -> Raised:
+def raised_by(error: Exception) -> Raised:
     """Return an error, with the last line of the user's own code."""
     line, text = 0, ""
     traceback: TracebackType | None = error.__traceback__

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch._library.custom_ops
 
 from amp_fuzz.policies.tables import DEVICES, Policy, Rule, declared
 from amp_fuzz.reference.kernels import declare_op
 
-__all__ = ["declare_custom_ops"]
+__all__ = ["declare_custom_ops", "definition_of"]
 
 
 def declare_custom_ops() -> None:
@@ -36,3 +37,12 @@ def declare_custom_ops() -> None:
         # register_op takes precedence.
         if not any(declared(device, name) for device in DEVICES):
             declare_op(name, rules)
+
+
+def definition_of(op: Any) -> Any:
+    """Return the `torch.library.custom_op` definition of an op of the dispatcher, or None."""
+    if isinstance(op, torch._library.custom_ops.CustomOpDef):
+        return op
+    name = str(getattr(op, "_qualified_op_name", "") or getattr(op, "name", lambda: "")())
+    known: Any = getattr(torch._library.custom_ops, "OPDEFS", {})
+    return known.get(name.partition(".")[0])

@@ -5,14 +5,27 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amp_fuzz.cases.case import Case
 from amp_fuzz.interfaces.check.messages import REPEAT
 from amp_fuzz.oracle import Kind
 from amp_fuzz.records.schema import Note
 
-__all__ = ["CheckFailed", "CheckResult", "Diverged", "OwnCast", "Ran", "Status"]
+if TYPE_CHECKING:
+    from amp_fuzz.interfaces.check_op.result import OpResult
+
+__all__ = [
+    "WORDS",
+    "CheckFailed",
+    "CheckResult",
+    "Diverged",
+    "Outcome",
+    "OwnCast",
+    "Ran",
+    "Status",
+    "row",
+]
 
 Outcome: TypeAlias = Literal["agrees", "diverges", "unjudged"]
 Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "leaked", "nothing", "skipped"]
@@ -23,7 +36,7 @@ _WIDTH = 88
 class CheckFailed(AssertionError):
     """A check did not pass. The message is the text of `result`."""
 
-    def __init__(self, result: CheckResult) -> None:
+    def __init__(self, result: CheckResult | OpResult) -> None:
         super().__init__(f"\n{result}")
         self.result = result
 
@@ -83,11 +96,12 @@ class Diverged:
         rows += [("next", command) for command in self.commands]
         lines = [f"{self.backend}, {self.autocast}: {self.kind}{at}"]
         for name, text in rows:
-            lines += _row(name, text, whole=name in ("next", "case"))
+            lines += row(name, text, whole=name in ("next", "case"))
         return "\n".join(lines)
 
 
-def _row(name: str, text: str, *, whole: bool) -> list[str]:
+def row(name: str, text: str, *, whole: bool = False) -> list[str]:
+    """Return the lines of one row: its name, and its text, wrapped unless it is `whole`."""
     if whole:  # to be copied
         return [f"  {name:<9} {text}"]
     return textwrap.wrap(text, _WIDTH, initial_indent=f"  {name:<9} ", subsequent_indent=" " * 12)
@@ -115,7 +129,7 @@ class Ran:
     advice: str = ""
 
     def __str__(self) -> str:
-        return f"{self.backend}, {self.autocast}: {_WORDS[self.status]}" + (
+        return f"{self.backend}, {self.autocast}: {WORDS[self.status]}" + (
             f": {self.detail}" if self.detail else ""
         )
 
@@ -146,11 +160,11 @@ class OwnCast:
 
     def __str__(self) -> str:
         at = " in ".join(filter(None, (self.line, self.module)))
-        lines = _row("note", f"{at}: {self.text} ({', '.join(self.devices)})", whole=False)
-        return "\n".join([*lines, *_row("", self.advice, whole=False)])
+        lines = row("note", f"{at}: {self.text} ({', '.join(self.devices)})")
+        return "\n".join([*lines, *row("", self.advice)])
 
 
-_WORDS = {
+WORDS = {
     "agreed": "agrees",
     "known": "known",
     "diverged": "DIVERGES",
@@ -242,7 +256,7 @@ class CheckResult:
             raise CheckFailed(self)
 
     def __repr__(self) -> str:
-        counts = {status: sum(r.status == status for r in self.runs) for status in _WORDS}
+        counts = {status: sum(r.status == status for r in self.runs) for status in WORDS}
         said = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
         return f"<amp_fuzz.check of {self.name}: {self.verdict}: {said or 'nothing ran'}>"
 
@@ -253,10 +267,10 @@ class CheckResult:
         lines = [head]
         for name, run in zip(names, self.runs, strict=True):
             detail = f": {run.detail}" if run.detail else ""
-            lines.append(f"  {name:<{width}}  {_WORDS[run.status]}{detail}")
-        lines += [] if self.ok else _row("to do", self.advice, whole=False)
+            lines.append(f"  {name:<{width}}  {WORDS[run.status]}{detail}")
+        lines += [] if self.ok else row("to do", self.advice)
         for remark in self.remarks:
-            lines += _row("note", remark, whole=False)
+            lines += row("note", remark)
         for run in self.runs:
             if run.divergence is not None:
                 lines += ["", str(run.divergence)]
@@ -268,7 +282,7 @@ class CheckResult:
                     ("what", note.message),
                     ("next", note.advice),
                 ):
-                    lines += _row(name, text, whole=False)
+                    lines += row(name, text)
         if self.own_casts:
             lines += ["", "The callable's own casts, which do not affect the verdict:"]
             lines += map(str, self.own_casts)

@@ -1,50 +1,64 @@
-"""The fixture `amp_check`: `amp_fuzz.check` with the project's defaults."""
+"""The fixtures `amp_check` and `amp_check_op`: the functions with the project's defaults."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import pytest
 
 from amp_fuzz.backends.devices import with_device
 from amp_fuzz.config import ConfigError, resolve
 from amp_fuzz.interfaces.check import CheckResult, check
+from amp_fuzz.interfaces.check_op import OpResult, check_op
 from amp_fuzz.interfaces.plugin.session import given_options, start_folder
 from amp_fuzz.plugins import load_plugins
 
-__all__ = ["AmpCheck", "amp_check"]
+__all__ = ["AmpCheck", "amp_check", "amp_check_op"]
 
 _PREFIX = "--amp-fuzz-"
-_KEYWORDS = tuple(
-    name
-    for name, parameter in inspect.signature(check).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name != "kwargs"
-)
+
+Result = TypeVar("Result", bound=CheckResult | OpResult)
 
 
-class AmpCheck:
-    """Calls `amp_fuzz.check`, and fails the test unless the result is ok.
+def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the options of a function that a marker may give."""
+    parameters = inspect.signature(function).parameters.items()
+    return tuple(n for n, p in parameters if p.kind is p.KEYWORD_ONLY and n != "kwargs")
 
-    defaults: keyword arguments of `check`; a call overrides them.
+
+class AmpCheck(Generic[Result]):
+    """Calls `amp_fuzz.check` or `check_op`, and fails the test unless the result is ok.
+
+    defaults: keyword arguments of the function; a call overrides them.
     """
 
-    def __init__(self, defaults: dict[str, Any]) -> None:
-        self.defaults = defaults
+    def __init__(self, function: Callable[..., Result], defaults: dict[str, Any]) -> None:
+        self.function, self.defaults = function, defaults
 
-    def __call__(self, function: Any, /, *inputs: Any, **options: Any) -> CheckResult:
+    def __call__(self, function: Any, /, *inputs: Any, **options: Any) -> Result:
         """Check a callable and return the result. Raises `CheckFailed` with the whole text."""
         __tracebackhide__ = True
-        result = check(function, *inputs, **{**self.defaults, **options})
+        result = self.function(function, *inputs, **{**self.defaults, **options})
         result.raise_if_failed()
         return result
 
 
-def amp_check(request: pytest.FixtureRequest) -> AmpCheck:
+def amp_check(request: pytest.FixtureRequest) -> AmpCheck[CheckResult]:
     """Return the fixture of a test: defaults from its marker, then from options.
 
     Raises `pytest.UsageError` for an invalid marker or option.
     """
+    return AmpCheck(check, _defaults(request, check))
+
+
+def amp_check_op(request: pytest.FixtureRequest) -> AmpCheck[OpResult]:
+    """Return the fixture for ops, as `amp_check`."""
+    return AmpCheck(check_op, _defaults(request, check_op))
+
+
+def _defaults(request: pytest.FixtureRequest, function: Callable[..., Any]) -> dict[str, Any]:
     config = request.config
     try:
         folder = start_folder(config)
@@ -65,19 +79,19 @@ def amp_check(request: pytest.FixtureRequest) -> AmpCheck:
         defaults["isolate"] = options.isolate == "always"
     elif config.option.usepdb:
         defaults["isolate"] = False
-    return AmpCheck(defaults | _marked(request))
+    return defaults | _marked(request, _keywords(function))
 
 
-def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
+def _marked(request: pytest.FixtureRequest, keywords: tuple[str, ...]) -> dict[str, Any]:
     """Return the keyword arguments of a test's markers; the nearest marker wins."""
     found: dict[str, Any] = {}
     for marker in request.node.iter_markers("amp_fuzz"):
-        unknown = [name for name in marker.kwargs if name not in _KEYWORDS]
+        unknown = [name for name in marker.kwargs if name not in keywords]
         if marker.args or unknown:
             wrong = ", ".join([*map(repr, marker.args), *unknown])
             raise pytest.UsageError(
                 f"amp-fuzz: {request.node.nodeid}: pytest.mark.amp_fuzz takes "
-                f"{', '.join(_KEYWORDS)}, by name, not {wrong}"
+                f"{', '.join(keywords)}, by name, not {wrong}"
             )
         found = {**marker.kwargs, **found}
     return found
