@@ -244,7 +244,7 @@ def test_what_cannot_be_checked_is_an_error(call: Callable[[], Any], said: str) 
 
 
 def test_weight_norm_of_torch_has_a_wrong_second_derivative() -> None:
-    """docs/findings/weight-norm-double-backward.md."""
+    """The bug weight-norm-second.."""
     g = leaf(4, 1)
     result = amp_fuzz.check_op(torch._weight_norm, X, g, 0, backends=EAGER)
     assert [c.name for c in result.broken] == ["double"]
