@@ -27,6 +27,7 @@ from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
 from amp_fuzz.cases.case import Case, load
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, select
+from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.plugins import inherited
 from amp_fuzz.strategies import drawing
 
@@ -42,6 +43,7 @@ __all__ = [
     "eager",
     "lstm_of_bfloat16",
     "minimal",
+    "needs_fork",
     "needs_torch",
     "one_line",
     "program",
@@ -86,6 +88,12 @@ def needs_torch(versions: str) -> None:
     installed = Version(torch.__version__).base_version
     if installed not in SpecifierSet(versions):
         pytest.skip(f"it shows on torch {versions}, not on {installed}")
+
+
+def needs_fork() -> None:
+    """Skip the test where workers are no forks, to which what it replaces does not come."""
+    if why := unforkable():
+        pytest.skip(why)
 
 
 def drawn(

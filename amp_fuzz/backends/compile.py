@@ -53,6 +53,7 @@ from amp_fuzz.patching import patched
 from amp_fuzz.reference import as_device, load_table
 from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise
+from amp_fuzz.versions import holds
 
 __all__ = ["LADDER", "CompileBackend", "backends"]
 
@@ -93,6 +94,8 @@ class CompileBackend(TorchRepros, TorchBackend):
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
         if self.rung == "inductor" and self.device != "cpu" and find_spec("triton") is None:
             return Availability("missing", "pip install triton")
+        if self.promise == "all" and self.device == "cpu" and holds("<2.13"):
+            return Availability("missing", "needs torch 2.13: before, nothing is emulated on a CPU")
         return TorchBackend.availability(self)
 
     def fit(self, case: Case) -> Case:

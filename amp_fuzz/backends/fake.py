@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from amp_fuzz.backends import device_guards, harness
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts
 from amp_fuzz.backends.dispatcher import has_autocast
+from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
@@ -97,17 +98,36 @@ def fake_tensors(device: str) -> Iterator[None]:
     """Enter the process's `FakeTensorMode`, silenced, with a device guard for its tensors.
 
     `torch.autocast`, which `custom_fwd` enters, asks until 2.9 whether macOS is new enough for
-    bfloat16 on mps. A torch without mps raises there.
+    bfloat16 on mps. A torch without mps raises there. And a torch that was built with cuDNN asks it
+    about an LSTM, which raises on a machine without a GPU.
     """
     level = _LOGGER.level
     _LOGGER.setLevel(logging.CRITICAL + 1)
     try:
         macos = patched(torch.backends.mps, "is_macos_or_newer", lambda major, minor: True)
         own = macos if device == "mps" else nullcontext()
+        if _lacks_gpu(device):
+            own = _without_cudnn()
         with own, device_guards.stand_in(device), _mode():
             yield
     finally:
         _LOGGER.setLevel(level)
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+@lru_cache(maxsize=8)
+def _lacks_gpu(device: str) -> bool:
+    """Return whether a device is CUDA, of which this torch has the libraries and no hardware."""
+    return device == "cuda" and torch.backends.cudnn.is_available() and not has_device(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +215,8 @@ class FakeBackend(TorchRepros, TorchBackend):
         parts = [f'device = "{self.device}"', f"{device_guards.source(self.device)}\n{_MODE}"]
         if self.device == "mps" and holds("<2.11"):
             parts.append("torch.backends.mps.is_macos_or_newer = lambda major, minor: True")
+        if _lacks_gpu(self.device):
+            parts.append("torch.backends.cudnn.enabled = False")
         if "autocast" in names:
             parts.append(source_of(FakeAutocast).replace("class FakeAutocast", "class autocast"))
         return parts

@@ -19,7 +19,7 @@ from amp_fuzz.cases.program import Context, NoGrad, Region, Role
 from amp_fuzz.cases.settings import drawn_on
 from amp_fuzz.versions import holds
 
-__all__ = ["TorchBackend", "numbers", "under"]
+__all__ = ["TorchBackend", "as_elsewhere", "numbers", "under"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,8 @@ class TorchBackend:
         return True
 
     def fit(self, case: Case) -> Case:
-        """Return the case without what torch documents as unsupported on the device.
-
-        Until 2.11, `torch.library.register_autocast` takes no devices but cpu and cuda.
-        """
-        if case.plan.entry != "register_autocast" or self.device in ("cpu", "cuda"):
-            return case
-        if not holds("<2.12"):
-            return case
-        return case.with_plan(entry="custom_op")
+        """Return the case without what torch documents as unsupported on the device."""
+        return case if self.device in ("cpu", "cuda") else as_elsewhere(case)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one."""
@@ -109,6 +102,15 @@ class TorchBackend:
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         """Call a callable unchanged."""
         return call(self.runtime(), None)
+
+
+def as_elsewhere(case: Case) -> Case:
+    """Return the case as devices other than cpu and cuda take it.
+
+    Until 2.11, `torch.library.register_autocast` takes these two alone.
+    """
+    registered = case.plan.entry == "register_autocast" and holds("<2.12")
+    return case.with_plan(entry="custom_op") if registered else case
 
 
 def under(case: Case, context: Context) -> Case:

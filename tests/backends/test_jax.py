@@ -155,6 +155,7 @@ def test_two_calls_of_one_compiled_program_may_round_otherwise(
         assert verdict.divergence.where == "second call: call1.v0"
 
 
+@needs_jax
 def test_what_is_not_lowered_is_said_and_not_drawn() -> None:
     assert set(NOT_LOWERED) < set(CATALOGUE)
     assert all(len(why) > 10 for why in NOT_LOWERED.values())
@@ -839,6 +840,7 @@ def test_where_no_rounding_is_asked_for_none_is_left_out(loose: JaxBackend) -> N
         assert judge_of(loose).judge(one).outcome == "agreed"
 
 
+@needs_jax
 def test_a_rounding_that_is_there_is_not_taken_for_one_left_out() -> None:
     """A value that only says it changed, and is the rounded one, is no such divergence."""
     explainer = Explainer(shipped())

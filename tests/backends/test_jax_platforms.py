@@ -139,6 +139,7 @@ def test_jax_is_not_started_where_it_can_only_find_the_cpu(
         found()
 
 
+@needs_jax
 def test_settings_that_change_numbers_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "tensorfloat32")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")

@@ -311,8 +311,8 @@ def test_a_backward_pass_of_two_devices_has_one_thread() -> None:
 
 # -- faults ---------------------------------------------------------------------------------------
 
-WITHIN = 50
-"""Drawn cases with CPU tensors, of which one shows a fault. Over two other seeds: 1 to 347."""
+WITHIN = 400
+"""Drawn cases with CPU tensors, of which one shows a fault: 1 to 347 over three seeds."""
 
 
 @pytest.fixture(scope="module")

@@ -137,13 +137,13 @@ def drawn_cases_agree_or_are_known() -> None:
 
     judge, outcomes, varied = judge_of(device(), known()), Counter[str](), 0
     with quiet():
-        for one in drawn(60, "atomics", focus=AIMS, seed="random", varies=True, statements=6):
+        for one in drawn(120, "atomics", focus=AIMS, seed="random", varies=True, statements=6):
             verdict = judge.judge(one)
             outcomes[verdict.outcome] += 1
             varied += verdict.varied > 0
             assert verdict.outcome != "diverged", f"{verdict.divergence}\n{one}"
-    assert outcomes["agreed"] > 30
-    assert varied > 3
+    assert outcomes["agreed"] > 60
+    assert varied > 2
 
 
 CHECKS = (

@@ -134,6 +134,7 @@ def test_what_jax_does_not_know_is_taken_out() -> None:
     assert backends()["torchax"].fit(fitted) == fitted
 
 
+@needs_jax
 def test_a_model_is_not_run_on_the_cpu_instead() -> None:
     result = amp_fuzz.check(torch.nn.Linear(2, 2), torch.ones(1, 2), backends="torchax", store=None)
     assert not result.ok
@@ -550,6 +551,7 @@ def test_an_observation_that_is_wrong_in_dtype_is_no_rounding(backend: TorchaxBa
     assert judged(replace(wrong), MM) == ("diverged", "dtype")
 
 
+@needs_jax
 def test_signs_of_singular_vectors_that_a_jitted_program_does_not_return(
     jitted: TorchaxBackend,
 ) -> None:

@@ -15,6 +15,7 @@ from amp_fuzz.interfaces.plugin.items import Job, jobs, show_finding, store_opti
 from amp_fuzz.records.schema import unanswered
 from amp_fuzz.records.store import Store, StoreError, Writer
 from amp_fuzz.runs.engine import Settings, Task, draw
+from tests.helpers import needs_fork
 
 pytest_plugins = ["pytester"]
 
@@ -83,6 +84,8 @@ def test_a_full_disk_is_one_line(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pandas  # noqa: F401  (as above)
+
+    needs_fork()
 
     close = Writer.close
 

@@ -22,7 +22,7 @@ from amp_fuzz.findings import presence as core
 from amp_fuzz.findings.presence import Presence, presence, tell
 from amp_fuzz.upstream import BUGS
 from amp_fuzz.upstream.bug import Bug, Example
-from tests.helpers import WrongKernel
+from tests.helpers import WrongKernel, needs_fork
 
 BUG = BUGS["cache-ignores-dtype"]
 EXAMPLE = BUG.examples[0]
@@ -134,6 +134,7 @@ def test_a_missing_backend_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_case_that_kills_its_process_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_fork()
     monkeypatch.setattr(core, "tell", lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
     ((bug, found),) = presence([BUG], **LIMITS)
     assert bug is BUG

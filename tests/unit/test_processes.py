@@ -180,7 +180,8 @@ def _takes(gib: float) -> int:
 
 
 def test_a_process_that_takes_too_much_memory_is_ended() -> None:
-    assert ask(60, _takes, 0.1, memory=0.5) == int(0.1 * 2**30)
-    with pytest.raises(Dead, match=r"^it held more than --memory=0.5 GiB$") as told:
-        ask(60, _takes, 0.75, memory=0.5)
+    # torch alone takes 0.6 GiB where it was built with CUDA.
+    assert ask(60, _takes, 0.1, memory=1.5) == int(0.1 * 2**30)
+    with pytest.raises(Dead, match=r"^it held more than --memory=1.5 GiB$") as told:
+        ask(60, _takes, 1.75, memory=1.5)
     assert told.value.kind == "crash"

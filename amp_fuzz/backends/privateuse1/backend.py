@@ -22,7 +22,7 @@ from amp_fuzz.backends.privateuse1 import Autocast
 from amp_fuzz.backends.process import REFUSES, Apart
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.reproducing import TorchRepros
-from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.backends.torch_base import TorchBackend, as_elsewhere
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import TensorSpec
 from amp_fuzz.cases.settings import drawn_on
@@ -65,6 +65,10 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
     def mixes(self) -> bool:
         """Whether programs may have CPU tensors beside the device's."""
         return True
+
+    def fit(self, case: Case) -> Case:
+        """Return the case as the device takes it, whatever device its policies are of."""
+        return as_elsewhere(case)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases in the device's process."""

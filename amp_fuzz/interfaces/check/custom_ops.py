@@ -7,6 +7,7 @@ otherwise the body runs under the surrounding autocast. Other kinds of ops need
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def declare_custom_ops() -> None:
     """Declare every custom op of this process that the reference does not know yet."""
     known: Any = getattr(torch._library.custom_ops, "OPDEFS", {})
     for name, op in list(known.items()):
-        casts = getattr(op, "_autocast_dtype", {})
+        casts = _casts(op)
         rules = {
             device: Rule(
                 name,
@@ -37,6 +38,13 @@ def declare_custom_ops() -> None:
         # register_op takes precedence.
         if not any(declared(device, name) for device in DEVICES):
             declare_op(name, rules)
+
+
+def _casts(op: Any) -> Mapping[str, torch.dtype | None]:
+    """Return the dtype that an op registered for each device type; until 2.11 two attributes."""
+    older = {device: getattr(op, f"_autocast_{device}_dtype", None) for device in ("cpu", "cuda")}
+    found: Mapping[str, torch.dtype | None] = getattr(op, "_autocast_dtype", older)
+    return found
 
 
 def definition_of(op: Any) -> Any:
