@@ -12,8 +12,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ __all__ = [
     "stash",
     "stashed",
     "switch",
+    "transform_depth",
 ]
 
 OWN, FIRST = "AutocastIPU", "PreDispatch"
@@ -146,20 +148,29 @@ class excluding:
 
     def __enter__(self) -> None:
         self.before = _excluding.devices
-        _excluding.devices = self.before | {self.device}
+        _excluding.devices = {**self.before, self.device: transform_depth()}
 
     def __exit__(self, *error: object) -> None:
         _excluding.devices = self.before
 
 
-def excluded() -> frozenset[str]:
-    """Return the device types whose autocast is off in the kernels under way in this thread."""
+def excluded() -> Mapping[str, int]:
+    """Return the device types whose autocast is off in the kernels under way in this thread.
+
+    Each with the depth of function transforms at which it went off.
+    """
     return _excluding.devices
+
+
+def transform_depth() -> int:
+    """Return in how many function transforms the op that is under way still is."""
+    depth: int = torch._C._functorch.get_dynamic_layer_stack_depth()
+    return depth
 
 
 class _Excluding(threading.local):
     depth = 0
-    devices: frozenset[str] = frozenset()
+    devices: Mapping[str, int] = MappingProxyType({})
 
 
 _excluding = _Excluding()

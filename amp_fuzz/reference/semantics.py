@@ -61,6 +61,7 @@ class Semantics:
     promoting: the tensors that decide the dtype of a call of the ``promote`` policy.
     promoted: that dtype, by device type and autocast dtype.
     extra: overloads without a policy whose calls come to `rule` and `call` as well.
+    excluded: device types whose autocast is off in the kernels under way.
 
     Of the cache for casts of weights:
 
@@ -94,6 +95,7 @@ class Semantics:
     promoting: Callable[[Call], Collection[torch.Tensor]] = attrgetter("tensors")
     promoted: Callable[[Collection[torch.Tensor], str, torch.dtype], torch.dtype] = casts.promoted
     extra: Callable[[], Collection[str]] = tuple
+    excluded: Callable[[], Collection[str]] = dispatch.excluded
 
     caches: Callable[[torch.Tensor, torch.dtype, torch.dtype], bool] = casts.caches
     cache_key: Callable[[torch.Tensor, torch.dtype], Hashable] = casts.cache_key

@@ -27,7 +27,7 @@ def asked(call: Call) -> list[str]:
 
     A device whose kernel is under way is not among them.
     """
-    given = {device_of(tensor) for tensor in call.tensors} - dispatch.excluded()
+    given = {device_of(t) for t in call.tensors}.difference(call.state.semantics.excluded())
     return [device for device in call.state.devices() if device in given]
 
 
@@ -58,7 +58,8 @@ def treated(call: Call, found: Treatment | None) -> Any:
     """Make a call as its policy says, with autocast of that device off inside."""
     if found is None:
         return call.onward(call)
-    others = set(call.state.devices()) - dispatch.excluded() - {found.device}
+    off = {found.device, *call.state.semantics.excluded()}
+    others = set(call.state.devices()) - off
     # The key is that of all devices: without it, nothing inside comes to a kernel.
     with dispatch.excluding(found.device) if others else dispatch.exclude():
         return _POLICIES[found.rule.policy](_Caster(call, found))

@@ -90,6 +90,7 @@ def test_every_private_name_in_use_is_known_here() -> None:
         "_dispatch_tls_is_dispatch_key_included",
         "_dispatch_tls_set_dispatch_key_excluded",
         "_dispatch_tls_set_dispatch_key_included",
+        "_functorch",
         "_get_obj_in_tls",
         "_is_key_in_tls",
         "_stash_obj_in_tls",
@@ -108,6 +109,17 @@ def test_every_query_that_is_wrapped_exists(name: str) -> None:
 
 def test_the_private_query_that_is_wrapped_exists() -> None:
     assert getattr(torch._C, queries._ANY)() is False
+
+
+def test_the_depth_of_transforms_is_told() -> None:
+    depths = [dispatch.transform_depth()]
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        depths.append(dispatch.transform_depth())
+        return x.sum()
+
+    torch.func.vmap(torch.func.grad(loss))(torch.ones(2, 3))
+    assert depths == [0, 2]
 
 
 # --- the key

@@ -240,7 +240,6 @@ BUGS = (
         why="seen where the dimension has stride 0; kthvalue, sort and mode of the same tensor are right",
         torch=">=2.7",
         seen="2.13.0",
-        backends=("eager-cpu",),
         ops=(
             "median.dim",
             "nanmedian.dim",

@@ -28,7 +28,8 @@ dispatcher. Under `vmap` a batching rule makes other ops of the one that was cal
 decides about those: of `linear` with a bias the product is cast and the sum is not; an op with
 the policy `fp32` may run in 16 bits, for which it has no kernel. Where a policy casts at one
 level of a transform and calls the op with autocast excluded, the exclusion is lost at the next
-level, which casts what is inside the op again.
+level, which casts what is inside the op again. Within `autocast("cpu")` inside a device's autocast,
+the device's own exclusion is lost so.
 
 **What the documentation says.** [Policies](https://docs.pytorch.org/docs/stable/amp.html) are for
 the ops that are called; `vmap` "returns a function that maps func over dimensions of the inputs",
@@ -113,12 +114,14 @@ at these ops, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import Autocast
+from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
 
@@ -130,7 +133,13 @@ def _ambient_backward(semantics: Semantics) -> Semantics:
 
 
 def _transform_first(semantics: Semantics) -> Semantics:
-    return replace(semantics, ahead=nullcontext)
+    return replace(semantics, ahead=nullcontext, excluded=_excluded_here)
+
+
+def _excluded_here() -> Collection[str]:
+    """Return the devices that are excluded, without those of which the next level lost it."""
+    depth = dispatch.transform_depth()
+    return {device for device, level in dispatch.excluded().items() if level == depth}
 
 
 BUGS = (
@@ -151,6 +160,15 @@ BUGS = (
                     call("linear", "x0", "x1", "x2"),
                     backward="none",
                     transform="vmap",
+                ),
+            ),
+            Example(
+                "privateuse1",
+                case(
+                    [x("x0", 1, 1, 1), x("w1", 1, 1, 1), x("x2")],
+                    under(Autocast(device="cpu"), call("addbmm", "x2", "x0", "w1")),
+                    backward="none",
+                    transform="vmap_grad",
                 ),
             ),
         ),
