@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
@@ -91,7 +92,9 @@ Tables: TypeAlias = Callable[[str, str], PolicyTable]
 
 
 def _stock(device: str, version: str) -> PolicyTable:
-    return load_table(device, torch_version=version)
+    """Return our table, without the custom ops that were declared in this process."""
+    table = load_table(device, torch_version=version)
+    return replace(table, rules={n: r for n, r in table.rules.items() if "::" not in n})
 
 
 def disagreements(measured: Measured, tables: Tables = _stock) -> Iterator[str]:

@@ -19,7 +19,7 @@ import torch
 
 import amp_fuzz
 from amp_fuzz.findings.supervision.processes import unforkable
-from amp_fuzz.interfaces.check import api, fork, locate
+from amp_fuzz.interfaces.check import arguments, fork, locate
 from amp_fuzz.interfaces.check.fork import Apart, Died
 from amp_fuzz.records.store import load_finding
 from tests.check.test_models import Broken, kernels
@@ -111,7 +111,7 @@ def test_a_fork_is_this_process_or_it_is_not() -> None:
 
 
 def test_where_no_fork_is_safe_it_must_not_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "unforkable", lambda: "threads are about")
+    monkeypatch.setattr(arguments, "unforkable", lambda: "threads are about")
     with pytest.raises(amp_fuzz.CheckError, match=r"^isolate=True: threads are about$"):
         amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu", isolate=True)
     result = amp_fuzz.check(torch.relu, torch.randn(3), backends="eager-cpu")

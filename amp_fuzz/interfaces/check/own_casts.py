@@ -138,12 +138,13 @@ class _Watch(TorchFunctionMode):
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Note the autograd Functions of the user's code that meet autocast undecorated."""
-        honest = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+        # Until 2.13 it is a class method in Python, since 2.15 one in C++.
+        honest = torch.autograd.Function.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.reached
             with log_kernels() as log:
-                made = honest(cls, *args, **kwargs)
+                made = honest.__get__(None, cls)(*args, **kwargs)
             self.reached += len(log)
             lacking = [name for name in _DECORATORS if not _decorated(cls, name)]
             if self.reached > before and lacking and cls.__module__.partition(".")[0] != "torch":
