@@ -12,6 +12,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from amp_fuzz.catalogue.core import Value
+from amp_fuzz.versions import holds
 
 __all__ = ["Operand", "floating", "is_complex", "is_float", "promote_types", "result_type"]
 
@@ -21,7 +22,14 @@ Operand: TypeAlias = "Value | bool | int | float"
 _ORDER = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _HALVES = frozenset({"float16", "bfloat16"})
 _COMPLEX = {"float64": "complex128", "float16": "complex32"}
-_REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_REAL = {
+    "complex32": "float16",
+    "bcomplex32": "bfloat16",
+    "complex64": "float32",
+    "complex128": "float64",
+}
+# A bfloat16 tensor and a complex tensor without dimensions; few kernels know the dtype of 2.15.
+_BFLOAT16_COMPLEX = "bcomplex32" if holds(">=2.15") else "complex64"
 
 
 def is_float(dtype: str) -> bool:
@@ -86,7 +94,9 @@ def _combine(high: str | None, low: str | None) -> str | None:
     if is_complex(high):
         return high
     if is_float(high):
-        return to_complex(high) if is_complex(low) else high
+        if not is_complex(low):
+            return high
+        return _BFLOAT16_COMPLEX if high == "bfloat16" else to_complex(high)
     if high == "bool" or is_float(low) or is_complex(low):
         return promote_types(high, low)
     return high

@@ -35,6 +35,7 @@ from amp_fuzz.runs.bisect import (
 )
 from amp_fuzz.runs.policies import InterpreterError
 from amp_fuzz.upstream import BUGS
+from tests.helpers import needs_torch
 
 Command = Callable[..., Any]
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"
@@ -132,6 +133,7 @@ def test_what_eager_does_too_is_no_bug_of_the_compiler(
 def test_a_compiler_s_finding_has_a_script_in_eager() -> None:
     plain = job_of(str(FINDINGS / "issue-cache-ignores-dtype.json"), Store(), "eager-cpu")
     assert scripts_of(plain, Options())[1] == ""
+    needs_torch(BUGS["compile-clamp-broadcast"].torch)
     example = BUGS["compile-clamp-broadcast"].examples[0]
     job = Job("x", example.case, example.backend, None, Path(".amp-fuzz"))
     script, eager = scripts_of(job, Options())

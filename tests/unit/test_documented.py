@@ -18,7 +18,7 @@ from amp_fuzz.findings.minimize.documented_shapes import documented
 from amp_fuzz.findings.minimize.target import Target, asker
 from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, call, case, eager, x
+from tests.helpers import BF16, call, case, eager, needs_torch, x
 
 FLAGS = (True, 1, 0.0, False, False, False)
 
@@ -78,15 +78,16 @@ def test_no_program_is_drawn_so(op: str) -> None:
             assert documented(example, backend.reference()), example
 
 
-CRASHES = (
-    "torch.lstm_cell(zeros(1, 1), [zeros(1, 1, 1)] * 2, zeros(4, 1), zeros(4, 1))",
-    "torch.nn.GRUCell(1, 1)(zeros(1), zeros(1, 1))",
-    "torch.gru(zeros(1, 1, 1), zeros(1, 1, 1), [zeros(1, 1)] * 2, False, 1, 0.0, *[False] * 3)",
-)
+CRASHES = {
+    "torch.lstm_cell(zeros(1, 1), [zeros(1, 1, 1)] * 2, zeros(4, 1), zeros(4, 1))": "<2.15",
+    "torch.nn.GRUCell(1, 1)(zeros(1), zeros(1, 1))": "<2.15",
+    "torch.gru(zeros(1, 1, 1), zeros(1, 1, 1), [zeros(1, 1)] * 2, False, 1, 0.0, *[False] * 3)": "",
+}
 
 
 @pytest.mark.parametrize("crash", CRASHES)
 def test_torch_does_not_check_them(crash: str) -> None:
+    needs_torch(CRASHES[crash])
     text = f"import torch\nfrom torch import zeros\n{crash}"
     quiet = {**os.environ, "PYTHONFAULTHANDLER": ""}
     died = subprocess.run([sys.executable, "-c", text], env=quiet, capture_output=True, check=False)

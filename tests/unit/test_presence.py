@@ -82,13 +82,14 @@ def test_a_case_that_raises_on_both_sides_proves_nothing(use: object) -> None:
     example = Example("eager-cpu", case([x("x0", 2, 3), x("x1", 2, 3)], call("mm", "x0", "x1")))
     state, why = told(BUG, example)
     assert state == "cannot tell"
-    assert why.startswith("both sides raise RuntimeError: mat1 and mat2 shapes cannot be mult")
+    assert why.startswith("both sides raise RuntimeError: ")
+    assert "mat1 and mat2 shapes cannot be mult" in why
 
 
 def test_an_error_that_the_record_expects_proves_that_both_sides_are_right(use: object) -> None:
     case_ = case([x("x0", 2, 3), x("x1", 2, 3)], call("mm", "x0", "x1"))
     listed = replace(
-        BUG, imitation=None, kinds=("raise",), ops=("mm",), expected="^RuntimeError: mat1"
+        BUG, imitation=None, kinds=("raise",), ops=("mm",), expected="^RuntimeError: .*mat1"
     )
     assert told(listed, Example("eager-cpu", case_)) == ("gone", "")
     other = replace(listed, expected="^RuntimeError: another")
