@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_fuzz import catalogue
-from amp_fuzz.backends import accelerator, prelude
+from amp_fuzz.backends import accelerator, custom_functions, prelude
 from amp_fuzz.backends.custom_op import custom_op
 from amp_fuzz.backends.determinism import algorithms
 from amp_fuzz.backends.residents import Residents
@@ -75,6 +75,9 @@ class Observation:
     devices: dict[str, str] = field(default_factory=dict)
 
 
+_CUSTOM = {name: getattr(custom_functions, name) for name in custom_functions.__all__}
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """One implementation of autocast on one device.
@@ -107,6 +110,7 @@ class Runtime:
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, except `observe`."""
         return {
+            **_CUSTOM,
             "torch": torch,
             "device": self.device,
             "autocast": self.autocast,

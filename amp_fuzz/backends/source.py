@@ -97,10 +97,14 @@ def autocast_call(context: Autocast, default: str | None = None) -> str:
 def program_source(program: Program, *, marks: bool = False) -> str:
     """Return the program as a function of its inputs that returns a tuple of its outputs.
 
-    With `marks`, each statement is preceded by a call ``mark(number, locals())``.
+    With `marks`, each statement is preceded by a call ``mark(number, locals())``. The lines that
+    make its custom functions and ops come first.
     """
     params = ", ".join(spec.name for spec in program.inputs)
-    lines = [f"def program({params}):"]
+    setup = dict.fromkeys(CATALOGUE[s.op].setup for s in statements(program.body))
+    lines = [line for line in setup if line]
+    lines += ["", ""] if lines else []
+    lines.append(f"def program({params}):")
     lines += _Body(marks).lines(program.body, 1)
     lines.append(f"{_INDENT}return {_tuple(program.outputs)}")
     return "\n".join(lines) + "\n"

@@ -112,6 +112,8 @@ class ScriptBackend(TorchRepros, TorchBackend):
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be traced, or expressed in TorchScript's language."""
+        if self.mode == "script" and CATALOGUE[op].setup:
+            return False  # a custom function is Python
         if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
             return False
         return self.mode == "trace" or (op, form) not in _REFUSED

@@ -178,7 +178,8 @@ class Op:
     imports: the modules that a script must import before it can call the op; torch aside.
     torch: the versions of torch that have it, as pip writes them; empty is all. cpu_scalars,
     cpu_tensors: the arguments, by position, that may be on the CPU beside tensors of another
-    device: one of the former, if it has no dimensions; all of the latter, of any shape.
+    device: one of the former, if it has no dimensions; all of the latter, of any shape. setup: a
+    line of source before the program, which makes what the form calls.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Op:
     torch: str = ""
     cpu_scalars: tuple[int, ...] = ()
     cpu_tensors: tuple[int, ...] = ()
+    setup: str = ""
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -250,6 +252,7 @@ def op(
     torch: str = "",
     cpu_scalars: tuple[int, ...] = (),
     cpu_tensors: tuple[int, ...] = (),
+    setup: str = "",
     family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
@@ -262,6 +265,7 @@ def op(
     form may be given as a template: text with a hole is taken as one. `family` is by default the
     catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``. `cpu_scalars`
     and `cpu_tensors`: the arguments that may be on the CPU beside others on an accelerator.
+    `setup`: a line of source before the program, which makes what the form calls.
     """
 
     def template(text: str, plain: str) -> str:
@@ -299,6 +303,7 @@ def op(
             torch,
             cpu_scalars,
             cpu_tensors,
+            setup,
         )
         return build
 

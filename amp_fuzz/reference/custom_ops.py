@@ -70,7 +70,7 @@ class CustomOp:
         self._casts[device_type] = cast_inputs
 
     def __call__(self, *args: Any) -> Any:
-        """Call the op; its arguments are tensors, lists of tensors, and None."""
+        """Call the op; its arguments are tensors, lists of tensors, numbers, and None."""
         present = {device_of(t) for t in tensors_of(args)}
         device = next((d for d in enabled_devices() if d in self._casts and d in present), None)
         if device is None:
@@ -83,8 +83,9 @@ class CustomOp:
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(args))):
             return self._below_autograd(args)
         leaves, spec = pytree.tree_flatten(tuple(args))
-        outputs: Any = _Recorded.apply(self, spec, *leaves)  # type: ignore[no-untyped-call]
-        return list(outputs)
+        form: list[Any] = []
+        outputs = _Recorded.apply(self, spec, form, *leaves)  # type: ignore[no-untyped-call]
+        return pytree.tree_unflatten(list(outputs), form[0])
 
     def _below_autograd(self, args: Iterable[Any]) -> Any:
         state = here()
@@ -102,27 +103,39 @@ class _Recorded(torch.autograd.Function):
     """One call of a custom op, with its arguments in a row."""
 
     @staticmethod
-    def forward(ctx: Any, op: CustomOp, spec: Any, *leaves: Any) -> Any:
+    def forward(ctx: Any, op: CustomOp, spec: Any, form: list[Any], *leaves: Any) -> Any:
         args = pytree.tree_unflatten(list(leaves), spec)
         outputs = op._below_autograd(args)
-        ctx.op, ctx.spec = op, spec
+        tensors, made = pytree.tree_flatten(outputs)
+        form.append(made)
+        ctx.op, ctx.spec, ctx.form = op, spec, made
         if op._setup_context is not None:
-            op._setup_context(ctx, args, outputs)
-        return tuple(outputs)
+            with _needs(ctx):
+                op._setup_context(ctx, args, outputs)
+        return tuple(tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        needs = ctx.needs_input_grad
-        ctx.needs_input_grad = pytree.tree_unflatten(list(needs[2:]), ctx.spec)
-        try:
-            grads = ctx.op._backward(ctx, list(cotangents))
-        finally:
-            ctx.needs_input_grad = needs
-        return (None, None, *pytree.tree_leaves(grads))
+        given = pytree.tree_unflatten(list(cotangents), ctx.form)
+        with _needs(ctx):
+            grads = ctx.op._backward(ctx, *(given if isinstance(given, tuple) else (given,)))
+        grads = grads if isinstance(grads, tuple) else (grads,)
+        return (None, None, None, *pytree.tree_leaves(grads))
+
+
+@contextmanager
+def _needs(ctx: Any) -> Iterator[None]:
+    """Say which inputs of the op need a gradient, in the form of its arguments."""
+    needs = ctx.needs_input_grad
+    ctx.needs_input_grad = pytree.tree_unflatten(list(needs[3:]), ctx.spec)
+    try:
+        yield
+    finally:
+        ctx.needs_input_grad = needs
 
 
 def custom_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> CustomOp:
-    """Like `torch.library.custom_op` for a body that returns a list of tensors.
+    """Like `torch.library.custom_op` for a body that returns tensors.
 
     The name names nothing: each op is its own. Raises `ValueError` for an op that mutates.
     """

@@ -8,6 +8,7 @@ they answer for the reference, in threads that are inside one.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,9 +90,15 @@ class Queries:
                 setattr(torch, name, function)
 
     def _inside(self) -> bool:
-        """Return whether this thread is inside a reference context."""
+        """Return whether this thread is inside a reference context, and no context of torch asks.
+
+        A context of torch's own, as in the backward pass of a reentrant checkpoint, must restore
+        torch's state, not the reference's.
+        """
         state = self._state()
-        return state.nesting > 0 and state.answers
+        if not (state.nesting > 0 and state.answers):
+            return False
+        return sys._getframe(2).f_code is not torch.autocast.__enter__.__code__
 
     def _is_enabled(self, device_type: str | None = None) -> bool:
         if not self._inside():

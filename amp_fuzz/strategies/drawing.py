@@ -263,7 +263,7 @@ def _drawn(
 
 
 def _transformable(ops: Sequence[Op]) -> tuple[Op, ...]:
-    return tuple(op for op in ops if op.name not in _UNTRANSFORMABLE)
+    return tuple(op for op in ops if op.name not in _UNTRANSFORMABLE and not op.setup)
 
 
 class _ProgramDrawing:
@@ -438,6 +438,8 @@ def draw_case(
     have any; 0: none does. All of these are drawn last, so that everything else stays the same.
     """
     plan = draw_plan(source, device, trains=trains)
+    if plan.transform != "none" and ops is not None and not _transformable(ops):
+        plan = msgspec.structs.replace(plan, transform="none")
     program, values = _drawn(source, device, plan, ops, focus, form, statements, fused)
     seed = integer(source, 0x10000)
     if precisions:

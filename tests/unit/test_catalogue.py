@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.inputs import tensor
 from amp_fuzz.cases.program import ProgramError, TensorSpec
@@ -50,7 +51,8 @@ def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
     errors: Counter[str] = Counter()
     for seed in range(DRAWS):
         builder, statement = draw(name, form, seed)
-        names = {"torch": torch, **materialise(builder.inputs)}
+        names = {**EagerBackend("cpu").runtime().names(), **materialise(builder.inputs)}
+        exec(op.setup, names)
         text = statement_source(statement)
         before = {place for spec in builder.inputs for place in memory(names[spec.name])}
         try:

@@ -650,7 +650,7 @@ def test_a_form_that_needs_a_tensor_takes_no_literal() -> None:
 
 def test_drawn_cases_name_nothing_but_values_and_what_the_catalogue_names() -> None:
     """The names and attributes in a program come from templates, never from literals."""
-    templates = [t for op in CATALOGUE.values() for t in op.forms.values()]
+    templates = [t for op in CATALOGUE.values() for t in (*op.forms.values(), op.setup)]
     words = {w for t in templates for w in re.findall(r"[A-Za-z_]\w*", t)}
     own = {"autocast", "checkpoint", "device", "torch", "no_grad", "inference_mode", "float", "_"}
     dtypes = {"bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int64",

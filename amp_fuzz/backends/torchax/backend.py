@@ -141,6 +141,8 @@ class TorchaxBackend(TorchRepros, TorchBackend):
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether torchax has a lowering for that form of an op, and its gradient."""
+        if CATALOGUE[op].setup:  # a custom function is Python
+            return False
         lacks = self._lacks()
         return op not in lacks and f"{op}:{form}" not in lacks
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from amp_fuzz.backends import Backend, facts_of, prelude
+from amp_fuzz.backends import Backend, custom_functions, facts_of, prelude
 from amp_fuzz.backends.base import Repros, shadows_of
 from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.backends.source import driver_source, imports_of
@@ -166,6 +166,7 @@ _IMPORTS: Mapping[str, str] = {
     "zip_longest": "from itertools import zip_longest",
     "inf": "from math import inf",
     "nan": "from math import nan",
+    "dataclass": "from dataclasses import dataclass",
     "Path": "from pathlib import Path",
     "Any": "from typing import Any",
 }
@@ -176,6 +177,7 @@ _TORCH_IMPORTS: Mapping[str, str] = {
     "custom_fwd": "from torch.amp import custom_fwd",
     "custom_op": "from torch.library import custom_op",
     "grad": "from torch.func import grad",
+    "once_differentiable": "from torch.autograd.function import once_differentiable",
     "vmap": "from torch.func import vmap",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
 }
@@ -196,9 +198,12 @@ def _names(code: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
+_HELPING = (prelude, custom_functions)
+
+
 def _helpers(body: str) -> list[str]:
     """Return the source of the helpers that a body uses, and that these use."""
-    ours = {name: getattr(prelude, name) for name in prelude.__all__}
+    ours = {name: getattr(module, name) for module in _HELPING for name in module.__all__}
     ours["torch_state"] = torch_state
     found: dict[str, str] = {}
     wanted = _names(body)

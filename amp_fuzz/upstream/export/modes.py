@@ -64,7 +64,8 @@ says that it needs a gradient and has none: a backward pass from it raises.
 
 A checkpoint that is not reentrant is right, but not inside another one. It saves values through
 the outer one's hook, which switches gradients off and back, and the export keeps the first
-switch. All later values have no gradient. In an autocast region grad modes are forgotten
+switch. All later values have no gradient. The same happens where an `autograd.Function` in a
+checkpoint calls `ctx.save_for_backward`. In an autocast region grad modes are forgotten
 ([export-no-grad]), and the gradients are there.
 
 ## export-grad-mode-left: an error leaves gradients off
@@ -90,6 +91,7 @@ except RuntimeError:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -107,6 +109,7 @@ from amp_fuzz.cases.program import (
     Node,
     NoGrad,
     Region,
+    uses,
 )
 from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
@@ -117,6 +120,11 @@ __all__ = ["BUGS", "RULES", "imitation"]
 RULES = frozenset({"export-checkpoint", "export-inference-mode", "export-no-grad"})
 """The bugs that change grad modes. Several of them are one imitation."""
 
+# The functions of the catalogue that call `ctx.save_for_backward`.
+_SAVING = frozenset(
+    f"{name}_function"
+    for name in ("exp", "freed", "linear", "matmul", "mul", "once", "sort", "unasked")
+)
 _FUNCTIONS: tuple[Entry, ...] = ("custom_fwd", "cast_inputs", "setup_context")
 
 
@@ -126,7 +134,8 @@ def imitation(names: frozenset[str]) -> Imitation:
     def rewrite(case: Case) -> Case:
         # A program that is the forward of an autograd.Function is exported without grad.
         without_grad = case.plan.entry in _FUNCTIONS or case.plan.checkpoint == "reentrant"
-        body = _Modes(names).body(case.program.body, inside=without_grad)
+        weights = (spec.name for spec in case.program.inputs if spec.requires_grad)
+        body = _Modes(names, weights).body(case.program.body, inside=without_grad)
         return case.with_program(body=body)
 
     if "export-checkpoint" in names:
@@ -171,13 +180,15 @@ class _Modes:
     The body of a reentrant checkpoint (`_traced`) is without grad, and so is what comes
     after it, up to the next switch: the checkpoint goes back to its grad mode where an export does
     not look. So is the body of a checkpoint of the other kind in one of that kind: what it saves
-    goes through the outer one's hook, which switches. A switch in an autocast region is forgotten,
+    goes through the outer one's hook, which switches. So does what a function in it saves, and what
+    comes after that function is without grad. A switch in an autocast region is forgotten,
     and ends the mode that was; in a program that is exported without grad there are none. Of
     inference mode an export knows nothing.
     """
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], trained: Iterable[str]) -> None:
         self.names, self.off = names, False
+        self.trained = set(trained)
 
     def body(
         self,
@@ -196,8 +207,12 @@ class _Modes:
         for node in body:
             if isinstance(node, Region):
                 nodes += self.region(node.context, node.body, inside, grad, again)
-            else:
-                nodes.append(Region(NoGrad(), (node,)) if self.off else node)
+                continue
+            nodes.append(Region(NoGrad(), (node,)) if self.off else node)
+            if grad and not self.trained.isdisjoint(uses(node)):
+                self.trained.update(node.outputs)
+                if again and node.op in _SAVING and "export-checkpoint" in self.names:
+                    self.off = not (inside and "export-no-grad" in self.names)
         return tuple(nodes)
 
     def region(
@@ -333,6 +348,16 @@ BUGS = (
                         call("mul", "w0", "w0", to="v1"),
                     ),
                     call("exp", "w1", to="v2"),
+                    contexts=(),
+                ),
+                torch=">=2.9",
+            ),
+            Example(  # a function in a checkpoint that is not reentrant saves
+                "export",
+                case(
+                    [x("x0", 2), x("w1", 2)],
+                    under(Checkpoint(), call("mul_function", "w1", "w1")),
+                    call("exp", "w1", to="v1"),
                     contexts=(),
                 ),
                 torch=">=2.9",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from amp_fuzz.catalogue import CATALOGUE
+
 __all__ = ["NOT_LOWERED"]
 
 _REASONS: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +72,11 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+_CUSTOM = {
+    name: "it is Python, made before the program" for name, op in CATALOGUE.items() if op.setup
+}
+
 NOT_LOWERED: Mapping[str, str] = MappingProxyType(
-    {name: why for why, names in _REASONS.items() for name in names}
+    {name: why for why, names in _REASONS.items() for name in names} | _CUSTOM
 )
 """The reason by catalogue name."""

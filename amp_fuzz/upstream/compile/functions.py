@@ -1,0 +1,99 @@
+"""An autograd.Function in a compiled program.
+
+## compile-alias-backward: the backward of a function that gives its input is gone
+
+```python
+import torch
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 0.5
+
+
+def program(w):
+    v = w * 2
+    return v, Scaled.apply(v)
+
+
+w = torch.ones((), requires_grad=True)
+print(torch.autograd.grad(program(w)[1], w))  # 1
+print(torch.autograd.grad(torch.compile(program, backend="aot_eager")(w)[1], w))  # 2
+```
+
+**What torch does** (2.7.1 to 2.15.0, CPU, without autocast too; dynamo alone is right). The two
+outputs share memory. AOTAutograd returns one of them from the graph and makes the other from it
+outside, as a view. The gradient of the view goes to the first output, around the function's own
+backward. It is right where only one of the two is returned, and where the function gives an input of
+the program. A gradient reversal or a scaled gradient is silently plain.
+
+**What the documentation says.** A compiled program computes what eager computes
+(https://docs.pytorch.org/docs/stable/generated/torch.compile.html).
+
+**What the reference does.** It takes the call of such a function for a view.
+
+**Upstream.** Not reported that we know of.
+"""
+
+from __future__ import annotations
+
+from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Ref, Statement, statements, transform
+from amp_fuzz.upstream.bug import Bug, Example
+
+__all__ = ["BUGS"]
+
+
+def _aliases(node: Statement, returned: tuple[str, ...]) -> bool:
+    """Return whether a call gives a value that the program made and returns, and is returned."""
+    (given,) = node.args if node.op == "same_function" else (None,)
+    if not isinstance(given, Ref) or given.name[0] != "v":
+        return False
+    return given.name in returned and node.outputs[0] in returned
+
+
+def _view(case: Case) -> Case:
+    def statement(node: Statement) -> tuple[Statement, ...]:
+        if not _aliases(node, case.program.outputs):
+            return (node,)
+        (given,) = node.args
+        return (Statement("expand_as", "method", (given, given), (), node.outputs),)
+
+    return case.with_program(body=transform(case.program.body, statement=statement))
+
+
+def _applies(case: Case) -> bool:
+    return any(_aliases(s, case.program.outputs) for s in statements(case.program.body))
+
+
+BUGS = (
+    Bug(
+        id="compile-alias-backward",
+        what="an autograd.Function that gives its input loses its backward if a compiled program returns both",
+        why="AOTAutograd makes one of two outputs that share memory from the other, outside the graph; no autocast needed",
+        torch=">=2.7",
+        seen="2.15.0",
+        backends=("compile*", "!compile[eager]"),
+        ops=("same_function",),
+        imitation=Imitation(rewrite=_view, applies=_applies),
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("w0", 2)],
+                    call("mul", "w0", "w0"),
+                    call("same_function", "v0", to="v1"),
+                    contexts=(),
+                ),
+                wrong="mul",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,153 @@
+'''An autograd.Function in an exported program.
+
+## export-own-backward: the backward of an autograd.Function is gone
+
+```python
+import torch
+
+
+class Straight(torch.autograd.Function):
+    """A rounding that lets gradients pass, as in quantisation-aware training."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return Straight.apply(x)
+
+
+x = torch.tensor([0.3], requires_grad=True)
+print(torch.autograd.grad(Module()(x), x))  # 1
+print(torch.autograd.grad(torch.export.export(Module(), (x,)).module()(x), x))  # 0
+```
+
+**What torch does** (2.9.1 to 2.15.0, CPU, without autocast too; in 2.7.1 the output has no gradient). The export traces through
+`autograd.Function.apply`: the graph has the ops of the forward, and the exported program
+differentiates these. The function's own backward is nowhere. A straight-through estimator has
+gradients of zero, a scaled or clipped gradient is plain, what `mark_non_differentiable` or
+`once_differentiable` forbid is differentiated, and a backward that computes in another dtype than its
+forward does not. There is no warning.
+
+**What the documentation says.** An exported program "is a sound representation of the original
+program" (https://docs.pytorch.org/docs/stable/export.html). `module()` of it can be trained since
+2.5, where the programming model names no exception for custom functions.
+
+**What the reference does.** It calls the forward without the function, so that autograd records its
+ops. An input that the forward returns is a view in the graph, or detached where the program is
+exported without grad, as in the forward of a reentrant checkpoint. Nothing else changes.
+
+**Upstream.** Not reported for `torch.export` that we know of. For the ONNX exporter, the same
+inlining was an option for inference alone (https://github.com/pytorch/pytorch/pull/74765).
+'''
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from unittest import mock
+
+import torch
+
+from amp_fuzz.backends import custom_functions
+from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.upstream.bug import Bug, Example
+
+__all__ = ["BUGS"]
+
+_OURS = "amp_fuzz"
+
+
+class _Context(torch.autograd.function.FunctionCtx):
+    """The ``ctx`` of a forward that is called without its function: nobody reads it."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+
+
+@contextmanager
+def _inlined() -> Iterator[None]:
+    """Call the forward of a program's function instead of the function."""
+    owners = (vars(c) for c in torch.autograd.Function.__mro__ if "apply" in vars(c))
+    honest = next(owners)["apply"]  # the class method itself, of Python or of C++
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _of_a_program(cls):
+            return honest.__get__(None, cls)(*args, **kwargs)
+        apart = cls.setup_context is not torch.autograd.Function.setup_context
+        made = cls.forward(*(() if apart else (_Context(args),)), *args, **kwargs)
+        if not _detaches.get() or not any(made is a for a in args):
+            return made
+        return made.detach()
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        yield
+
+
+_detaches = ContextVar("whether the program is exported without grad", default=False)
+
+
+def _without_grad(program: Any, case: Case) -> Any:
+    """Return a program that detaches the inputs that its functions return, if it has to."""
+    if case.plan.checkpoint != "reentrant" and case.plan.entry not in _FORWARDS:
+        return program
+
+    def run(*inputs: Any) -> Any:
+        token = _detaches.set(True)
+        try:
+            return program(*inputs)
+        finally:
+            _detaches.reset(token)
+
+    return run
+
+
+_FORWARDS = ("custom_fwd", "cast_inputs", "setup_context")
+
+
+def _of_a_program(cls: type) -> bool:
+    """Return whether a function is of a program, or a user's: not torch's, nor of the harness."""
+    if cls.__module__ == custom_functions.__name__:
+        return True
+    return cls.__module__.partition(".")[0] not in ("torch", _OURS)
+
+
+def _applies(case: Case) -> bool:
+    body = list(statements(case.program.body))
+    return any(s.op not in CATALOGUE or CATALOGUE[s.op].setup for s in body)
+
+
+BUGS = (
+    Bug(
+        id="export-own-backward",
+        what="an autograd.Function in an exported program has the gradients of its forward's ops, not those of its backward",
+        why="the export traces through it: its backward is not in the graph; no autocast needed",
+        torch=">=2.9",
+        seen="2.15.0",
+        backends=("export",),
+        imitation=Imitation(around=_inlined, wrap=_without_grad, applies=_applies),
+        examples=(
+            Example(
+                "export",
+                case(
+                    [x("w0", 2)],
+                    call("straight_function", "w0"),
+                    call("mul", "v0", "v0", to="v1"),
+                    contexts=(),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,25 @@
+"""Faults of custom functions and ops are found, and minimised to one or two statements."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_fuzz.cases.program import statements
+from tests.faults.custom import CUSTOM, hunted
+
+FAST = (
+    *("freed-early", "alias-returned", "bwd-missing", "fwd-missing", "state-leaked"),
+    *("needs-wrong-index", "needs-wrong-saved", "saved-input", "differentiable-kept"),
+    *("alias-backward", "view-backward", "op-not-cast", "op-cast-wrong", "fake-dtype"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CUSTOM]
+)
+def test_a_fault_of_a_custom_function_is_found_and_gets_small(name: str) -> None:
+    found = hunted(CUSTOM[name])
+    assert found is not None
+    small = list(statements(found.small.program.body))
+    assert 1 <= len(small) <= 2
+    assert CUSTOM[name].op in {statement.op for statement in small}
