@@ -75,6 +75,10 @@ class Observation:
     devices: dict[str, str] = field(default_factory=dict)
 
 
+def _without_fp8(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """One implementation of autocast on one device.
@@ -83,8 +87,9 @@ class Runtime:
     state of a fresh thread, after a case that changed it. scope: a context for the whole run (fake
     tensors). fake: tensors have no values. driver: takes the program's globals and returns names
     with other values for the plan's code (the compiled program). noted: called with each observed
-    tensor. thread: runs a function in another thread. place: moves a CPU input to where the program
-    works; by default it is copied to `device`.
+    tensor. fp8: returns what stands for FP8 in one run: ``fp8``, ``fp8_linear``, and a checkpoint
+    of the one that it is given. thread: runs a function in another thread. place: moves a CPU input
+    to where the program works; by default it is copied to `device`.
     """
 
     device: str
@@ -103,6 +108,7 @@ class Runtime:
     vmap: Callable[..., Any] = torch.func.vmap
     custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
+    fp8: Callable[[Callable[..., Any]], Mapping[str, Any]] = _without_fp8
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, except `observe`."""
@@ -126,6 +132,7 @@ class Runtime:
             "total": prelude.total,
             "trains": prelude.trains,
             "twice": prelude.twice,
+            **self.fp8(self.checkpoint),
         }
 
 

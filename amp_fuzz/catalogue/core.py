@@ -179,6 +179,7 @@ class Op:
     torch: the versions of torch that have it, as pip writes them; empty is all. cpu_scalars,
     cpu_tensors: the arguments, by position, that may be on the CPU beside tensors of another
     device: one of the former, if it has no dimensions; all of the latter, of any shape.
+    fp8: it quantises in an FP8 region, so only a backend that has recipes can run it.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Op:
     torch: str = ""
     cpu_scalars: tuple[int, ...] = ()
     cpu_tensors: tuple[int, ...] = ()
+    fp8: bool = False
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -250,6 +252,7 @@ def op(
     torch: str = "",
     cpu_scalars: tuple[int, ...] = (),
     cpu_tensors: tuple[int, ...] = (),
+    fp8: bool = False,
     family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
@@ -261,7 +264,8 @@ def op(
     ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
     form may be given as a template: text with a hole is taken as one. `family` is by default the
     catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``. `cpu_scalars`
-    and `cpu_tensors`: the arguments that may be on the CPU beside others on an accelerator.
+    and `cpu_tensors`: the arguments that may be on the CPU beside others on an accelerator. `fp8`:
+    only a backend that has FP8 recipes can run it.
     """
 
     def template(text: str, plain: str) -> str:
@@ -299,6 +303,7 @@ def op(
             torch,
             cpu_scalars,
             cpu_tensors,
+            fp8,
         )
         return build
 

@@ -8,6 +8,7 @@ they answer for the reference, in threads that are inside one.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,11 @@ __all__ = ["Queries", "any_enabled", "enabled"]
 _NAMES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
 # Private, and asked by torch.nn.RNNBase before it compares dtypes.
 _ANY = "_is_any_autocast_enabled"
+
+
+# torch's own autocast asks for what it will restore. A checkpoint that is recomputed under the
+# reference would otherwise leave torch's autocast on for the rest of the backward pass.
+_SAVES = torch.autocast.__enter__.__code__
 
 
 def enabled(state: State, device: str | None) -> bool:
@@ -94,7 +100,7 @@ class Queries:
         return state.nesting > 0 and state.answers
 
     def _is_enabled(self, device_type: str | None = None) -> bool:
-        if not self._inside():
+        if not self._inside() or sys._getframe(1).f_code is _SAVES:
             original = self._originals["is_autocast_enabled"]
             return bool(original() if device_type is None else original(device_type))
         state = self._state()
@@ -107,7 +113,7 @@ class Queries:
         return state.semantics.any_enabled(state)
 
     def _get_dtype(self, device_type: str) -> torch.dtype:
-        if not self._inside():
+        if not self._inside() or sys._getframe(1).f_code is _SAVES:
             original: Callable[[str], torch.dtype] = self._originals["get_autocast_dtype"]
             return original(device_type)
         return self._dtype(device_type)
