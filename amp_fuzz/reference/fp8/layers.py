@@ -69,7 +69,7 @@ class Delayed:
         amax = self.history.max() if most else self.history[0].clone()
         self.history = self.history.roll(-1)
         self.history[0] = 0.0
-        scale = self.format.max / amax / 2.0**self.region.margin
+        scale = torch.full_like(amax, self.format.max) / amax / 2.0**self.region.margin
         if amax.isfinite() and amax > 0:
             self.scale = scale.clamp(max=torch.finfo(torch.float32).max)
 

@@ -7,6 +7,7 @@ Source: ``pytorch/module/linear.py`` of Transformer Engine, ``torchao/float8/flo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,26 +32,45 @@ __all__ = [
     "scaled_mm",
 ]
 
-Pass: TypeAlias = Literal["forward", "dgrad", "wgrad"]
-Product: TypeAlias = Callable[[Quantised, Quantised, torch.dtype, Pass], torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Which of the three products it is, and the dtype of the autocast around it, or None."""
+
+    name: Literal["forward", "dgrad", "wgrad"]
+    autocast: torch.dtype | None
+
+
+Product: TypeAlias = Callable[..., torch.Tensor]
+"""Multiplies two matrices: of them, the dtype of the result, the pass, and a bias or None."""
 Quantiser: TypeAlias = Callable[[torch.Tensor, int, Role], Quantised]
 
 
 # -- products -------------------------------------------------------------------------------------
 
 
-def dequantised(a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass) -> torch.Tensor:
+def dequantised(
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the product of what two matrices stand for, accumulated in float32."""
-    return torch.mm(a.values / a.scale, b.values / b.scale).to(dtype)
+    y = torch.mm(a.values / a.scale, b.values / b.scale)
+    return (y if bias is None else y + bias).to(dtype)
 
 
-def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass) -> torch.Tensor:
-    """Return the product by `torch._scaled_mm`, torch's own kernel for it."""
+def scaled_mm(
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the product by `torch._scaled_mm`, torch's own kernel for it.
+
+    A bias is added before the rounding to `dtype`; to a product of float32, after it.
+    """
     left = a.values.to(a.format.dtype).contiguous()
     right = b.values.t().to(b.format.dtype).contiguous().t()
     # A fresh tensor: `contiguous` leaves the strides of dimensions of size 1, which are checked.
     first, second = (s.clone(memory_format=torch.contiguous_format) for s in (a.inverse, b.inverse))
-    return torch._scaled_mm(left, right, first, second, out_dtype=dtype)
+    inside = None if dtype is torch.float32 else bias
+    y = torch._scaled_mm(left, right, first, second, bias=inside, out_dtype=dtype)
+    return y if bias is None or inside is not None else y + bias
 
 
 # -- conventions ----------------------------------------------------------------------------------
@@ -60,21 +80,35 @@ def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass) -> to
 class Convention:
     """What two implementations of the same layer document differently.
 
-    product: the kernel of the products. casts: whether autocast casts the input before it is
-    quantised. In both the result has the dtype of autocast, where autocast is enabled.
-    narrow_bias: whether a bias of float32 is rounded to bfloat16 before it is added to float32.
+    product: the kernel of the products.
+    casts: whether autocast casts the input before it is quantised. In both the result has the dtype
+    of autocast, where autocast is enabled.
+    again: whether autocast around the backward pass decides the dtype of the gradients, as it does
+    for products; else that of the forward pass does.
+    fuses: whether the product adds the bias, before it rounds; it is then rounded to the dtype of
+    the result, or from float32 to bfloat16. Else it is added to the rounded product.
+    weight_first: the order of its arguments, in which autograd adds gradients of a tensor that is
+    both.
+    strict: whether other dtypes of weight and bias than that of the input are refused outside of
+    autocast, and rows and features that are no multiples of 8 and 16.
     """
 
     product: Product = dequantised
     casts: bool = True
-    narrow_bias: bool = False
+    again: bool = True
+    fuses: bool = False
+    weight_first: bool = False
+    strict: bool = False
 
 
 TORCHAO = Convention()
 """torchao: ``Float8Linear.forward`` duplicates "the autocast logic for F.linear"."""
 
-TRANSFORMER_ENGINE = Convention(product=scaled_mm, casts=False, narrow_bias=True)
-"""Transformer Engine: only the dtype of results follows autocast, ``set_activation_dtype``."""
+TRANSFORMER_ENGINE = Convention(
+    product=scaled_mm, casts=False, again=False, fuses=True, weight_first=True, strict=True
+)
+"""Transformer Engine: only the dtype of results follows autocast, ``set_activation_dtype``. The
+backward pass has that of the forward pass, ``LinearBwdArgs.activation_dtype``."""
 
 
 # -- the layer ------------------------------------------------------------------------------------
@@ -95,17 +129,32 @@ def linear(
     """
     convention = here().semantics.fp8(convention)
     low = _autocast_dtype(x)
+    if convention.strict:
+        _check(x, weight, bias, low)
     if low is not None and convention.casts:
         x = x.to(low)
     with _without_autocast(x):
-        dtype = low or x.dtype
+        inside = bias if convention.fuses else None
+        pair = (weight, x) if convention.weight_first else (x, weight)
         y: torch.Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            x, weight, quantise, dtype, convention.product, finished
+            *pair, inside, quantise, low, convention, finished
         )
-        if bias is None:
-            return y
-        narrow = convention.narrow_bias and dtype is torch.float32
-        return y + bias.to(torch.bfloat16 if narrow else dtype)
+        return y if bias is None or convention.fuses else y + bias.to(y.dtype)
+
+
+def _check(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, low: torch.dtype | None
+) -> None:
+    """Raise TypeError or ValueError for what Transformer Engine documents as unsupported.
+
+    Source: ``set_activation_dtype`` and ``assert_dim_for_fp8_exec``.
+    """
+    if low is None and any(p is not None and p.dtype != x.dtype for p in (weight, bias)):
+        raise TypeError("outside of autocast, input and parameters must have one dtype")
+    for name, tensor in (("input", x), ("weight", weight)):
+        *rows, features = tensor.shape
+        if math.prod(rows) % 8 or features % 16:
+            raise ValueError(f"{name} {[*rows, features]}: use multiples of 8 rows, 16 features")
 
 
 def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
@@ -121,25 +170,34 @@ def _without_autocast(x: torch.Tensor) -> AbstractContextManager[None]:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, quantise: Any, dtype: Any, *how: Any) -> Any:
+    def forward(ctx: Any, a: Any, b: Any, bias: Any, quantise: Any, low: Any, *how: Any) -> Any:
+        convention, _ = how
+        x, weight = (b, a) if convention.weight_first else (a, b)
         ctx.save_for_backward(x, weight)
-        ctx.how = quantise, *how
-        product, _ = how
-        flat = x.reshape(-1, x.shape[-1])
-        a, b = quantise(flat, 1, "input"), quantise(weight.t(), 0, "weight")
-        return product(a, b, dtype, "forward").reshape(*x.shape[:-1], weight.shape[0])
+        ctx.how = bias is not None, quantise, *how
+        dtype = low or x.dtype
+        left = quantise(x.reshape(-1, x.shape[-1]), 1, "input")
+        right = quantise(weight.t(), 0, "weight")
+        if bias is not None:
+            bias = bias.to(torch.bfloat16 if dtype is torch.float32 else dtype)
+        y = convention.product(left, right, dtype, Pass("forward", low), bias)
+        return y.reshape(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, weight = ctx.saved_tensors
-        quantise, product, finished = ctx.how
-        dtype = _autocast_dtype(grad) or grad.dtype
+        biased, quantise, convention, finished = ctx.how
+        low = _autocast_dtype(grad)
+        dtype = low if low is not None and convention.again else grad.dtype
         flat, g = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         with _without_autocast(grad):
-            a, b = quantise(g, 1, "grad_output"), quantise(weight.t(), 1, "weight")
-            dx = product(a, b.t(), dtype, "dgrad")
-            a, b = quantise(g, 0, "grad_output"), quantise(flat, 0, "input")
-            dw = product(a.t(), b, dtype, "wgrad")
+            left, right = quantise(g, 1, "grad_output"), quantise(weight.t(), 1, "weight").t()
+            dx = convention.product(left, right, dtype, Pass("dgrad", low), None)
+            left, right = quantise(g, 0, "grad_output").t(), quantise(flat, 0, "input")
+            dw = convention.product(left, right, dtype, Pass("wgrad", low), None)
+            db = g.contiguous().sum(0) if biased else None
         if finished is not None:
             finished()
-        return dx.reshape(x.shape), dw, None, None, None, None
+        dx = dx.reshape(x.shape)
+        pair = (dw, dx) if convention.weight_first else (dx, dw)
+        return *pair, db, None, None, None, None

@@ -100,11 +100,16 @@ def current(x: torch.Tensor, to: Format) -> Quantised:
     Source: Transformer Engine 2.20, ``Float8CurrentScaling``, and its reference
     ``pytorch/custom_recipes/reference_current_scaling.py``.
     """
-    return _scaled(x, _te_scale(_amax(x), to, torch.finfo(x.dtype).max), to)
+    return _scaled(x, _te_scale(_amax(x).reshape(1), to, torch.finfo(x.dtype).max), to)
+
+
+def _divided(number: float, x: torch.Tensor) -> torch.Tensor:
+    """Return a quotient, rounded once: ``number / x`` multiplies by a rounded reciprocal."""
+    return torch.full_like(x, number) / x
 
 
 def _te_scale(amax: torch.Tensor, to: Format, largest: float) -> torch.Tensor:
-    scale = to.max / amax
+    scale = _divided(to.max, amax)
     scale = torch.where(scale == torch.inf, largest, scale)
     return torch.where(amax == 0, 1.0, scale)
 
@@ -167,11 +172,11 @@ def nvfp4(x: torch.Tensor, dim: int, *, square: bool) -> Quantised:
     Source: Transformer Engine 2.20, ``NVFP4BlockScaling`` with ``disable_rht`` and
     ``disable_stochastic_rounding``; ``pytorch/custom_recipes/reference_nvfp4.py``.
     """
-    whole = (E4M3.max * E2M1.max / _amax(x)).clamp(max=_FLOAT32_MAX)
+    whole = _divided(E4M3.max * E2M1.max, _amax(x)).clamp(max=_FLOAT32_MAX)
     whole = torch.where(whole == 0, 1.0, whole)
     sixth = torch.tensor(E2M1.max).reciprocal()
     block = _blocks(x, *_tiles(dim, 16, square)) * (whole * sixth)
     stored = rounded(block.clamp(max=_FLOAT32_MAX), E4M3)
-    inverse = stored * (1.0 / whole)
-    scale = (1.0 / inverse).clamp(max=_FLOAT32_MAX)
+    inverse = stored * _divided(1.0, whole)
+    scale = _divided(1.0, inverse).clamp(max=_FLOAT32_MAX)
     return Quantised(rounded(x.float() * scale, E2M1), scale, inverse, E2M1)

@@ -130,14 +130,16 @@ def _rowwise(semantics: Semantics) -> Semantics:
 
 
 def _in_bfloat16(product: Product) -> Product:
-    def rounded(a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass) -> torch.Tensor:
+    def rounded(
+        a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: None
+    ) -> torch.Tensor:
         if a.scale.dim() < 2:
-            return product(a, b, dtype, which)
-        if which == "forward":
-            return product(a, b, torch.bfloat16, which).to(dtype)
+            return product(a, b, dtype, which, bias)
+        if which.name == "forward":
+            return product(a, b, torch.bfloat16, which, bias).to(dtype)
         one = torch.ones((), device=a.scale.device)
         left, right = (replace(m, scale=one, inverse=one) for m in (a, b))
-        found = product(left, right, torch.bfloat16, which)
+        found = product(left, right, torch.bfloat16, which, bias)
         found *= a.inverse * b.inverse
         return found.to(dtype)
 
