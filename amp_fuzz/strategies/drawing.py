@@ -469,6 +469,8 @@ def draw_case(
     recipes: the FP8 regions that programs may have.
     """
     plan = draw_plan(source, device, trains=trains)
+    if any(context.recipe == "delayed" for context in recipes):
+        plan = _several(source, plan)
     program, values = _drawn(source, device, plan, ops, focus, form, statements, fused, recipes)
     seed = integer(source, 0x10000)
     if precisions:
@@ -483,6 +485,14 @@ def draw_case(
         plan, program = with_cpu_tensors(source, case.plan, program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
     return case
+
+
+def _several(source: Bytes, plan: Plan) -> Plan:
+    """Return a plan of more steps, for scales that come from earlier ones; a quarter stay."""
+    more = (1, 3, 4, 6)[integer(source, 4)]
+    if plan.backward == "none" or plan.transform != "none":
+        return plan
+    return msgspec.structs.replace(plan, steps=max(plan.steps, more))
 
 
 def _settings(source: Bytes, lines: Sequence[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from amp_fuzz.reference.fp8.linear import (
     Pass,
     Product,
     dequantised,
+    functional_scaled_mm,
     linear,
     scaled_mm,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Region",
     "dequantised",
     "format_of",
+    "functional_scaled_mm",
     "linear",
     "rounded",
     "scaled_mm",

@@ -28,6 +28,7 @@ __all__ = [
     "Product",
     "Quantiser",
     "dequantised",
+    "functional_scaled_mm",
     "linear",
     "scaled_mm",
 ]
@@ -64,13 +65,29 @@ def scaled_mm(
 
     A bias is added before the rounding to `dtype`; to a product of float32, after it.
     """
+    left, right, first, second = _operands(a, b)
+    inside = None if dtype is torch.float32 else bias
+    y = torch._scaled_mm(left, right, first, second, bias=inside, out_dtype=dtype)
+    return y if bias is None or inside is not None else y + bias
+
+
+def functional_scaled_mm(
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: None = None
+) -> torch.Tensor:
+    """Return the product by `torch.nn.functional.scaled_mm`, whose kernel may be another one."""
+    kinds = torch.nn.functional.ScalingType
+    kind = kinds.RowWise if a.scale.dim() == 2 else kinds.TensorWise
+    left, right, first, second = _operands(a, b)
+    return torch.nn.functional.scaled_mm(left, right, first, kind, second, kind, output_dtype=dtype)
+
+
+def _operands(a: Quantised, b: Quantised) -> tuple[torch.Tensor, ...]:
+    """Return both matrices in their formats, row-major and column-major, and inverse scales."""
     left = a.values.to(a.format.dtype).contiguous()
     right = b.values.t().to(b.format.dtype).contiguous().t()
     # A fresh tensor: `contiguous` leaves the strides of dimensions of size 1, which are checked.
     first, second = (s.clone(memory_format=torch.contiguous_format) for s in (a.inverse, b.inverse))
-    inside = None if dtype is torch.float32 else bias
-    y = torch._scaled_mm(left, right, first, second, bias=inside, out_dtype=dtype)
-    return y if bias is None or inside is not None else y + bias
+    return left, right, first, second
 
 
 # -- conventions ----------------------------------------------------------------------------------
@@ -89,6 +106,8 @@ class Convention:
     the result, or from float32 to bfloat16. Else it is added to the rounded product.
     weight_first: the order of its arguments, in which autograd adds gradients of a tensor that is
     both.
+    saves: whether the input itself is saved for the backward pass, which refuses inference tensors;
+    else what it is quantised to.
     strict: whether other dtypes of weight and bias than that of the input are refused outside of
     autocast, and rows and features that are no multiples of 8 and 16.
     """
@@ -98,6 +117,7 @@ class Convention:
     again: bool = True
     fuses: bool = False
     weight_first: bool = False
+    saves: bool = True
     strict: bool = False
 
 
@@ -105,7 +125,13 @@ TORCHAO = Convention()
 """torchao: ``Float8Linear.forward`` duplicates "the autocast logic for F.linear"."""
 
 TRANSFORMER_ENGINE = Convention(
-    product=scaled_mm, casts=False, again=False, fuses=True, weight_first=True, strict=True
+    product=scaled_mm,
+    casts=False,
+    again=False,
+    fuses=True,
+    weight_first=True,
+    saves=False,
+    strict=True,
 )
 """Transformer Engine: only the dtype of results follows autocast, ``set_activation_dtype``. The
 backward pass has that of the forward pass, ``LinearBwdArgs.activation_dtype``."""
@@ -173,10 +199,12 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, a: Any, b: Any, bias: Any, quantise: Any, low: Any, *how: Any) -> Any:
         convention, _ = how
         x, weight = (b, a) if convention.weight_first else (a, b)
-        ctx.save_for_backward(x, weight)
-        ctx.how = bias is not None, quantise, *how
+        flat = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(weight, *([x] if convention.saves else []))
+        ctx.kept = None if convention.saves else quantise(flat, 0, "input")
+        ctx.how = x.shape, bias is not None, quantise, *how
         dtype = low or x.dtype
-        left = quantise(x.reshape(-1, x.shape[-1]), 1, "input")
+        left = quantise(flat, 1, "input")
         right = quantise(weight.t(), 0, "weight")
         if bias is not None:
             bias = bias.to(torch.bfloat16 if dtype is torch.float32 else dtype)
@@ -185,19 +213,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        biased, quantise, convention, finished = ctx.how
+        weight, *saved = ctx.saved_tensors
+        shape, biased, quantise, convention, finished = ctx.how
         low = _autocast_dtype(grad)
         dtype = low if low is not None and convention.again else grad.dtype
-        flat, g = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        g = grad.reshape(-1, grad.shape[-1])
         with _without_autocast(grad):
             left, right = quantise(g, 1, "grad_output"), quantise(weight.t(), 1, "weight").t()
             dx = convention.product(left, right, dtype, Pass("dgrad", low), None)
-            left, right = quantise(g, 0, "grad_output").t(), quantise(flat, 0, "input")
+            right = quantise(saved[0].reshape(-1, shape[-1]), 0, "input") if saved else ctx.kept
+            left = quantise(g, 0, "grad_output").t()
             dw = convention.product(left, right, dtype, Pass("wgrad", low), None)
             db = g.contiguous().sum(0) if biased else None
         if finished is not None:
             finished()
-        dx = dx.reshape(x.shape)
+        dx = dx.reshape(shape)
         pair = (dw, dx) if convention.weight_first else (dx, dw)
         return *pair, db, None, None, None, None

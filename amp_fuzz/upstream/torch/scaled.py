@@ -1,27 +1,29 @@
 """Products of FP8 matrices under autocast.
 
-## scaled-mm-autocast: torch._scaled_mm of two formats multiplies in bfloat16 under autocast
+## scaled-mm-autocast: scaled_mm multiplies in bfloat16 under autocast of the CPU
 
 ```python
 import torch
+from torch.nn.functional import ScalingType, scaled_mm
 
-a = torch.randn(16, 32).to(torch.float8_e5m2)
+a = torch.randn(16, 32).to(torch.float8_e4m3fn)
 b = torch.randn(16, 32).to(torch.float8_e4m3fn).t()
-one = torch.ones(())
-y = torch._scaled_mm(a, b, one, one, out_dtype=torch.float32)
+scale = torch.tensor(0.3), ScalingType.TensorWise
+y = scaled_mm(a, b, *scale, *scale, output_dtype=torch.float32)
 with torch.autocast("cpu", torch.bfloat16):
-    print((torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) - y).abs().max())  # 0.1, not 0
+    print((scaled_mm(a, b, *scale, *scale, output_dtype=torch.float32) - y).abs().max())  # not 0
 ```
 
-**What torch does.** On the CPU the product of E5M2 and E4M3 has no kernel of its own. It is emulated:
-the matrices are converted to float32, scaled, and multiplied by `at::mm`. That call enters the
-dispatcher from the top, where autocast casts both to its 16-bit dtype. `torch._scaled_mm` itself has
-no policy. Products of one format are not affected. Gradients of FP8 layers are of two formats
-(HYBRID), so a backward pass inside autocast has errors of 0.3 % instead of 2e-7.
+**What torch does.** On the CPU, `torch.nn.functional.scaled_mm` with tensorwise scales is emulated: the
+matrices are converted to float32, scaled, and multiplied by `at::mm`. That call enters the dispatcher
+from the top, where autocast casts both to its 16-bit dtype. `torch._scaled_mm` does the same for
+E5M2 with E4M3, and has a kernel for two matrices of one format. Neither has a policy. The error is
+0.3 % instead of 2e-7. A layer that calls `scaled_mm` has it in its forward pass, one that calls
+`torch._scaled_mm` in a backward pass inside autocast, since gradients are E5M2.
 
-**What the documentation says.** `_scaled_mm` is in no list of ops that autocast casts
+**What the documentation says.** Neither is in the list of ops that autocast casts
 ([Autocast Op Reference](https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference)), and
-``out_dtype=torch.float32`` asks for a product accumulated in float32.
+``output_dtype=torch.float32`` asks for a product in float32.
 
 **What the reference does.** It multiplies as without autocast.
 
@@ -68,14 +70,22 @@ def _under_autocast(product: Product) -> Product:
 BUGS = (
     Bug(
         id="scaled-mm-autocast",
-        what="torch._scaled_mm of E5M2 and E4M3 multiplies in the autocast dtype, on the CPU",
+        what="scaled_mm of float8 matrices multiplies in the autocast dtype, on the CPU",
         why="it is emulated by at::mm, which autocast casts",
-        torch=">=2.13",
+        torch=">=2.11",
         seen="2.13.0",
         backends=("te-python", "scaled_mm"),
         ops=("fp8_linear",),
         imitation=Imitation(semantics=_casts),
         examples=(
+            Example(
+                "scaled_mm",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8(), call("fp8_linear", "x0", "w1")),
+                    backward="none",
+                ),
+            ),
             Example(
                 "te-python",
                 case(
