@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["python_recipe", "te_layers"]
+__all__ = ["python_recipe", "te_layers", "te_recipe"]
 
 
 def te_layers(te: Any, recipe_of: Any, device: str) -> Any:
@@ -46,3 +46,21 @@ def python_recipe(recipe: str, **options: Any) -> Any:
         return reference.CurrentScalingQuantizerRef(torch.float8_e4m3fn)
 
     return CustomRecipe(qfactory=e4m3)
+
+
+def te_recipe(recipe: str, **options: Any) -> Any:
+    """Return a recipe of Transformer Engine, without random numbers."""
+    from transformer_engine.common import recipe as recipes
+
+    if recipe == "nvfp4":
+        return recipes.NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)
+    form = {"fp8_format": getattr(recipes.Format, options.get("format", "HYBRID"))}
+    if recipe == "delayed":
+        return recipes.DelayedScaling(
+            **form,
+            amax_history_len=options.get("history", 16),
+            amax_compute_algo=options.get("algorithm", "max"),
+            margin=options.get("margin", 0),
+        )
+    kind = {"current": "Float8CurrentScaling", "blockwise": "Float8BlockScaling"}
+    return getattr(recipes, kind.get(recipe, "MXFP8BlockScaling"))(**form)
