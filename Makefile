@@ -47,7 +47,7 @@ venv: $(STAMP)  ## create and fill .venv (does nothing unless the pins changed)
 # first, then the package, built with it. Installed in one transaction, torch is resolved once,
 # to its pin.
 $(STAMP): PINS = constraints.txt
-$(STAMP): EXTRAS = dev,jax,parquet,sweep
+$(STAMP): EXTRAS = dev,fp8,jax,parquet,sweep
 $(OTHER)/.installed: PINS = constraints/torch-$(TORCH).txt
 $(OTHER)/.installed: EXTRAS = dev,parquet
 $(STAMP) $(OTHER)/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt)

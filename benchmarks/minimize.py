@@ -220,7 +220,7 @@ def first(fault: Fault, judge: Judge, steps: Iterable[Step]) -> Verdict | None:
         if wanted and not wanted & step.reached:
             continue
         case = judge.backend.fit(step.case)
-        if unsupported(case, judge.backend) is not None:
+        if unsupported(case, judge.backend):
             continue
         with quiet():
             verdict = judged(judge, case)

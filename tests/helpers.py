@@ -21,11 +21,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from amp_fuzz.backends import Availability, Backend, backends
+from amp_fuzz.backends.base import recipes_of
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
 from amp_fuzz.cases.case import Case, load
-from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.program import FP8, statements
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.plugins import inherited
@@ -167,6 +168,10 @@ class WrongKernel:
     @property
     def repeats(self) -> bool:
         return self.inner.repeats
+
+    @property
+    def recipes(self) -> Sequence[FP8]:
+        return recipes_of(self.inner)
 
     def availability(self) -> Availability:
         return self.inner.availability()

@@ -22,7 +22,8 @@ from amp_fuzz.backends.determinism import EXACT, Kernels
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case, Plan, Precision
-from amp_fuzz.cases.program import Statement, TensorSpec, statements
+from amp_fuzz.cases.program import FP8, TensorSpec, regions, show_context, statements
+from amp_fuzz.catalogue import CATALOGUE, Op
 
 __all__ = [
     "Alone",
@@ -37,6 +38,7 @@ __all__ = [
     "Facts",
     "Mixes",
     "Precise",
+    "Quantises",
     "Repros",
     "Varies",
     "Watches",
@@ -45,7 +47,9 @@ __all__ = [
     "kernels_of",
     "misplaced",
     "mixes",
+    "recipes_of",
     "shadows_of",
+    "supports",
     "unsupported",
 ]
 
@@ -230,6 +234,15 @@ class Precise(Protocol):
 
 
 @runtime_checkable
+class Quantises(Protocol):
+    """A backend whose linear layers quantise, in FP8 regions."""
+
+    @property
+    def recipes(self) -> Sequence[FP8]:
+        """The regions that a program may have, each as often as it is drawn."""
+
+
+@runtime_checkable
 class Configurable(Protocol):
     """A backend whose numbers depend on settings of torch: see `amp_fuzz.cases.settings`."""
 
@@ -311,7 +324,23 @@ def documentation(page: str) -> str:
 # -- which there are ------------------------------------------------------------------------------
 
 
-def unsupported(case: Case, backend: Backend) -> Statement | None:
-    """Return the first call that a backend cannot express, or None."""
-    calls = statements(case.program.body)
-    return next((s for s in calls if not backend.supports(s.op, s.form)), None)
+def recipes_of(backend: object) -> Sequence[FP8]:
+    """Return the FP8 regions that a backend has; mostly none."""
+    return backend.recipes if isinstance(backend, Quantises) else ()
+
+
+def supports(backend: Backend, op: Op, form: str) -> bool:
+    """Return whether a backend can express a call: of an FP8 layer, only with recipes."""
+    return (not op.fp8 or bool(recipes_of(backend))) and backend.supports(op.name, form)
+
+
+def unsupported(case: Case, backend: Backend) -> str:
+    """Return the first call or FP8 region that a backend cannot express, or ""."""
+    for call in statements(case.program.body):
+        if not supports(backend, CATALOGUE[call.op], call.form):
+            return f"{call.op} as {call.form}"
+    known = {context.recipe for context in recipes_of(backend)}
+    for context in regions(case.program.body):
+        if isinstance(context, FP8) and context.recipe not in known:
+            return show_context(context)
+    return ""

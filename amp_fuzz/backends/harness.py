@@ -78,6 +78,10 @@ class Observation:
 _CUSTOM = {name: getattr(custom_functions, name) for name in custom_functions.__all__}
 
 
+def _without_fp8(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """One implementation of autocast on one device.
@@ -86,8 +90,9 @@ class Runtime:
     state of a fresh thread, after a case that changed it. scope: a context for the whole run (fake
     tensors). fake: tensors have no values. driver: takes the program's globals and returns names
     with other values for the plan's code (the compiled program). noted: called with each observed
-    tensor. thread: runs a function in another thread. place: moves a CPU input to where the program
-    works; by default it is copied to `device`.
+    tensor. fp8: returns what stands for FP8 in one run: ``fp8``, ``fp8_linear``, and a checkpoint
+    of the one that it is given. thread: runs a function in another thread. place: moves a CPU input
+    to where the program works; by default it is copied to `device`.
     """
 
     device: str
@@ -106,6 +111,7 @@ class Runtime:
     vmap: Callable[..., Any] = torch.func.vmap
     custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
+    fp8: Callable[[Callable[..., Any]], Mapping[str, Any]] = _without_fp8
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, except `observe`."""
@@ -130,6 +136,7 @@ class Runtime:
             "total": prelude.total,
             "trains": prelude.trains,
             "twice": prelude.twice,
+            **self.fp8(self.checkpoint),
         }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from amp_fuzz.cases.case import CUSTOM_OPS, Case
 from amp_fuzz.cases.program import (
+    FP8,
     Arg,
     Autocast,
     Checkpoint,
@@ -26,6 +27,7 @@ from amp_fuzz.cases.program import (
     Region,
     Statement,
     TensorSpec,
+    fp8_words,
     statements,
     uses,
 )
@@ -188,6 +190,8 @@ class _Body:
 def _context(context: Context) -> str:
     if isinstance(context, Autocast):
         return autocast_call(context)
+    if isinstance(context, FP8):
+        return f"fp8({', '.join(fp8_words(context))})"
     return "torch.inference_mode()" if isinstance(context, InferenceMode) else "torch.no_grad()"
 
 

@@ -18,6 +18,7 @@ from amp_fuzz.cases.literals import check_bits, numbers
 __all__ = [
     "DTYPES",
     "FLOAT_DTYPES",
+    "FP8",
     "Arg",
     "Autocast",
     "Checkpoint",
@@ -167,7 +168,28 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint", forbid_unknown_f
     use_reentrant: bool = False
 
 
-Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint
+FP8Recipe: TypeAlias = Literal[
+    "tensorwise", "rowwise", "current", "delayed", "blockwise", "mxfp8", "nvfp4"
+]
+
+
+class FP8(msgspec.Struct, frozen=True, tag="fp8", forbid_unknown_fields=True):
+    """``fp8(recipe, ...)``: how the calls of ``fp8_linear`` in the region quantise.
+
+    recipe: a published one: see `amp_fuzz.reference.fp8.scaling`. format: of all tensors; HYBRID is
+    E5M2 for gradients, and E4M3 for the rest; nvfp4 has a format of its own. history, algorithm,
+    margin: of delayed scaling.
+    """
+
+    recipe: FP8Recipe = "tensorwise"
+    format: Literal["HYBRID", "E4M3", "E5M2"] = "HYBRID"
+    enabled: bool = True
+    history: int = 16
+    algorithm: Literal["max", "most_recent"] = "max"
+    margin: int = 0
+
+
+Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint | FP8
 
 
 class Region(msgspec.Struct, frozen=True, tag="region", forbid_unknown_fields=True):
@@ -367,6 +389,8 @@ def show_arg(arg: Arg) -> str:
 
 def show_context(context: Context) -> str:
     """Return a context as in the listing."""
+    if isinstance(context, FP8):
+        return f"fp8({', '.join(fp8_words(context))})"
     if not isinstance(context, Autocast):
         reentrant = isinstance(context, Checkpoint) and context.use_reentrant
         return str(context.__struct_config__.tag) + ("(reentrant)" if reentrant else "")
@@ -375,6 +399,15 @@ def show_context(context: Context) -> str:
     parts += [] if context.enabled else ["enabled=False"]
     parts += [] if context.cache_enabled is None else [f"cache_enabled={context.cache_enabled}"]
     return f"autocast({', '.join(parts)})"
+
+
+def fp8_words(context: FP8) -> list[str]:
+    """Return the arguments of an FP8 context, as source."""
+    words = [repr(context.recipe)]
+    for field in msgspec.structs.fields(context)[1:]:
+        value = getattr(context, field.name)
+        words += [f"{field.name}={value!r}"] if value != field.default else []
+    return words
 
 
 def _type_of(spec: TensorSpec) -> str:
@@ -484,13 +517,31 @@ def _check_literal(arg: Arg, where: str, depth: int = 0) -> None:
 DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 
 
+MAX_HISTORY = 1024
+
+
 def check_context(context: Context, where: str) -> None:
+    if isinstance(context, FP8):
+        _check_fp8(context, where)
     if not isinstance(context, Autocast):
         return
     if context.dtype is not None and context.dtype not in FLOAT_DTYPES:
         raise ProgramError(f"{where}.dtype={context.dtype!r}: use one of {', '.join(FLOAT_DTYPES)}")
     if context.device is not None and context.device not in DEVICES:
         raise ProgramError(f"{where}.device={context.device!r}: use one of {', '.join(DEVICES)}")
+
+
+def _check_fp8(context: FP8, where: str) -> None:
+    for name, low, high in (("history", 1, MAX_HISTORY), ("margin", -16, 16)):
+        if not low <= getattr(context, name) <= high:
+            raise ProgramError(f"{where}.{name}={getattr(context, name)}: use {low} to {high}")
+    only = {"history": "delayed", "algorithm": "delayed", "margin": "delayed"}
+    for field in msgspec.structs.fields(context):
+        changed = getattr(context, field.name) != field.default
+        if changed and context.recipe != only.get(field.name, context.recipe):
+            raise ProgramError(f"{where}.{field.name} belongs to the recipe {only[field.name]!r}")
+    if context.recipe == "nvfp4" and context.format != "HYBRID":
+        raise ProgramError(f"{where}.format={context.format!r}: nvfp4 has its own: leave it out")
 
 
 DOMAINS: tuple[str, ...] = get_args(Domain)

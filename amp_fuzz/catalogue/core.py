@@ -180,6 +180,7 @@ class Op:
     cpu_tensors: the arguments, by position, that may be on the CPU beside tensors of another
     device: one of the former, if it has no dimensions; all of the latter, of any shape. setup: a
     line of source before the program, which makes what the form calls.
+    fp8: it quantises in an FP8 region, so only a backend that has recipes can run it.
     """
 
     name: str
@@ -197,6 +198,7 @@ class Op:
     cpu_scalars: tuple[int, ...] = ()
     cpu_tensors: tuple[int, ...] = ()
     setup: str = ""
+    fp8: bool = False
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -253,6 +255,7 @@ def op(
     cpu_scalars: tuple[int, ...] = (),
     cpu_tensors: tuple[int, ...] = (),
     setup: str = "",
+    fp8: bool = False,
     family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
@@ -266,6 +269,7 @@ def op(
     catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``. `cpu_scalars`
     and `cpu_tensors`: the arguments that may be on the CPU beside others on an accelerator.
     `setup`: a line of source before the program, which makes what the form calls.
+    `fp8`: only a backend that has FP8 recipes can run it.
     """
 
     def template(text: str, plain: str) -> str:
@@ -304,6 +308,7 @@ def op(
             cpu_scalars,
             cpu_tensors,
             setup,
+            fp8,
         )
         return build
 

@@ -10,11 +10,10 @@ from multiprocessing import connection
 
 import msgspec
 
-from amp_fuzz.backends import BackendError, backends, facts_of
+from amp_fuzz.backends import BackendError, backends, facts_of, unsupported
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.registry import MissingBackend
 from amp_fuzz.cases.case import Case, bare
-from amp_fuzz.cases.program import statements
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.findings.minimize.target import answer_of, part_of, stage_of
 from amp_fuzz.findings.supervision.supervisor import Dead, talk
@@ -117,7 +116,7 @@ def _eager(judge: Judge, case: Case) -> str:
     eager = backends().get(f"eager-{backend.device}")
     if eager is None or eager.availability().status != "ready":
         return ""
-    if not all(eager.supports(s.op, s.form) for s in statements(case.program.body)):
+    if unsupported(case, eager):
         return ""
     found = replace(judge, backend=eager).judge(case).divergence
     return "agrees" if found is None else "diverges"

@@ -84,10 +84,10 @@ class Judge:
         """
         clock = _Clock()
         backend = self.backend
-        if (unsaid := unsupported(case, backend)) is not None:
+        if unsaid := unsupported(case, backend):
             raise BackendError(
-                f"case {case.id}: {backend.name} cannot express {unsaid.op} as {unsaid.form}: "
-                "choose another backend for it"
+                f"case {case.id}: {backend.name} cannot express {unsaid}: choose another backend "
+                "for it"
             )
         if misplaced(case, backend):
             raise BackendError(

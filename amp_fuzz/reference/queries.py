@@ -26,6 +26,11 @@ _NAMES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled"
 _ANY = "_is_any_autocast_enabled"
 
 
+# torch's own autocast asks for what it will restore. A checkpoint that is recomputed under the
+# reference would otherwise leave torch's autocast on for the rest of the backward pass.
+_SAVES = torch.autocast.__enter__.__code__
+
+
 def enabled(state: State, device: str | None) -> bool:
     """Return whether autocast is on; without a device, whether any is.
 
@@ -101,7 +106,7 @@ class Queries:
         return sys._getframe(2).f_code is not torch.autocast.__enter__.__code__
 
     def _is_enabled(self, device_type: str | None = None) -> bool:
-        if not self._inside():
+        if not self._inside() or sys._getframe(1).f_code is _SAVES:
             original = self._originals["is_autocast_enabled"]
             return bool(original() if device_type is None else original(device_type))
         state = self._state()
@@ -114,7 +119,7 @@ class Queries:
         return state.semantics.any_enabled(state)
 
     def _get_dtype(self, device_type: str) -> torch.dtype:
-        if not self._inside():
+        if not self._inside() or sys._getframe(1).f_code is _SAVES:
             original: Callable[[str], torch.dtype] = self._originals["get_autocast_dtype"]
             return original(device_type)
         return self._dtype(device_type)

@@ -24,6 +24,7 @@ from amp_fuzz.reference import casts, dispatch, queries, treatments
 if TYPE_CHECKING:
     from amp_fuzz.reference.autocast import Snapshot
     from amp_fuzz.reference.calls import Call, Treatment
+    from amp_fuzz.reference.fp8.linear import Convention
     from amp_fuzz.reference.state import ForwardState, State
 
 __all__ = ["DOCUMENTED", "Semantics"]
@@ -35,6 +36,10 @@ def _called(body: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 def _itself(state: State) -> State:
     return state
+
+
+def _documented(convention: Convention) -> Convention:
+    return convention
 
 
 def _keeper(forward: Any, args: Sequence[Any]) -> Any:
@@ -85,6 +90,8 @@ class Semantics:
     body: calls the body of a custom op (https://docs.pytorch.org/docs/stable/library.html).
     body_cache: the block in which it runs, as far as the cache is concerned.
 
+    fp8: what an FP8 linear layer does, from what its implementation documents.
+
     in_autograd_thread: the state that a thread of autograd's sees, from that of the thread that
     called it.
     """
@@ -114,6 +121,8 @@ class Semantics:
     body_cache: Callable[[State], AbstractContextManager[Any]] = methodcaller(
         "having", keeps_casts=False
     )
+
+    fp8: Callable[[Convention], Convention] = _documented
 
     in_autograd_thread: Callable[[State], State] = _itself
 

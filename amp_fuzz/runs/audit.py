@@ -233,7 +233,7 @@ def left_out(backend: Backend, ops: Iterable[Op]) -> dict[str, list[str]]:
     if not _dtypes(backend.device):
         low = " or ".join(AUTOCAST_DTYPES)
         return {f"{backend.device} does not autocast to {low}": [op.name for op in ops]}
-    here = {op.name for op in usable(ops, backend.device)}
+    here = {op.name for op in usable(ops, backend.device, fp8=True)}
     able = {op.name for op in _able(backend, ops)}
     found = {
         f"other devices have them, {backend.device} does not": [
@@ -250,12 +250,12 @@ def _able(backend: Backend, ops: Iterable[Op]) -> list[Op]:
     """Return the ops that a backend can call, if it has a dtype to audit them in."""
     if not _dtypes(backend.device):
         return []
-    return [op for op in usable(ops, backend.device) if _said(backend, op)]
+    return [op for op in usable(ops, backend.device, fp8=True) if _said(backend, op)]
 
 
 def _said(backend: Backend, op: Op) -> list[Program]:
     """Return the calls of an op that a backend can express."""
-    return [p for p in calls(op.name) if unsupported(Case(p), backend) is None]
+    return [p for p in calls(op.name) if not unsupported(Case(p), backend)]
 
 
 # -- judging --------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def folder_cases(folders: Iterable[Path], chosen: Sequence[Backend]) -> Iterator
 
 
 def _runs(case: Case, backend: Backend) -> bool:
-    return unsupported(case, backend) is None and not misplaced(case, backend)
+    return not unsupported(case, backend) and not misplaced(case, backend)
 
 
 def named(store: Store, names: Iterable[str], default: str = "eager-cpu") -> Iterator[Kept]:

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, Configurable, Precise, accelerator, backends
-from amp_fuzz.backends.base import kernels_of, mixes
+from amp_fuzz.backends.base import kernels_of, mixes, recipes_of, supports
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
@@ -358,8 +358,8 @@ def kept_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
 def runnable(ops: Iterable[Op], backend: Backend) -> tuple[Op, ...]:
     """Return the ops that a backend can run, each with its callable forms."""
     found = []
-    for op in usable(ops, backend.device):
-        forms = {f: text for f, text in op.forms.items() if backend.supports(op.name, f)}
+    for op in usable(ops, backend.device, fp8=bool(recipes_of(backend))):
+        forms = {f: text for f, text in op.forms.items() if supports(backend, op, f)}
         if forms:
             found.append(op if len(forms) == len(op.forms) else replace(op, forms=forms))
     return tuple(found)
@@ -536,6 +536,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
             varies=varies,
             settings=backend.settings if isinstance(backend, Configurable) else (),
             mixed=MIXED if mixes(backend) else 0,
+            recipes=recipes_of(backend),
         )
 
     count = 0

@@ -121,7 +121,7 @@ def cases(
     """
     _check_device(device)
     _check_count(max_statements)
-    focused = drawing.usable(select(focus), device) if focus else ()
+    focused = _chosen(focus, device) if focus else ()
     return _cases(device, trains, _chosen(ops, device), focused, form, max_statements)
 
 

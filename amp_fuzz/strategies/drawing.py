@@ -13,6 +13,7 @@ import torch
 
 from amp_fuzz.cases.case import Case, Plan, Precision
 from amp_fuzz.cases.program import (
+    FP8,
     Autocast,
     Checkpoint,
     Context,
@@ -96,12 +97,17 @@ def _policies(device: str) -> Mapping[str, str]:
     return {name: rule.policy.value for name, rule in _table(device).rules.items()}
 
 
-def usable(ops: Iterable[Op], device: str) -> tuple[Op, ...]:
-    """Return the ops that can run on a device type and that this torch has in all forms."""
+def usable(ops: Iterable[Op], device: str, *, fp8: bool = False) -> tuple[Op, ...]:
+    """Return the ops that can run on a device type and that this torch has in all forms.
+
+    fp8: those of a backend with FP8 recipes.
+    """
     return tuple(
         op
         for op in ops
-        if (op.devices is None or device in op.devices) and all(map(_torch_has, op.forms.values()))
+        if (fp8 or not op.fp8)
+        and (op.devices is None or device in op.devices)
+        and all(map(_torch_has, op.forms.values()))
     )
 
 
@@ -250,6 +256,7 @@ def _drawn(
     forms: str | None,
     statements: int,
     fused: bool,
+    recipes: Sequence[FP8] = (),
 ) -> tuple[Program, Values]:
     """Draw a program; return it with its values, by name."""
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
@@ -258,6 +265,8 @@ def _drawn(
     if not pool and not focus:
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
     drawing = _ProgramDrawing(source, device, pool or focus, focus, forms, statements, fused)
+    if recipes:
+        drawing.quantise(recipes)
     program = drawing.draw(plan)
     return program, {value.name: value for value in drawing.build.values}
 
@@ -294,18 +303,32 @@ class _ProgramDrawing:
         self.build = ProgramBuilder(source, _policies(device), palette)
         # Swarm testing (Groce et al. 2012): a program of few ops repeats them and lets rare ones
         # meet; over many programs every pair comes up.
-        start = integer(source, 0x10000)
+        start = self.start = integer(source, 0x10000)
+        self.recipes: Sequence[FP8] = ()
         swarm = [_few(ops, start + i, _SWARM // len(path)) for i, ops in enumerate(path)]
         self.swarm = swarm or [_few(pool, start, min(_SWARM, len(pool)))]
         self.focus = [focus[integer(source, len(focus))]] if focus else []
         self.pool = pool
         self.count = self.step = 0
 
+    def quantise(self, recipes: Sequence[FP8]) -> None:
+        """Give the program FP8 regions of these, and FP8 layers to half of its statements."""
+        layers = [op for op in self.pool if op.fp8]
+        if not layers:
+            return
+        self.recipes = recipes
+        others = [op for op in self.pool if not op.fp8] or layers
+        self.swarm = [[*(layers * _SWARM)[: _SWARM // 2], *_few(others, self.start, _SWARM // 2)]]
+        self.build.palette = replace(self.build.palette, chains=True, mixes=False)
+
     def draw(self, plan: Plan | None) -> Program:
         self.build.frame = _frame(plan, self.device)
         # Transforms of functions do not support checkpoints.
         self.checkpoints = plan is None or (plan.backward != "none" and plan.transform == "none")
         body = self.body(0)
+        if self.recipes and (how := integer(self.source, 8)) != 7:
+            # Mostly the whole program is in one region, as users enter it.
+            body = [Region(self.recipes[how * len(self.recipes) // 7], tuple(body))]
         program = returning_all(Program(tuple(self.build.inputs), tuple(body), ()))
         # A returned value is rounded in memory. A compiler may keep other values unrounded.
         return program if self.keeps else returning_last(program)
@@ -365,6 +388,10 @@ class _ProgramDrawing:
         return [self.build.statement(cast, None, number)]
 
     def context(self) -> Context:
+        if self.recipes:
+            how, which = digits(self.source, 8, len(self.recipes))
+            if how < 4:
+                return msgspec.structs.replace(self.recipes[which], enabled=how < 3)
         i = integer(self.source, 10)
         if i < 6 or (i < 8 and not self.checkpoints):
             context = draw_autocast(self.source, self.device)
@@ -412,6 +439,8 @@ def _inner(frame: Frame, context: Context, device: str) -> Frame:
         return replace(frame, autocast=context.enabled and supported, dtype=dtype)
     if isinstance(context, Checkpoint):
         return replace(frame, checkpoint=True)
+    if isinstance(context, FP8):
+        return frame
     return replace(frame, grad=False)
 
 
@@ -429,6 +458,7 @@ def draw_case(
     varies: bool = False,
     settings: Sequence[str] = (),
     mixed: int = 0,
+    recipes: Sequence[FP8] = (),
 ) -> Case:
     """Draw a case for a device type.
 
@@ -436,11 +466,14 @@ def draw_case(
     deterministic algorithms. settings: that a plan may have; one plan in eight has one or two.
     mixed: of so many cases, one gets CPU tensors beside those of the device, if its program can
     have any; 0: none does. All of these are drawn last, so that everything else stays the same.
+    recipes: the FP8 regions that programs may have.
     """
     plan = draw_plan(source, device, trains=trains)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
         plan = msgspec.structs.replace(plan, transform="none")
-    program, values = _drawn(source, device, plan, ops, focus, form, statements, fused)
+    if any(context.recipe == "delayed" for context in recipes):
+        plan = _several(source, plan)
+    program, values = _drawn(source, device, plan, ops, focus, form, statements, fused, recipes)
     seed = integer(source, 0x10000)
     if precisions:
         precision = precisions[integer(source, len(precisions))]
@@ -454,6 +487,14 @@ def draw_case(
         plan, program = with_cpu_tensors(source, case.plan, program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
     return case
+
+
+def _several(source: Bytes, plan: Plan) -> Plan:
+    """Return a plan of more steps, for scales that come from earlier ones; a quarter stay."""
+    more = (1, 3, 4, 6)[integer(source, 4)]
+    if plan.backward == "none" or plan.transform != "none":
+        return plan
+    return msgspec.structs.replace(plan, steps=max(plan.steps, more))
 
 
 def _settings(source: Bytes, lines: Sequence[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 from amp_fuzz import reference
 from amp_fuzz.policies.tables import tabled_devices
 from amp_fuzz.reference import Cast, KernelCall, Policy, dispatch, load_table
-from amp_fuzz.reference.autocast import reset, state
+from amp_fuzz.reference.autocast import reset, state, torch_answers
 from amp_fuzz.reference.calls import Call
 from amp_fuzz.reference.state import here
 from amp_fuzz.reference.treatments import of_table
@@ -758,6 +758,29 @@ def test_a_checkpoint_recomputes_under_the_state_of_the_forward_pass(
         return y, x.grad, w.grad, v.grad, tuple(seen)
 
     assert same(program)[-1] == (BF16, BF16)
+
+
+def test_a_recomputed_checkpoint_leaves_the_autocast_of_torch_off() -> None:
+    """A backward pass inside autocast goes on after a recomputation, under the reference alone."""
+    seen = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            assert len(ctx.saved_tensors) == 1  # here it is recomputed
+            with torch_answers():
+                seen.append(torch.is_autocast_enabled("cpu"))
+            return grad
+
+    with REFERENCE.bf16():
+        y = REFERENCE.checkpoint(Asks.apply, weight(), use_reentrant=False)
+        y.sum().backward()
+    assert seen == [False]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

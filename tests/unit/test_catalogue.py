@@ -16,6 +16,7 @@ from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.inputs import tensor
 from amp_fuzz.cases.program import ProgramError, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE, adopt, check, core, select
+from amp_fuzz.reference.fp8 import TORCHAO, Layers
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from amp_fuzz.versions import installed
 from tests.helpers import call, case, x
@@ -51,7 +52,9 @@ def test_calls_run_and_outputs_are_as_declared(name: str, form: str) -> None:
     errors: Counter[str] = Counter()
     for seed in range(DRAWS):
         builder, statement = draw(name, form, seed)
-        names = {**EagerBackend("cpu").runtime().names(), **materialise(builder.inputs)}
+        runtime = EagerBackend("cpu").runtime()
+        layers = Layers(TORCHAO).names()
+        names = {**runtime.names(), **layers, **materialise(builder.inputs)}
         exec(op.setup, names)
         text = statement_source(statement)
         before = {place for spec in builder.inputs for place in memory(names[spec.name])}

@@ -39,6 +39,7 @@ CONCRETE = tuple(
     f"amp_fuzz.backends.{name}"
     for name in (
         *("bisection", "compile", "device_guards", "eager", "export", "fake", "jax"),
+        *("quantising", "scaled_mm", "te", "torchao"),
         *(
             "privateuse1",
             "torch_base",

@@ -8,6 +8,7 @@ import msgspec
 
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
+    FP8,
     Autocast,
     Checkpoint,
     Context,
@@ -98,6 +99,10 @@ def _plainer(context: Context) -> Iterator[Context]:
         yield from contexts(context)
     elif isinstance(context, Checkpoint) and context.use_reentrant:
         yield Checkpoint()
+    elif isinstance(context, FP8):
+        for field in msgspec.structs.fields(context)[1:]:
+            if getattr(context, field.name) != field.default:
+                yield msgspec.structs.replace(context, **{field.name: field.default})
 
 
 def _with(case: Case, body: tuple[Node, ...]) -> Case:

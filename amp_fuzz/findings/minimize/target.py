@@ -132,7 +132,7 @@ class Asker:
     def __call__(self, case: Case) -> Answer:
         """Judge one candidate."""
         backend = self.judge.backend
-        if unsupported(case, backend) is not None or misplaced(case, backend):
+        if unsupported(case, backend) or misplaced(case, backend):
             return Answer("skipped")
         if backend.fit(case) != case:
             return Answer("invalid")

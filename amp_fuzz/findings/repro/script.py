@@ -160,7 +160,17 @@ def joined(parts: list[str]) -> str:
 
 # -- before the program ---------------------------------------------------------------------------
 
-_STANDARD = ("ctypes", "logging", "os", "subprocess", "sys", "threading", "traceback", "warnings")
+_STANDARD = (
+    "contextlib",
+    "ctypes",
+    "logging",
+    "os",
+    "subprocess",
+    "sys",
+    "threading",
+    "traceback",
+    "warnings",
+)
 _IMPORTS: Mapping[str, str] = {
     **{name: f"import {name}" for name in _STANDARD},
     "zip_longest": "from itertools import zip_longest",

@@ -1,0 +1,1 @@
+"""Transformer Engine: with its kernels on CUDA, and its Python code alone on the CPU."""

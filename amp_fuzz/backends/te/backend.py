@@ -1,0 +1,193 @@
+"""``te``: `te.Linear` of Transformer Engine on CUDA. ``te-python``: its Python code on the CPU.
+
+The values of ``te`` come from NVIDIA's kernels, and are compared within rounding. Those of
+``te-python`` come from Transformer Engine's own reference quantisers and `torch._scaled_mm`, and
+are compared bit for bit. It shows the control flow of `te.Linear`: what it saves and frees, its
+dataclasses of arguments, the global state of its regions. See `amp_fuzz.backends.te.stub`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from amp_fuzz.backends import harness
+from amp_fuzz.backends.base import Availability, Backend, Facts
+from amp_fuzz.backends.eager import has_device
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.backends.process import REFUSES, Apart
+from amp_fuzz.backends.quantising import QuantisingBackend
+from amp_fuzz.backends.reproducing import TorchRepros, source_of
+from amp_fuzz.backends.te.layers import python_recipe, te_layers, te_recipe
+from amp_fuzz.backends.te.stub import VERSION, install
+from amp_fuzz.backends.torch_base import TorchBackend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import FP8, Checkpoint, unwrapped
+from amp_fuzz.reference import fp8 as reference
+
+__all__ = ["Python", "PythonBackend", "TeBackend", "backends"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear(QuantisingBackend):
+    """`te.Linear`, with kernels or without."""
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without checkpoints in FP8 regions.
+
+        Their recomputation is outside of the region, unless it is that of ``te.checkpoint``, which
+        moves the state of CUDA's generators.
+        """
+        case = QuantisingBackend.fit(self, case)
+        return case.with_program(body=unwrapped(case.program.body, (Checkpoint,)))
+
+    def convention(self) -> reference.Convention:
+        """Return what Transformer Engine documents."""
+        return reference.TRANSFORMER_ENGINE
+
+    def facts(self) -> Facts:
+        """Return facts for issues."""
+        return Facts(area="Transformer Engine", made="with `te.Linear`", installs="amp-fuzz[fp8]")
+
+    def setup(self, names: Set[str]) -> list[str]:
+        """Return the name of the device, and the source of the layers."""
+        lines = TorchRepros.setup(self, names)
+        return [*lines, *self.layers_source()] if names & {"fp8", "fp8_linear"} else lines
+
+    def layers_source(self) -> list[str]:
+        """Return the source that makes the regions and the layer."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TeBackend(_Linear):
+    """`te.Linear` with NVIDIA's kernels."""
+
+    device: str = "cuda"
+    name: str = "te"
+    exact: bool = field(default=False, kw_only=True)
+
+    @property
+    def recipes(self) -> Sequence[FP8]:
+        """The recipes of the GPU's compute capability; none without a GPU."""
+        if not has_device(self.device):
+            return ()
+        capability = torch.cuda.get_device_capability()
+        delayed = FP8("delayed", history=4), FP8("delayed", history=2, algorithm="most_recent")
+        found = [(8, 9, r) for r in (FP8("current"), FP8("current", format="E4M3"), *delayed)]
+        found += [(9, 0, FP8("blockwise", format="E4M3"))]
+        found += [(10, 0, FP8("mxfp8", format="E4M3")), (10, 0, FP8("nvfp4"))]
+        return [recipe for *needs, recipe in found if capability >= tuple(needs)]
+
+    def availability(self) -> Availability:
+        """Return whether Transformer Engine, its extension and a GPU for it are here."""
+        missing = [
+            name
+            for name in ("transformer-engine", "transformer-engine-torch")
+            if _version(name) is None
+        ]
+        if not has_device(self.device):
+            missing.append("a CUDA device that torch sees")
+        elif not self.recipes:
+            missing.append("a GPU of compute capability 8.9")
+        if missing:
+            how = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
+            return Availability("missing", f"missing: {', '.join(missing)} ({how})")
+        try:
+            import transformer_engine.pytorch  # noqa: F401
+        except Exception as error:
+            return Availability("broken", f"{type(error).__name__}: {error}")
+        return Availability("ready", f"transformer-engine {_version('transformer-engine')}")
+
+    def runtime(self, **more: Any) -> Runtime:
+        """Return torch's autocast, and `te.Linear`."""
+
+        def layers(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
+            import transformer_engine.pytorch as te
+
+            made = te_layers(te, te_recipe, self.device)
+            return dict(zip(("fp8", "fp8_linear"), made, strict=True))
+
+        return TorchBackend.runtime(self, **{"fp8": layers, **more})
+
+    def layers_source(self) -> list[str]:
+        """Return the source that makes the regions and the layer."""
+        regions = "fp8, fp8_linear = te_layers(te, te_recipe, device)"
+        imported = "import transformer_engine.pytorch as te"
+        return [imported, source_of(te_layers), source_of(te_recipe), regions]
+
+
+@dataclass(frozen=True, slots=True)
+class PythonBackend(_Linear):
+    """`te.Linear` without the kernels of Transformer Engine, in a process of its own."""
+
+    process: Apart = field(compare=False, kw_only=True)
+    name: str = "te-python"
+
+    @property
+    def recipes(self) -> Sequence[FP8]:
+        """Current scaling, which is the one that Transformer Engine has in Python."""
+        return FP8("current"), FP8("current"), FP8("current", format="E4M3")
+
+    def availability(self) -> Availability:
+        """Return whether the wheel is here, in the version that the stub fits."""
+        found = _version("transformer-engine")
+        if found is None or find_spec("pydantic") is None:
+            return Availability("missing", "pip install 'amp-fuzz[fp8]'")
+        if found != VERSION:
+            return Availability("missing", f"needs transformer-engine {VERSION}, not {found}")
+        return Availability("ready", f"transformer-engine {found} without its kernels")
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases in a process where Transformer Engine takes the CPU for CUDA."""
+        return [self.process.run(case) for case in cases]
+
+    def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
+        """Return the reason: callables stay in their process."""
+        return REFUSES
+
+    def layers_source(self) -> list[str]:
+        """Return the source that makes the regions and the layer, over the stub."""
+        regions = "fp8, fp8_linear = te_layers(install(), python_recipe, device)"
+        imported = "from amp_fuzz.backends.te.stub import install"
+        return [imported, source_of(te_layers), source_of(python_recipe), regions]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+class Python:
+    """Both sides in a process where Transformer Engine takes the CPU for CUDA."""
+
+    def __init__(self) -> None:
+        te = install()
+        self._backend = PythonBackend(process=Apart(""))
+
+        def layers(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
+            return dict(
+                zip(("fp8", "fp8_linear"), te_layers(te, python_recipe, "cpu"), strict=True)
+            )
+
+        self._runtime = self._backend.runtime(fp8=layers)
+
+    def observe(self, case: Case) -> Observation:
+        """Run a case with `te.Linear`."""
+        return harness.run(case, self._runtime)
+
+    def expect(self, case: Case) -> Observation:
+        """Run a case under the reference."""
+        return self._backend.reference().run(case)
+
+
+def backends() -> list[Backend]:
+    """Return Transformer Engine with its kernels, and its Python code."""
+    return [TeBackend(), PythonBackend(process=Apart(f"{__name__}:Python"))]

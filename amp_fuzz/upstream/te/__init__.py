@@ -1,0 +1,1 @@
+"""Where Transformer Engine differs from its documentation."""

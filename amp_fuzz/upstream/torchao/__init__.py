@@ -1,0 +1,1 @@
+"""Where torchao differs from its documentation."""

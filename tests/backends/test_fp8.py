@@ -1,0 +1,185 @@
+"""FP8 layers: drawn only where there are recipes, judged, replayed, and shown by a script."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_fuzz.backends import BackendError, backends, unsupported
+from amp_fuzz.backends.base import Quantises, recipes_of
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.build import BF16, call, case, under, x
+from amp_fuzz.cases.case import Case, CaseError, loads
+from amp_fuzz.cases.program import FP8, Autocast, Checkpoint, Region, regions, statements
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.findings.repro.script import repro
+from amp_fuzz.oracle.compare import Divergence
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.strategies.drawing import draw_case, usable
+from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream.explain import judge_of
+
+READY = [
+    name
+    for name, backend in backends().items()
+    if isinstance(backend, Quantises) and backend.availability().status == "ready"
+]
+every = pytest.mark.parametrize("name", READY)
+INPUTS = [x("x0", 16, 16), x("w1", 16, 16), x("w2", 16)]
+LINEAR = call("fp8_linear", "x0", "w1", "w2")
+
+
+def region(name: str) -> FP8:
+    return recipes_of(backends()[name])[0]
+
+
+def judged(name: str, one: Case) -> Verdict:
+    with quiet():
+        return judge_of(backends()[name], shipped(), "all").judge(one)
+
+
+def drawn(count: int, seed: int = 0) -> list[Case]:
+    recipes = (FP8(), FP8("rowwise", format="E4M3"))
+    ops = usable(CATALOGUE.values(), "cpu", fp8=True)
+    source = random.Random(seed).randbytes
+    return [draw_case(source, "cpu", ops=ops, recipes=recipes) for _ in range(count)]
+
+
+# -- what is drawn --------------------------------------------------------------------------------
+
+
+def test_programs_have_layers_and_regions_of_all_kinds() -> None:
+    cases = drawn(400)
+    layers = [c for c in cases if any(s.op == "fp8_linear" for s in statements(c.program.body))]
+    contexts = [list(regions(c.program.body)) for c in cases]
+    assert len(layers) > 350
+    assert any(isinstance(c, FP8) and not c.enabled for found in contexts for c in found)
+    assert sum(any(isinstance(c, FP8) for c in found) for found in contexts) > 300
+    assert any(_nests(c, FP8, Autocast) for c in cases)
+    assert any(_nests(c, FP8, FP8) for c in cases)
+    assert any(_nests(c, FP8, Checkpoint) for c in cases)
+
+
+def _nests(one: Case, outer: type, inner: type) -> bool:
+    found = [n for n in one.program.body if isinstance(n, Region) and isinstance(n.context, outer)]
+    return any(isinstance(c, inner) for n in found for c in regions(n.body))
+
+
+def test_without_recipes_no_layer_is_drawn() -> None:
+    task = Task("eager-cpu", "all", (), 300, 0)
+    for one in islice(draw(task, Settings(("eager-cpu",))), 300):
+        assert not any(CATALOGUE[s.op].fp8 for s in statements(one.program.body))
+        assert not any(isinstance(c, FP8) for c in regions(one.program.body))
+
+
+def test_a_case_file_keeps_its_regions() -> None:
+    delayed = FP8("delayed", history=4, algorithm="most_recent", margin=1)
+    one = case(INPUTS, under(delayed, LINEAR))
+    assert loads(one.json()) == one
+    assert "fp8('delayed', history=4, algorithm='most_recent', margin=1):" in str(one)
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (FP8(history=4), "$.body[0].context.history belongs to the recipe 'delayed'"),
+        (FP8("delayed", history=0), "$.body[0].context.history=0: use 1 to 1024"),
+        (FP8("nvfp4", format="E4M3"), "nvfp4 has its own: leave it out"),
+    ],
+)
+def test_a_region_that_means_nothing_is_refused(context: FP8, message: str) -> None:
+    with pytest.raises(CaseError) as error:
+        loads(case(INPUTS, under(context, LINEAR)).json())
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("body", [LINEAR, under(FP8(), call("neg", "x0"))])
+def test_a_backend_without_recipes_says_so(body: object) -> None:
+    one = case(INPUTS, body)  # type: ignore[arg-type]
+    assert unsupported(one, backends()["eager-cpu"])
+    with pytest.raises(BackendError, match=r"eager-cpu cannot express .*fp8.*: choose another"):
+        Judge(backends()["eager-cpu"]).judge(one)
+
+
+# -- what is judged -------------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"contexts": ()},
+        {"contexts": (), "second": "retain"},
+        {"contexts": (), "steps": 3},
+        {"contexts": (), "checkpoint": "non_reentrant"},
+        {"contexts": (), "checkpoint": "reentrant"},
+        {"contexts": (), "scaler": True},
+        {"contexts": (), "first_pass": "no_grad"},
+        {"backward": "inside"},
+        {"thread": "inside"},
+    ],
+    ids=str,
+)
+def test_it_agrees_or_is_known(name: str, plan: dict[str, object]) -> None:
+    for context in dict.fromkeys(recipes_of(backends()[name])):
+        body = under(context, LINEAR, call("gelu", "v0", to="v1"))
+        verdict = judged(name, case(INPUTS, body, **plan))
+        assert verdict.outcome in ("agreed", "known"), (context, verdict.divergence)
+
+
+@every
+def test_regions_nest(name: str) -> None:
+    inner = under(FP8(region(name).recipe, enabled=False), call("fp8_linear", "v0", "w1", to="v1"))
+    autocast = under(BF16, call("fp8_linear", "v1", "w1", to="v2"))
+    last = under(Checkpoint(), call("fp8_linear", "v1", "w1", "w2", to="v3", layer=3))
+    one = case(INPUTS, under(region(name), LINEAR, inner, autocast, last), contexts=())
+    assert judged(name, one).outcome in ("agreed", "known")
+
+
+@every
+def test_outside_of_regions_it_is_linear(name: str) -> None:
+    one = case(INPUTS, LINEAR, call("linear", "x0", "w1", "w2", to="v1"), contexts=())
+    (seen,) = backends()[name].run([one])
+    assert torch.equal(*(v for v in map(seen.values.get, ("v0", "v1")) if v is not None))
+
+
+@every
+def test_a_region_changes_the_result(name: str) -> None:
+    both = under(region(name), LINEAR), call("fp8_linear", "x0", "w1", "w2", to="v1")
+    (seen,) = backends()[name].run([case(INPUTS, *both, contexts=())])
+    first, second = seen.values["v0"], seen.values["v1"]
+    assert first is not None
+    assert second is not None
+    assert not torch.equal(first, second)
+    assert torch.allclose(first, second, rtol=0.1, atol=1.0)
+
+
+# -- scripts --------------------------------------------------------------------------------------
+
+
+@every
+def test_a_script_shows_a_divergence_without_amp_fuzz(name: str, tmp_path: Path) -> None:
+    """A fault is put before the program; without it the script finds nothing."""
+    found = {}
+    one = case(INPUTS, under(region(name), LINEAR), contexts=(), backward="none")
+    for fault in ("", "_linear = fp8_linear\ndef fp8_linear(*a, **k): return _linear(*a, **k) + 1"):
+        finding = Divergence("bitwise", "v0", "", "")
+        text = repro(one, backends()[name], finding, prefix=fault)
+        ours = [line for line in text.splitlines() if re.match("(import|from) amp_fuzz", line)]
+        stub = ["from amp_fuzz.backends.te.stub import install"]
+        assert ours == (stub if name == "te-python" else [])
+        path = tmp_path / "repro.py"
+        path.write_text(text)
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        found[bool(fault)] = done.returncode
+        assert done.returncode in (0, 1), done.stderr
+    assert found == {False: 0, True: 1}
