@@ -18,6 +18,7 @@ from amp_fuzz.backends.quantising import QuantisingBackend
 from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.cases.program import FP8
 from amp_fuzz.reference import fp8 as reference
+from amp_fuzz.versions import holds
 
 __all__ = ["ScaledBackend", "backends", "scaled_linear"]
 
@@ -95,8 +96,9 @@ class ScaledBackend(QuantisingBackend):
         """Return whether this torch has the function, and the device."""
         if not has_device(self.device):
             return Availability("missing", f"no {self.device} device is visible to torch here")
-        if not hasattr(torch.nn.functional, "scaled_mm"):
-            return Availability("missing", "needs torch 2.11: pip install 'torch>=2.11'")
+        needs = "2.13" if self.device == "cpu" else "2.11"  # 2.11 has no kernel of the CPU
+        if not holds(f">={needs}"):
+            return Availability("missing", f"needs torch {needs}: pip install 'torch>={needs}'")
         return QuantisingBackend.availability(self)
 
     def linear(self) -> Callable[..., Any]:

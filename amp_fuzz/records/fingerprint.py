@@ -248,7 +248,7 @@ def plan_words() -> tuple[str, ...]:
     for name, plain in _PLAIN.items():
         values = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         found += [f"{name}={value}" for value in values if value != plain] or [name]
-    return (*found, "cpu tensors", "checkpoint", "inference_mode", "no_grad")
+    return (*found, "cpu tensors", "checkpoint", "fp8", "inference_mode", "no_grad")
 
 
 def _tag(context: msgspec.Struct) -> str:

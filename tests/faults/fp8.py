@@ -600,7 +600,7 @@ def drawn(contexts: Sequence[FP8], seed: int) -> Iterator[Case]:
 
 
 def hunt(
-    fault: Seeded, seed: int = 0, cases: int = 400, seconds: float = 30.0
+    fault: Seeded, seed: int = 0, cases: int = 2000, seconds: float = 30.0
 ) -> Mapping[str, Any]:
     """Return after how many cases a fault is found, and how many statements are left."""
     backend = Own(contexts=fault.regions, corrupt=fault.corrupt)

@@ -1,7 +1,7 @@
 """The linear layer of Transformer Engine.
 
 Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub of its extension:
-[docs/fp8.md](../../fp8.md). Neither depends on a kernel.
+[docs/fp8.md](../../fp8.md). It depends on no kernel; the script below was not run on a GPU.
 
 ## te-retained-graph: a second backward pass over a retained graph raises
 
@@ -10,7 +10,8 @@ import torch
 import transformer_engine.pytorch as te
 
 layer = te.Linear(16, 16)
-y = layer(torch.randn(16, 16, device="cuda"))
+with te.autocast(enabled=True):
+    y = layer(torch.randn(16, 16, device="cuda"))
 y.sum().backward(retain_graph=True)
 y.sum().backward()  # AttributeError: 'NoneType' object has no attribute 'grad_output'
 ```
@@ -41,7 +42,7 @@ BUGS = (
         what="a second backward pass over a retained graph through te.Linear raises",
         why="its backward sets the objects that it saved on ctx to None",
         link="https://github.com/NVIDIA/TransformerEngine/issues/990",
-        torch=">=2.11",
+        torch=">=2.13",
         seen="2.13.0",
         backends=("te", "te-python"),
         ops=("fp8_linear",),
