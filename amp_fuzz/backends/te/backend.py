@@ -97,7 +97,7 @@ class TeBackend(_Linear):
             missing.append("a GPU of compute capability 8.9")
         if missing:
             how = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-            return Availability("missing", f"missing: {', '.join(missing)} ({how})")
+            return Availability("missing", f"needs {', '.join(missing)} ({how})")
         try:
             import transformer_engine.pytorch  # noqa: F401
         except Exception as error:
