@@ -38,6 +38,37 @@ the program. A gradient reversal or a scaled gradient is silently plain.
 **What the reference does.** It takes the call of such a function for a view.
 
 **Upstream.** Not reported that we know of.
+
+## compile-freed-state: what a backward frees is there again
+
+```python
+class Freed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.gain = 2.0
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        gain, ctx.gain = ctx.gain, None
+        return g * gain
+
+
+w = torch.ones((), requires_grad=True)
+y = torch.compile(Freed.apply, backend="aot_eager")(w)
+y.backward(retain_graph=True)
+y.backward()  # raises TypeError without torch.compile
+```
+
+**What torch does** (2.13, CPU, without autocast too). The backward is traced once, and what it
+assigns to ``ctx`` is no part of the graph. A second backward pass over a retained graph, which raises
+in eager (as in Transformer Engine since its pull request 2967), returns gradients when compiled.
+
+**What the documentation says.** A compiled program computes what eager computes.
+
+**What the reference does.** It raises. The entry is listed.
+
+**Upstream.** Not reported that we know of.
 """
 
 from __future__ import annotations
@@ -93,6 +124,30 @@ BUGS = (
                     contexts=(),
                 ),
                 wrong="mul",
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-freed-state",
+        what="a second backward pass of an autograd.Function that frees its state raises in eager, not when compiled",
+        why="the backward is traced once, and what it assigns to ctx is no part of the graph; no autocast needed",
+        torch=">=2.7",
+        seen="2.15.0",
+        backends=("compile*",),
+        ops=("freed_function",),
+        kinds=("raise",),
+        expected="AttributeError: 'NoneType' object has no attribute 'gain'",
+        observed="no error",
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("freed_function", "x0", "w1", None, 1.0),
+                    contexts=(),
+                    second="retain",
+                ),
+                wrong="",
             ),
         ),
     ),

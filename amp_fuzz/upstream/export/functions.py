@@ -40,8 +40,8 @@ program" (https://docs.pytorch.org/docs/stable/export.html). `module()` of it ca
 2.5, where the programming model names no exception for custom functions.
 
 **What the reference does.** It calls the forward without the function, so that autograd records its
-ops. An input that the forward returns is a view in the graph, or detached where the program is
-exported without grad, as in the forward of a reentrant checkpoint. Nothing else changes.
+ops. An input that the forward returns is a view in the graph, or detached if it is an input of a
+program that is exported without grad, as in the forward of a reentrant checkpoint. Nothing else changes.
 
 **Upstream.** Not reported for `torch.export` that we know of. For the ONNX exporter, the same
 inlining was an option for inference alone (https://github.com/pytorch/pytorch/pull/74765).
@@ -90,7 +90,7 @@ def _inlined() -> Iterator[None]:
         made = cls.forward(*(() if apart else (_Context(args),)), *args, **kwargs)
         if not _detaches.get() or not any(made is a for a in args):
             return made
-        return made.detach()
+        return made.detach() if made.is_leaf else made  # others have no gradient while traced
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
