@@ -39,6 +39,73 @@ the program. A gradient reversal or a scaled gradient is silently plain.
 
 **Upstream.** Not reported that we know of.
 
+## compile-given-in-no-grad: a gradient that no_grad takes away
+
+```python
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def program(w):
+    with torch.no_grad():
+        return Same.apply(w)
+
+
+w = torch.ones((), requires_grad=True)
+print(program(w).requires_grad)  # False
+print(torch.compile(program, backend="eager")(w) is w)  # True, and it requires grad
+```
+
+**What torch does** (2.7.1 to 2.15.0, CPU, without autocast too), from dynamo on. In eager, a function
+called under `no_grad` returns a tensor that requires no grad. Dynamo inlines its forward, and what
+comes back is the input itself, with its gradient.
+
+**What the documentation says.** In `no_grad`, "the result of every computation will have
+requires_grad=False" (https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html).
+
+**What the reference does.** It takes the call for one that returns its argument. (A strided argument
+would be copied, and is not explained.)
+
+**Upstream.** Not reported that we know of.
+
+## compile-function-double: the second derivative of a function is gone
+
+```python
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+w = torch.ones(3, requires_grad=True)
+for f in Exp.apply, torch.compile(lambda w: Exp.apply(w), backend="eager"):
+    (first,) = torch.autograd.grad(f(w).sum(), w, create_graph=True)
+    print(first.requires_grad)  # True, then False
+```
+
+**What torch does** (2.7.1 to 2.15.0, CPU, without autocast too), on dynamo alone. What the backward of
+a function computes has no graph. A gradient penalty over it loses that part, without an error.
+From `aot_eager` on, torch refuses: "does not currently support double backward".
+
+**What the documentation says.** A compiled program computes what eager computes, or is refused.
+
+**How it is told.** A second derivative that is missing or another number, without autocast too, in a
+program with such a function.
+
+**Upstream.** Not reported that we know of.
+
 ## compile-freed-state: what a backward frees is there again
 
 ```python
@@ -74,9 +141,9 @@ in eager (as in Transformer Engine since its pull request 2967), returns gradien
 from __future__ import annotations
 
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Ref, Statement, statements, transform
+from amp_fuzz.cases.program import Node, NoGrad, Ref, Region, Statement, statements, transform
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -104,7 +171,42 @@ def _applies(case: Case) -> bool:
     return any(_aliases(s, case.program.outputs) for s in statements(case.program.body))
 
 
+def _given(case: Case) -> Case:
+    def same(node: Statement) -> tuple[Statement, ...]:
+        if node.op != "same_function":
+            return (node,)
+        return (Statement("contiguous", "method", node.args, (), node.outputs),)
+
+    def region(node: Region, inner: tuple[Node, ...]) -> tuple[Node, ...]:
+        inner = transform(inner, statement=same) if node.context == NoGrad() else inner
+        return (Region(node.context, inner),)
+
+    return case.with_program(body=transform(case.program.body, region=region))
+
+
 BUGS = (
+    Bug(
+        id="compile-given-in-no-grad",
+        what="an autograd.Function that gives its input requires grad under no_grad, when it is compiled",
+        why="dynamo inlines the forward, and the input itself comes back; no autocast needed",
+        torch=">=2.7",
+        seen="2.15.0",
+        backends=("compile*",),
+        ops=("same_function",),
+        imitation=Imitation(rewrite=_given, applies=lambda case: _given(case) != case),
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("w0", 2), x("w1", 2)],
+                    call("mul", "w1", "w1"),
+                    under(NoGrad(), call("same_function", "w0", to="v1")),
+                    contexts=(),
+                ),
+                wrong="mul",
+            ),
+        ),
+    ),
     Bug(
         id="compile-alias-backward",
         what="an autograd.Function that gives its input loses its backward if a compiled program returns both",
@@ -124,6 +226,30 @@ BUGS = (
                     contexts=(),
                 ),
                 wrong="mul",
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-function-double",
+        what="second derivatives through an autograd.Function are missing when dynamo alone compiles it",
+        why="what its backward computes has no graph; no autocast needed",
+        torch=">=2.7",
+        seen="2.15.0",
+        backends=("compile[eager]",),
+        ops=("*_function",),
+        kinds=("grad-missing", "grad-value"),
+        where="second.*",
+        bare="diverges",
+        examples=(
+            Example(
+                "compile[eager]",
+                case(
+                    [x("w0", 2)],
+                    call("exp_function", "w0"),
+                    contexts=(),
+                    second="double",
+                ),
+                wrong="",
             ),
         ),
     ),
