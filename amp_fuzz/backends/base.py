@@ -337,7 +337,9 @@ def supports(backend: Backend, op: Op, form: str) -> bool:
 def unsupported(case: Case, backend: Backend) -> str:
     """Return the first call or FP8 region that a backend cannot express, or ""."""
     for call in statements(case.program.body):
-        if not supports(backend, CATALOGUE[call.op], call.form):
+        op = CATALOGUE.get(call.op)
+        fp8 = op is not None and op.fp8  # it is None for a callable of the user's
+        if (fp8 and not recipes_of(backend)) or not backend.supports(call.op, call.form):
             return f"{call.op} as {call.form}"
     known = {context.recipe for context in recipes_of(backend)}
     for context in regions(case.program.body):
