@@ -86,7 +86,9 @@ class TorchaoBackend(QuantisingBackend):
             found = version("torchao")
         except PackageNotFoundError:
             return Availability("missing", _NEEDS)
-        logging.getLogger("torchao").setLevel(logging.ERROR)  # it lists kernels of other devices
+        # torchao lists kernels of other devices, and registers enums in a way that torch deprecates.
+        for name in ("torchao", "torch.utils._pytree"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         try:
             import torchao.float8  # noqa: F401
         except Exception as error:
