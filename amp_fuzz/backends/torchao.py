@@ -86,13 +86,17 @@ class TorchaoBackend(QuantisingBackend):
             found = version("torchao")
         except PackageNotFoundError:
             return Availability("missing", _NEEDS)
-        # torchao lists kernels of other devices, and registers enums in a way that torch deprecates.
-        for name in ("torchao", "torch.utils._pytree"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger("torchao").setLevel(logging.ERROR)  # it lists kernels of other devices
+        # It registers enums in a way that torch deprecates.
+        trees = logging.getLogger("torch.utils._pytree")
+        level = trees.level
+        trees.setLevel(logging.ERROR)
         try:
             import torchao.float8  # noqa: F401
         except Exception as error:
             return Availability("broken", f"torchao {found}: {type(error).__name__}: {error}")
+        finally:
+            trees.setLevel(level)
         return Availability("ready", f"torchao {found}, torch {torch.__version__}")
 
     def linear(self) -> Callable[..., Any]:
