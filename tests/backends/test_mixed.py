@@ -208,7 +208,7 @@ def test_gradients_of_cpu_leaves_come_back_on_the_cpu() -> None:
 
 def test_drawn_programs_are_well_formed_and_of_three_kinds() -> None:
     kinds: Counter[str] = Counter()
-    for one in drawn(300, "cuda", mixed=1):
+    for one in drawn(600, "cuda", mixed=1):
         check(one.program)
         there = on_the_cpu(one.program)
         kinds["mixed"] += one.program.mixed
@@ -220,11 +220,11 @@ def test_drawn_programs_are_well_formed_and_of_three_kinds() -> None:
         kinds["a part"] += any(set(uses(c)) and set(uses(c)) <= there for c in calls)
         contexts = [*one.plan.contexts]
         kinds["context"] += one.program.mixed and any(c.device == "cpu" for c in contexts)
-    assert kinds["mixed"] > 180, kinds
-    assert kinds["a number"] > 60, kinds
-    assert kinds["indices or a copy"] > 2, kinds
-    assert kinds["a part"] > 60, kinds
-    assert kinds["context"] > 40, kinds
+    assert kinds["mixed"] > 360, kinds
+    assert kinds["a number"] > 120, kinds
+    assert kinds["indices or a copy"] > 3, kinds  # some 13 of 1,000, over two seeds
+    assert kinds["a part"] > 120, kinds
+    assert kinds["context"] > 80, kinds
 
 
 def test_the_rest_of_a_case_does_not_depend_on_it() -> None:

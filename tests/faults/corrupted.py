@@ -6,6 +6,7 @@ and `Seeded` a rung of ``torch.compile``. Both are inexact: their values go to t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -66,11 +67,31 @@ class Kernel:
         """Run it. A number that torch gave for a tensor is made one again."""
         pairs = zip(args, self.parameters, strict=False)
         if any(_is_number(a) and str(p.type) == "Tensor" for a, p in pairs):
-            args = tuple(
+            made = tuple(
                 self._tensor(a, p, args) for a, p in zip(args, self.parameters, strict=False)
             )
+            if any(_is_number(a) and not _fits(a, t) for a, t in zip(args, made, strict=True)):
+                return self._beyond(args, kwargs)
+            args = made
         with torch._C._ForceDispatchKeyGuard(*(self.keys or _keys())):
             return self.kernel.call_boxed(_CPU, *args, **kwargs)
+
+    def _beyond(self, args: Sequence[Any], kwargs: Any) -> Any:
+        """Run it on tensors without dimensions and a number beyond their dtype, such as 65536.
+
+        Such a number decides no dtype beside tensors of one dimension.
+        """
+        wide = [
+            torch.tensor(a, dtype=torch.float64)
+            if _is_number(a) and str(p.type) == "Tensor"
+            else a.reshape(1)
+            if isinstance(a, torch.Tensor)
+            else a
+            for a, p in zip(args, self.parameters, strict=False)
+        ]
+        with torch._C._ForceDispatchKeyGuard(*(self.keys or _keys())):
+            made = self.kernel.call_boxed(_CPU, *wide, **kwargs)
+        return args[0] if self.parameters[0].is_write else made.reshape(())
 
     def _tensor(self, value: Any, parameter: Any, args: Sequence[Any]) -> Any:
         if not _is_number(value) or str(parameter.type) != "Tensor":
@@ -109,6 +130,13 @@ def own(name: str) -> Kernel:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex))
+
+
+def _fits(number: Any, made: Any) -> bool:
+    """Return whether a number stayed finite where it was made a tensor."""
+    if not isinstance(number, float) or not isinstance(made, torch.Tensor):
+        return True
+    return not math.isfinite(number) or bool(made.isfinite())
 
 
 def _qualified(name: str) -> str:

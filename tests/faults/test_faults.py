@@ -65,19 +65,22 @@ def test_a_wrong_policy_is_found(name: str, way: Sequence[Step]) -> None:
     _check(hunt_along(POLICY[name], way))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_default_profile_finds_a_gradient_cut_at_the_weight_of_addmm(seed: int) -> None:
-    """Aimed cases are left out: which they are depends on what others reach.
-
-    Of the seeds 0 to 7 all but 0 find it.
-    """
+def _finds(seed: int) -> bool:
     about = Options()
     settings = Settings(("eager-cpu",), about.cases, about.aimed, seed=seed)
     tasks = [task for task in plan_tasks(settings, [eager()]) if not task.aims]
     cases = [case for task in tasks for case in draw(task, settings)]
     with_op = [c for c in cases if any(s.op == "addmm" for s in statements(c.program.body))]
     steps = [Step(case, "matmul", frozenset({"addmm"}), 0.0) for case in with_op]
-    assert hunt_along(CUT["addmm:cut-mat2"], steps).found
+    return hunt_along(CUT["addmm:cut-mat2"], steps).found
+
+
+def test_the_default_profile_finds_a_gradient_cut_at_the_weight_of_addmm() -> None:
+    """Aimed cases are left out: which they are depends on what others reach.
+
+    Some 15 cases of a run call the op, and a few of these train the weight outside no_grad.
+    """
+    assert sum(map(_finds, range(8))) >= 7
 
 
 @pytest.mark.parametrize("name", CONTROLS)

@@ -11,7 +11,6 @@ import torch
 
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.cases.program import statements
 from amp_fuzz.findings.minimize.target import stage_of
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -95,9 +94,7 @@ def test_kernels_that_only_call_torch_agree(steps: Sequence[Step]) -> None:
     judge = judge_of(backend, shipped(), "none")
     with quiet():
         for step in steps[:100]:
-            # A kernel in Python gets a number beyond float16, such as 65536, as an infinite tensor.
-            if "rdiv.scalar" not in {s.op for s in statements(step.case.program.body)}:
-                assert judge.judge(step.case).outcome != "diverged"
+            assert judge.judge(step.case).outcome != "diverged"
 
 
 def test_honest_alternatives_differ_and_agree() -> None:
