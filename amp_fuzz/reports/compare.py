@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from amp_fuzz.records.schema import GIVEN
 from amp_fuzz.reports import Report
-from amp_fuzz.reports.view import BackendView, FindingView, plural, view
+from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.view import BackendView, FindingView, view
 
 __all__ = ["Change", "Comparison", "Condition", "Speed", "compare", "conditions", "failing"]
 

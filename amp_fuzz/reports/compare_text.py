@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from amp_fuzz.reports import Report
 from amp_fuzz.reports.compare import Change, Comparison, Speed
+from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.text import layout
-from amp_fuzz.reports.view import plural
 
 __all__ = ["render"]
 

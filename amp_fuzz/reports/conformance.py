@@ -20,6 +20,7 @@ from amp_fuzz.config import judging_options
 from amp_fuzz.records.outputs import StoreError, write_whole
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import write_finding
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -253,7 +254,7 @@ def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> s
     agree, both, explained, differ = _counts(cells)
     ops = len({c.op for c in cells})
     lines.append(
-        f"{_number(len(cells), 'cell')} of {_number(ops, 'op')}: {agree:,} agree, {both:,} raise "
+        f"{plural(len(cells), 'cell')} of {plural(ops, 'op')}: {agree:,} agree, {both:,} raise "
         f"the same on both sides, {explained:,} known, {differ:,} differ"
     )
     lines += [
@@ -263,7 +264,7 @@ def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> s
     lines += notes
     for title, groups in (("known", _by_entry(cells)), ("differs", _by_op(cells))):
         for name, group in groups[:_SHOWN]:
-            lines.append(f"{title}: {name} ({_number(len(group), 'cell')})")
+            lines.append(f"{title}: {name} ({plural(len(group), 'cell')})")
             lines.append(f"{' ' * len(title)}  {replay_command(group[0], folder)}")
         if len(groups) > _SHOWN:
             lines.append(f"and {len(groups) - _SHOWN:,} more, all in the tables")
@@ -275,14 +276,10 @@ _SHOWN = 20
 _NAMED = 6
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def _listed(ops: Sequence[str]) -> str:
     """Return the number of ops, and the names of the first few."""
     more = f" and {len(ops) - _NAMED:,} more" if len(ops) > _NAMED else ""
-    return f"{_number(len(ops), 'op')} ({', '.join(ops[:_NAMED])}{more})"
+    return f"{plural(len(ops), 'op')} ({', '.join(ops[:_NAMED])}{more})"
 
 
 def missing(backend: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
@@ -345,8 +342,8 @@ def markdown(cells: Sequence[Cell], folder: Path, notes: Sequence[str] = ()) -> 
         silent="\n".join(f"- {name}: {', '.join(ops)}" for name, ops in silent.items())
         or "None: each op has a cell with a result.",
         compared=_COMPARED.format(
-            calls=_number(len(found), "call"),
-            ops=_number(found.index.get_level_values("op").nunique(), "op"),
+            calls=plural(len(found), "call"),
+            ops=plural(found.index.get_level_values("op").nunique(), "op"),
             table=_table_text(compared(cells)),
         )
         if len(names) > 1

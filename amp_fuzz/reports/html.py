@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from amp_fuzz.cases.program import statements
 from amp_fuzz.reports.pictures import LEVELS, excess_text
+from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.trend import Trend
 from amp_fuzz.reports.view import (
     BackendView,
@@ -23,7 +24,6 @@ from amp_fuzz.reports.view import (
     SummaryRow,
     View,
     clean,
-    plural,
     rate,
     share,
     short_dtypes,

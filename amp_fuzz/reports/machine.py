@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from amp_fuzz.records.store import Store
-from amp_fuzz.reports.printable import clean
-from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View, plural
+from amp_fuzz.reports.printable import clean, plural
+from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View
 
 __all__ = ["FORMAT", "annotated", "as_json", "code_quality", "junit"]
 

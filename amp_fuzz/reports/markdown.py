@@ -5,16 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from amp_fuzz.reports.view import (
-    FindingView,
-    KnownView,
-    View,
-    clean,
-    plural,
-    rate,
-    short_dtypes,
-    time_of,
-)
+from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.view import FindingView, KnownView, View, clean, rate, short_dtypes, time_of
 
 __all__ = ["render"]
 

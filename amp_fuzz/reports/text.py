@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.view import (
     BackendView,
     FindingView,
@@ -14,7 +15,6 @@ from amp_fuzz.reports.view import (
     NoteView,
     View,
     clean,
-    plural,
     rate,
     short_dtypes,
     time_of,

@@ -26,7 +26,7 @@ from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.pictures import Pictures, pictures
-from amp_fuzz.reports.printable import clean, clean_lines
+from amp_fuzz.reports.printable import clean, clean_lines, plural
 from amp_fuzz.reports.trend import Trend
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "View",
     "clean",
     "clean_lines",
-    "plural",
     "rate",
     "share",
     "short_dtypes",
@@ -716,12 +715,6 @@ def _first(row: SummaryRow) -> tuple[bool, bool, int, SummaryRow]:
 
 
 # -- words ----------------------------------------------------------------------------------------
-
-
-def plural(n: int, what: str) -> str:
-    """Return a number with its noun: ``1 case``, ``3,220 cases``."""
-    words = what if n == 1 else f"{what[:-1]}ies" if what.endswith("try") else f"{what}s"
-    return f"{n:,} {words}"
 
 
 def share(part: float, whole: float) -> str:

@@ -7,9 +7,10 @@ from contextlib import suppress
 import pytest
 from rich.console import Console
 
-from amp_fuzz.interfaces.cli.common import command_line, duration, plural
+from amp_fuzz.interfaces.cli.common import command_line, duration
 from amp_fuzz.interfaces.cli.progress import Board
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
+from amp_fuzz.reports.printable import plural
 
 
 class Clock:
@@ -133,7 +134,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_words() -> None:
-    assert (plural(1, "case"), plural(0, "case")) == ("1 case", "0 cases")
+    assert [plural(n, "case") for n in (0, 1, 3220)] == ["0 cases", "1 case", "3,220 cases"]
     assert command_line("run", "--ops=conv*") == "amp-fuzz run '--ops=conv*'"
 
 

@@ -30,7 +30,8 @@ from amp_fuzz.records.schema import (
 )
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports import frames, html, markdown, terminal, text, write
-from amp_fuzz.reports.view import View, clean, clean_lines, plural, rate, share, time_of, view
+from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.view import View, clean, clean_lines, rate, share, time_of, view
 from amp_fuzz.upstream.known import Known
 
 KNOWN = (

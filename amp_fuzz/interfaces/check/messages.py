@@ -10,6 +10,7 @@ from amp_fuzz.interfaces.check.call import AFTER
 from amp_fuzz.interfaces.check.judging import Judged
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.oracle.compare import same
+from amp_fuzz.reports.printable import plural
 from amp_fuzz.upstream.known import Known
 
 __all__ = [
@@ -150,23 +151,19 @@ def nothing(found: Judged, void: int) -> str:
 
 def agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
     """Return how much agreed, and how it was compared."""
-    words = [_plural(values, "value")]
-    words += [_plural(gradients, "gradient")] if gradients else []
-    words += [_plural(written, "tensor") + " written"] if written else []
+    words = [plural(values, "value")]
+    words += [plural(gradients, "gradient")] if gradients else []
+    words += [plural(written, "tensor") + " written"] if written else []
     inside = sum(label[0] == "i" for label in found.observed.values)  # those of both sides
-    words += [_plural(inside, "result") + " inside"] if inside else []
+    words += [plural(inside, "result") + " inside"] if inside else []
     how = "bit for bit" if checked.exact else "within their rounding"
     if not checked.values:
         how = "dtypes and shapes"
     text = f"{', '.join(words)}, {how}"
     if found.observed.graphs is not None:
-        text += f", {_plural(found.observed.graphs, 'graph')}"
+        text += f", {plural(found.observed.graphs, 'graph')}"
     if found.observed.breaks:
         text += f"; the rest ran as eager: {found.observed.breaks[0]}"
     if found.verdict.unjudged:
         text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
     return text
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -18,9 +18,10 @@ from amp_fuzz.interfaces.check import messages
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trees import leaves_of, mapped
 from amp_fuzz.interfaces.check_op.passes import Passes, joined
-from amp_fuzz.interfaces.check_op.tried import Broken, Skipped, Tried, count, gradients, plural
+from amp_fuzz.interfaces.check_op.tried import Broken, Skipped, Tried, count, gradients
 from amp_fuzz.oracle import compare
 from amp_fuzz.oracle.compare import same
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["double", "modified", "needed", "retained"]
 

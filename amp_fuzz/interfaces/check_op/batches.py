@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from amp_fuzz.interfaces.check import messages
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check_op.target import Target, tensor_dims
-from amp_fuzz.interfaces.check_op.tried import Broken, Tried, Unjudged, plural
+from amp_fuzz.interfaces.check_op.tried import Broken, Tried, Unjudged
 from amp_fuzz.oracle import compare
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["vectorised"]
 

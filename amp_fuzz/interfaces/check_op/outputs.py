@@ -19,8 +19,9 @@ from amp_fuzz.backends.torch_state import torch_state
 from amp_fuzz.interfaces.check import messages
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.interfaces.check_op.target import Target
-from amp_fuzz.interfaces.check_op.tried import Broken, Skipped, Tried, Unjudged, plural
+from amp_fuzz.interfaces.check_op.tried import Broken, Skipped, Tried, Unjudged
 from amp_fuzz.oracle.compare import describe
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["aliased", "faked", "leaks"]
 

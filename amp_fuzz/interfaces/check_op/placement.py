@@ -12,8 +12,9 @@ from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.interfaces.check import messages
 from amp_fuzz.interfaces.check_op.passes import Pass
-from amp_fuzz.interfaces.check_op.tried import Broken, Skipped, Tried, Unjudged, plural
+from amp_fuzz.interfaces.check_op.tried import Broken, Skipped, Tried, Unjudged
 from amp_fuzz.oracle import compare
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["placed"]
 

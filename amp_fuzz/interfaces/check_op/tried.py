@@ -17,8 +17,9 @@ from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check_op.passes import Passes
 from amp_fuzz.interfaces.check_op.target import Target
 from amp_fuzz.oracle import Divergence, Rounding, compare
+from amp_fuzz.reports.printable import plural
 
-__all__ = ["Broken", "Skipped", "Tried", "Unjudged", "gradients", "plural"]
+__all__ = ["Broken", "Skipped", "Tried", "Unjudged", "gradients"]
 
 
 class Broken(Exception):
@@ -86,8 +87,3 @@ def gradients(seen: Observation) -> Observation:
 
 def count(seen: Observation) -> str:
     return plural(sum(v is not None for v in gradients(seen).values.values()), "gradient")
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a number and its noun: ``2 gradients``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

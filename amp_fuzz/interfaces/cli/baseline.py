@@ -16,7 +16,6 @@ from amp_fuzz.interfaces.cli.common import (
     Stopped,
     command_line,
     options,
-    plural,
     resolve_options,
     say,
     version,
@@ -27,6 +26,7 @@ from amp_fuzz.records.fingerprint import fingerprinted, title
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     from amp_fuzz.findings.recheck import Came

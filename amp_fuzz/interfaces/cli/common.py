@@ -42,7 +42,6 @@ __all__ = [
     "console",
     "duration",
     "options",
-    "plural",
     "resolve_options",
     "say",
     "speed",
@@ -230,11 +229,6 @@ def duration(seconds: float) -> str:
 def speed(value: float) -> str:
     """Return a rate with two or three significant digits, as reports do."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return ``1 case``, ``3,220 cases``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def command_line(*words: str, store: Path | None = None) -> str:

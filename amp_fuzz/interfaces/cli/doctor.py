@@ -16,7 +16,6 @@ from amp_fuzz.config import ConfigError, Options, Resolved, shown_value
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     options,
-    plural,
     resolve_options,
     say,
     table,
@@ -24,6 +23,7 @@ from amp_fuzz.interfaces.cli.common import (
     waiting,
 )
 from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["doctor"]
 

@@ -17,13 +17,13 @@ from amp_fuzz.interfaces.cli.common import (
     Exit,
     Stopped,
     options,
-    plural,
     resolve_options,
     say,
     version,
     waiting,
 )
 from amp_fuzz.records.outputs import write_whole
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     from amp_fuzz.findings.presence import Presence

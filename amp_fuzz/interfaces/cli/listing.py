@@ -13,7 +13,6 @@ from amp_fuzz.interfaces.cli.common import (
     command_line,
     console,
     options,
-    plural,
     resolve_options,
     say,
     table,
@@ -22,6 +21,7 @@ from amp_fuzz.interfaces.cli.common import (
 from amp_fuzz.records.lives import Life, Seen, lives
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store, StoreError, find_run
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["listing", "report"]
 

@@ -21,13 +21,13 @@ from amp_fuzz.interfaces.cli.common import (
     console,
     duration,
     options,
-    plural,
     resolve_options,
     say,
     version,
 )
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store, find_case
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     from amp_fuzz.findings.supervision.worker import Best, Done, Job

@@ -25,7 +25,6 @@ from amp_fuzz.interfaces.cli.common import (
     command_line,
     console,
     options,
-    plural,
     resolve_options,
     say,
     waiting,
@@ -40,6 +39,7 @@ from amp_fuzz.records.schema import (
     incident_line,
 )
 from amp_fuzz.records.store import Store, StoreError, find_run
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     from amp_fuzz.runs.corpus import Kept

@@ -13,12 +13,12 @@ from amp_fuzz.interfaces.cli.common import (
     Exit,
     command_line,
     options,
-    plural,
     resolve_options,
     say,
     waiting,
 )
 from amp_fuzz.records.store import Store, StoreError, find_run
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     from amp_fuzz.records.compaction import Compacted

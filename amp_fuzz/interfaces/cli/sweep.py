@@ -22,7 +22,6 @@ from amp_fuzz.interfaces.cli.common import (
     Stopped,
     command_line,
     duration,
-    plural,
     say,
     table,
     waiting,
@@ -31,6 +30,7 @@ from amp_fuzz.interfaces.cli.progress import Board, shown
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord, incident_line
 from amp_fuzz.records.store import Store
+from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
     from amp_fuzz.runs.sweep.cluster import Nodes

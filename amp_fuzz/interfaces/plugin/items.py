@@ -28,7 +28,7 @@ from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import DivergenceRecord, EndRecord, IncidentRecord, Note, NoteRecord
 from amp_fuzz.records.store import Store, StoreError
-from amp_fuzz.reports.printable import clean_lines
+from amp_fuzz.reports.printable import clean_lines, plural
 from amp_fuzz.runs.engine import (
     Crashed,
     Event,
@@ -341,15 +341,15 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 def show(outcome: Outcome, run: Run) -> str:
     """Return the report of a failed item: a line for pytest's summary, then each finding."""
     titles = [title(record) for record in outcome.new]
-    lines = [f"{_count(len(titles), 'new finding')}: {', '.join(titles)}"]
+    lines = [f"{plural(len(titles), 'new finding')}: {', '.join(titles)}"]
     if not titles:
-        cases = _count(max(outcome.diverged.values()), "case")
+        cases = plural(max(outcome.diverged.values()), "case")
         lines = [f"{cases} diverged like findings of other items"]
-    lines[0] += f" ({_count(outcome.cases, 'case')}, seed {run.settings.seed})"
+    lines[0] += f" ({plural(outcome.cases, 'case')}, seed {run.settings.seed})"
     for record in outcome.new:
         lines += ["", *show_finding(record, run.store, run.store_option)]
         if (count := outcome.diverged[record.fingerprint]) > 1:
-            lines.append(f"{_count(count, 'case')} here with this cause")
+            lines.append(f"{plural(count, 'case')} here with this cause")
     own = {record.fingerprint for record in outcome.new}
     for fingerprint, count in outcome.diverged.items():
         if fingerprint in own:
@@ -358,7 +358,7 @@ def show(outcome: Outcome, run: Run) -> str:
         what = "a finding of the summary"
         if other is not None:
             what = f"{title(other)}: amp-fuzz replay {_named(other, run.store)}{run.store_option}"
-        lines.append(f"{_count(count, 'case')} of {what}")
+        lines.append(f"{plural(count, 'case')} of {what}")
     return "\n".join(lines)
 
 
@@ -368,11 +368,11 @@ def show_notes(outcome: Outcome, kinds: Collection[str]) -> list[str]:
     if not counts:
         return []
     first = {note.group: note for note in reversed(outcome.notes)}
-    lines = [f"{_count(len(counts), 'note')} of the kinds of --amp-fuzz-fail-on"]
+    lines = [f"{plural(len(counts), 'note')} of the kinds of --amp-fuzz-fail-on"]
     for group, count in counts.items():
         record = outcome.noted.get(group)
         note = first[group] if record is None else record.note
-        lines.append(f"{note.kind}: {note.op}: {_clip(note.message)} ({_count(count, 'case')})")
+        lines.append(f"{note.kind}: {note.op}: {_clip(note.message)} ({plural(count, 'case')})")
         lines += [f"  {_clip(note.where)}", f"  {_clip(note.advice)}"]
         if record is not None:
             lines.append(f"  amp-fuzz replay {record.id} --backend={shlex.quote(note.backend)}")
@@ -388,7 +388,7 @@ def show_finding(record: DivergenceRecord, store: Store, store_option: str = "")
     place = f" at {record.where}" if record.where else ""
     case = str(record.minimised or record.case).splitlines()
     if len(case) > _LONGEST:
-        more = f"... and {_count(len(case) - _LONGEST, 'more line')}: amp-fuzz replay shows them"
+        more = f"... and {plural(len(case) - _LONGEST, 'more line')}: amp-fuzz replay shows them"
         case = [*case[:_LONGEST], more]
     lines = [
         f"{record.backend}: {title(record)}{f' ({kernel})' if kernel else ''}",
@@ -416,7 +416,3 @@ def store_option(folder: str) -> str:
 def _clip(text: str, width: int = 160) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width - 3]}..."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
