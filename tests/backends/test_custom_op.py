@@ -289,5 +289,5 @@ def test_autocast_is_registered_for_devices_that_this_torch_documents(device: st
 def test_an_installed_device_is_no_exception(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_base, "holds", lambda versions: old)
     one = case(INPUTS_2, call("mm", "x0", "x1"), entry="register_autocast", backward="none")
-    fitted = VendorBackend("npu", load_table("cuda")).fit(one)
-    assert fitted.plan.entry == ("custom_op" if old else "register_autocast")
+    for backend in (VendorBackend("npu", load_table("cuda")), backends()["privateuse1"]):
+        assert backend.fit(one).plan.entry == ("custom_op" if old else "register_autocast")

@@ -238,3 +238,11 @@ def test_nothing_is_promised_of_a_program_without_casts() -> None:
     assert not reference.casts(plain(call("neg", "x0")))
     assert reference.casts(EQUAL)
     assert not backends()["eager-cpu"].reference().casts(EQUAL)
+
+
+def test_a_cpu_emulates_casts_from_2_13_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the option does nothing there (2.11.0) or raises (2.9.1)."""
+    monkeypatch.setattr("amp_fuzz.backends.compile.holds", lambda versions: versions == "<2.13")
+    emulating, plain = (backends()[name].availability() for name in (EMULATING, INDUCTOR))
+    assert (emulating.status, plain.status) == ("missing", "ready")
+    assert emulating.detail.startswith("needs torch 2.13")

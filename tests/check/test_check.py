@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.interfaces import check
+from amp_fuzz.interfaces.check import custom_ops
 from amp_fuzz.interfaces.check.adapters import CheckedReference
 from amp_fuzz.interfaces.check.call import Names
 from amp_fuzz.interfaces.check.extract import cut
@@ -172,6 +174,18 @@ def test_custom_ops_are_cast_as_they_asked() -> None:
         [sys.executable, "-c", _CUSTOM_OPS], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kept", "found"),
+    [
+        ({"_autocast_dtype": {"cpu": torch.float32}}, {"cpu": torch.float32}),
+        ({"_autocast_cpu_dtype": torch.float32}, {"cpu": torch.float32, "cuda": None}),
+    ],
+    ids=["since 2.12", "until 2.11"],
+)
+def test_what_an_op_asked_is_read_from_every_torch(kept: dict[str, Any], found: Any) -> None:
+    assert custom_ops._casts(SimpleNamespace(**kept)) == found
 
 
 # -- what does not pass ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.interfaces.cli import main
 from amp_fuzz.policies.tables import PolicyTable
-from amp_fuzz.reference import load_table_file
+from amp_fuzz.reference import load_table, load_table_file
 from amp_fuzz.runs.policies import (
     BUILDS,
     InterpreterError,
@@ -132,3 +133,13 @@ def test_the_command_ends_with_2_for_a_missing_interpreter(
     assert main(["policies", "--with=/no/such/python"]) == 2
     said = capfd.readouterr().err
     assert "/no/such/python: cannot run (No such file or directory): give a Python" in said
+
+
+def test_an_op_that_this_process_declared_is_no_disagreement(
+    here: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = load_table("cpu").rules["mm"]
+    declared = {"mine::op": dataclasses.replace(rule, overload="mine::op")}
+    monkeypatch.setattr("amp_fuzz.policies.tables._declared", {"cpu": declared})
+    assert "mine::op" in load_table("cpu").rules
+    assert list(disagreements(here)) == []

@@ -61,3 +61,12 @@ def test_the_page_of_versions_shows_each_state(pages: ModuleType) -> None:
     assert "| ? | **gone** |" in row
     assert f"| **gone** | 0 | {len(BUGS)} |" in text
     assert "| cache-ignores-dtype | 2.9.1 | died of \\<lambda> 0x... |" in text
+
+
+def test_the_page_of_versions_leaves_a_new_bug_open(pages: ModuleType) -> None:
+    found = pages.measured()
+    for one in found.values():
+        del one["bugs"]["cache-ignores-dtype"]
+    lines = pages.by_version(found).splitlines()
+    row = next(line for line in lines if line.startswith("| [cache-ignores-dtype]"))
+    assert [cell.strip() for cell in row.split("|")[3:-2]] == [""] * len(found)
