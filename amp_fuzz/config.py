@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +31,12 @@ __all__ = [
     "Options",
     "Resolved",
     "as_path",
+    "as_place",
+    "cache_folder",
     "did_you_mean",
     "find_config",
+    "folder_of",
+    "is_url",
     "judging_options",
     "resolve",
     "shown_value",
@@ -40,7 +45,9 @@ __all__ = [
 # As in `amp_fuzz.records.schema`, which is slow to import.
 NOTE_KINDS = ("precision", "autocast-raises", "portability")
 
-Kind: TypeAlias = Literal["integer", "number", "flag", "word", "choice", "list", "path", "paths"]
+Kind: TypeAlias = Literal[
+    "integer", "number", "flag", "word", "choice", "list", "path", "paths", "place"
+]
 
 
 class ConfigError(ValueError):
@@ -112,6 +119,8 @@ class Option:
                 return self._items(part.strip() for part in text.split(","))
             case "path":
                 return as_path(text)
+            case "place":
+                return as_place(text)
             case "paths":
                 return (as_path(text),)
             case _:
@@ -133,6 +142,8 @@ class Option:
                 return self._word(value)
             case ("path", str()):
                 return folder / as_path(value)
+            case ("place", str()):
+                return as_place(value, folder)
             case ("list", list()) if all(isinstance(item, str) for item in value):
                 return self._items(value)
             case ("paths", str()):
@@ -192,6 +203,35 @@ def as_path(text: str) -> Path:
         raise ConfigError(f"{text!r} is not a path: no such home folder") from error
 
 
+def is_url(text: str) -> bool:
+    """Return whether a text is a URL that fsspec reads: ``s3://bucket``, ``zip://::FILE``."""
+    return re.match(r"[\w+.-]+(?:://|::)", text) is not None
+
+
+def as_place(text: str, folder: Path = Path()) -> Path | str:
+    """Return a user's URL, or a path in a folder, as `as_path` does. Raises `ConfigError`."""
+    return text if is_url(text) else folder / as_path(text)
+
+
+def folder_of(place: Path | str, what: str) -> Path:
+    """Return the place of a store, which must be a folder. Raises `ConfigError` for a URL.
+
+    what: needs it.
+    """
+    if isinstance(place, Path):
+        return place
+    raise ConfigError(
+        f"store: {place}: {what} needs a folder: give another, and copy a store there with "
+        f"`amp-fuzz store merge {place}`"
+    )
+
+
+def cache_folder() -> Path:
+    """Return the folder of what amp-fuzz can make again."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "amp-fuzz"
+
+
 _EXAMPLES: Mapping[str, str] = {
     "integer": "a whole number, as in 200",
     "number": "a number, as in 1.5",
@@ -199,6 +239,7 @@ _EXAMPLES: Mapping[str, str] = {
     "word": 'a string, as in "ci"',
     "choice": 'a string, as in "one"',
     "path": 'a string, as in "some/folder"',
+    "place": 'a string, as in "some/folder" or "s3://bucket/folder"',
     "list": 'a list of strings, as in ["conv*", "losses"]',
     "paths": 'a list of strings, as in ["known.toml"]',
 }
@@ -305,8 +346,8 @@ class Options:
         "Metamorphic relations to check on each case.",
         choices=("none", "one", "all"),
     )
-    store: Path = _option(  # noqa: RUF009  (a Path is immutable)
-        "path", Path(".amp-fuzz"), "FOLDER", "Where records and findings are kept."
+    store: Path | str = _option(  # noqa: RUF009  (a Path is immutable)
+        "place", Path(".amp-fuzz"), "FOLDER", "Where records and findings are kept."
     )
     report: Path = _option(  # noqa: RUF009
         "path",

@@ -238,13 +238,13 @@ def found(root: Path, shards: int, cases: int, code: int) -> Row:
 WORDS = {"loop": "no answer after", "memory": "it held more than --memory=1.5 GiB"}
 
 
-def drawn_ids(seed: int, cases: int) -> Iterator[str]:
+def drawn_ids(seed: int, cases: int, ops: tuple[str, ...] = OPS) -> Iterator[str]:
     """Yield the ids of the cases that a seed draws."""
     from amp_fuzz.backends import backends
     from amp_fuzz.catalogue import select
     from amp_fuzz.runs.engine import Settings, draw, plan_tasks
 
-    names = tuple(op.name for op in select(OPS))
+    names = tuple(op.name for op in select(ops))
     settings = Settings(("eager-cpu",), cases=cases, ops=names, seed=seed)
     for task in plan_tasks(settings, [backends()["eager-cpu"]]):
         yield from (case.id for case in draw(task, settings))

@@ -11,6 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.helpers import Run
+    from tests.objects import Bucket
 
 # A shell starts background jobs (CI in one, say) with Ctrl-C ignored, and so would be every process
 # that a test starts and then interrupts.
@@ -94,3 +95,15 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.forks import fork_workers
 
     fork_workers(monkeypatch.setattr)
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    """Serve an object store that this process can read and write."""
+    import fsspec
+
+    from tests.objects import ObjectFiles, served
+
+    fsspec.register_implementation("objects", ObjectFiles, clobber=True)
+    with served() as found:
+        yield found

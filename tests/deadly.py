@@ -84,12 +84,15 @@ def _fill(limit: int) -> None:
     Writer.write = written  # type: ignore[method-assign]
 
 
-def judged(store: Path, run: str) -> tuple[Counter[str], dict[str, str]]:
-    """Return how often each case is on record, and of what those died that killed two workers."""
-    from amp_fuzz.records.schema import CaseRecord, DivergenceRecord
-    from amp_fuzz.records.store import Store
+def judged(store: Path | str, run: str) -> tuple[Counter[str], dict[str, str]]:
+    """Return how often each case is on record, and of what those died that killed two workers.
 
-    told = list(Store(store).records(run))
+    store: a folder or a URL.
+    """
+    from amp_fuzz.records.remote import store_at
+    from amp_fuzz.records.schema import CaseRecord, DivergenceRecord
+
+    told = list(store_at(store).records(run))
     dead = [r for r in told if isinstance(r, DivergenceRecord) and r.kind in ("crash", "timeout")]
     ids = Counter(r.id for r in told if isinstance(r, CaseRecord))
     return ids + Counter(r.case.id for r in dead), {r.case.id: r.observed for r in dead}

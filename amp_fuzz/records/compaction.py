@@ -50,10 +50,13 @@ def compact(store: Store, run: str) -> Compacted:
     missing; the disk is full. The records are then intact.
     """
     store.run(run)
-    folder = store.run_path(run)
+    folder = store.folder(run)
     with store.alone(run):
         try:
-            return _compact(store, run, folder)
+            done = _compact(store, run, folder)
+            if done.changed:
+                store.settle(run)
+            return done
         except OSError as error:
             raise StoreError(
                 f"{folder}: cannot compact ({error.strerror or error}): the records are intact"

@@ -46,7 +46,7 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
     differ, same = [], 0
     for other in others:
         if not (other.root / "runs").is_dir() and not (other.root / "findings").is_dir():
-            raise StoreError(f"{other.root}: not a store: it has neither runs/ nor findings/")
+            raise StoreError(f"{other.place}: not a store: it has neither runs/ nor findings/")
         for run in other.runs():
             if (reason := untouchable(other, run)) is not None:
                 skipped.append(reason)
@@ -57,7 +57,7 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
             elif _same_run(here, other, run):
                 same += 1
             else:
-                differ.append(f"run {run} of {other.root} is not the one of {here.root}")
+                differ.append(f"run {run} of {other.place} is not the one of {here.place}")
     if differ:
         more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
         raise StoreError(
@@ -68,7 +68,7 @@ def merge(store: Store, others: Sequence[Store]) -> Merged:
     with _spare(store, "merging") as spare:
         for run, other in runs.items():
             shutil.copytree(
-                other.run_path(run), spare / run, ignore=shutil.ignore_patterns("running-*.lock")
+                other.folder(run), spare / run, ignore=shutil.ignore_patterns("running-*.lock")
             )
             (spare / run).rename(store.run_path(run))
         for name, path in findings.items():
@@ -121,7 +121,7 @@ def _same_run(one: Store, other: Store, run: str) -> bool:
     """Return whether two runs have the same records, whether compacted or not."""
     if one.run(run) != other.run(run):
         return False
-    files = [_files(s.run_path(run)) for s in (one, other)]
+    files = [_files(s.folder(run)) for s in (one, other)]
     if files[0] == files[1] and all(
         (one.run_path(run) / f).read_bytes() == (other.run_path(run) / f).read_bytes()
         for f in files[0]
@@ -145,7 +145,7 @@ def untouchable(store: Store, run: str) -> str | None:
             tables.check()
     except StoreError as error:
         return str(error)
-    return f"{store.run_path(run)}: running now" if store.is_running(run) else None
+    return f"{store.named(run)}: running now" if store.is_running(run) else None
 
 
 class Pruned(NamedTuple):

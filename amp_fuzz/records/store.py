@@ -25,6 +25,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from amp_fuzz.cases.case import Case, CaseError, load, loads
+from amp_fuzz.config import is_url
 from amp_fuzz.records.outputs import StoreError, write_whole
 from amp_fuzz.records.schema import (
     RECORDS_FORMAT,
@@ -109,6 +110,28 @@ class Store:
     def __init__(self, root: Path | str = ".amp-fuzz") -> None:
         self.root = Path(root)
 
+    @property
+    def place(self) -> Path | str:
+        """What a user names it by: its folder."""
+        return self.root
+
+    def named(self, run: str) -> str:
+        """Return the path or URL of a run."""
+        return f"{self.place}/runs/{run}"
+
+    def folder(self, run: str) -> Path:
+        """Return the folder of a run with all its files: `RemoteStore` brings them here."""
+        return self.run_path(run)
+
+    def look_again(self, run: str) -> None:
+        """Read what was added to a run when it is read next: files here are always read anew."""
+
+    def deliver(self, path: Path) -> None:
+        """Bring a file that was written below `root` to where the store is: it is there."""
+
+    def settle(self, run: str) -> None:
+        """Bring the files of a run that were compacted to where the store is: they are there."""
+
     def create(self) -> None:
         """Make the folder, with a .gitignore of its own. Raises `StoreError` if that fails."""
         try:
@@ -125,7 +148,7 @@ class Store:
     def run_path(self, run: str) -> Path:
         """Return the folder of a run. Raises `StoreError` for an invalid id, such as a path."""
         if not _RUN_ID.fullmatch(run):
-            raise StoreError(f"{self.root}: {run!r} is not the id of a run")
+            raise StoreError(f"{self.place}: {run!r} is not the id of a run")
         return self.root / "runs" / run
 
     def begin(self, run: RunRecord) -> Path:
@@ -160,7 +183,7 @@ class Store:
     def alone(self, run: str) -> Iterator[None]:
         """Keep a run from starting again during the block. Raises `StoreError` if it is running."""
         lock = FileLock(self.run_path(run) / _ALONE)
-        running = StoreError(f"{self.run_path(run)}: running now: wait until it has ended")
+        running = StoreError(f"{self.named(run)}: running now: wait until it has ended")
         if self.is_running(run):
             raise running
         try:
@@ -227,12 +250,12 @@ class Store:
         """Return the tables of a run that was compacted, or None."""
         from amp_fuzz.records.tables import Tables  # 10 ms, of every command
 
-        number = _compacted(self.run_path(run))
+        number = _compacted(self.folder(run))
         return Tables(self.run_path(run) / f"tables-{number}") if number else None
 
     def lines(self, run: str) -> list[Path]:
         """Return the files of a run whose lines are not in its tables, in order."""
-        folder = self.run_path(run)
+        folder = self.folder(run)
         number, found = _compacted(folder), []
         for path in folder.glob("records-*.jsonl"):
             name, _, claimed = path.stem.partition("~")  # see `amp_fuzz.records.compaction`
@@ -260,7 +283,7 @@ class Store:
                     return result
 
     def _files(self, run: str) -> set[Path]:
-        folder = self.run_path(run)
+        folder = self.folder(run)
         return {*folder.glob("records-*.jsonl"), *folder.glob("tables-*")}
 
     def fresh(self, run: str) -> bool:
@@ -330,6 +353,7 @@ class Store:
             if load_finding(path).backend != finding.backend:
                 path = self._finding(backend_name(finding))
         write_finding(path, finding)
+        self.deliver(path)
         return path
 
     def name_of(self, finding: DivergenceRecord) -> str:
@@ -345,6 +369,7 @@ class Store:
         path = self._finding(self.name_of(finding))
         if path.exists():
             write_whole(path.with_suffix(".range"), words.encode())
+            self.deliver(path.with_suffix(".range"))
 
     def range_of(self, finding: DivergenceRecord) -> str:
         """Return in which versions a finding is there, as `amp-fuzz bisect` found, or ""."""
@@ -377,7 +402,7 @@ class Store:
         if len(hits) != 1:
             known = ", ".join(names[:8]) or "none yet"
             what = "several findings start with" if hits else "no finding has the id"
-            raise StoreError(f"{self.root}: {what} {identity!r} (kept: {known})")
+            raise StoreError(f"{self.place}: {what} {identity!r} (kept: {known})")
         return load_finding(self._finding(hits[0]))
 
     def noted(self, identity: str) -> NoteRecord | None:
@@ -458,10 +483,15 @@ def find_run(store: Store, what: str) -> tuple[Store, str]:
     """Return the store and the id of the run that a word names. Raises `StoreError`.
 
     what: the beginning of an id, ``latest``, ``latest~1`` (the one before), ``latest:main`` (of a
-    branch), or a path: of a run's folder, or of a store, whose latest run it is.
+    branch), or a path or URL: of a run's folder, or of a store, whose latest run it is.
     """
     path = Path(what)
-    if path.is_dir():
+    if is_url(what):
+        from amp_fuzz.records.remote import located  # which imports this module
+
+        store, run = located(what)
+        what = run or "latest"
+    elif path.is_dir():
         if (path / "run.json").is_file():  # STORE/runs/ID
             return Store(path.resolve().parents[1]), path.resolve().name
         store, what = Store(path), "latest"
@@ -481,9 +511,9 @@ def find_run(store: Store, what: str) -> tuple[Store, str]:
         said = f"there is no {what} of {count}" if ids else "no runs yet"
     if len(hits) == back + 1:
         return store, hits[back]
-    named = [] if store.root == Path(".amp-fuzz") else [f"--store={store.root}"]
+    named = [] if store.place == Path(".amp-fuzz") else [f"--store={store.place}"]
     command = shlex.join(["amp-fuzz", "list", "runs", *named])
-    raise StoreError(f"{store.root}: {said}: see {command}")
+    raise StoreError(f"{store.place}: {said}: see {command}")
 
 
 _LATEST = re.compile(r"latest(?::(?P<branch>[^~]+))?(?:~(?P<back>\d+))?")

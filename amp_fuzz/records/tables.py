@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(
 )
 
 
-def require(path: Path) -> tuple[ModuleType, ModuleType]:
+def require(path: Path | str) -> tuple[ModuleType, ModuleType]:
     """Return pyarrow and its Parquet part. Raises `StoreError`, naming the path, without it."""
     try:
         import pyarrow

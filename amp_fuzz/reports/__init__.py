@@ -145,7 +145,7 @@ class Report:
             if re.fullmatch(_SIDE, path.name) and path.name not in pages:
                 path.unlink()
         if self.data.state == "ended":
-            keep(Store(self.data.store), self.data.run.id, _numbers(self.view))
+            keep(self.data.store, self.data.run.id, _numbers(self.view))
         return tuple(folder / name for name in texts)
 
 

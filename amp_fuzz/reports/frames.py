@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import pandas as pd
@@ -91,7 +90,7 @@ class RunData:
     """
 
     run: RunRecord
-    store: Path
+    store: Store
     cases: pd.DataFrame
     kernels: pd.DataFrame
     ops: pd.DataFrame
@@ -125,7 +124,7 @@ def load(store: Store, run_id: str) -> RunData:
     """
     run = store.run(run_id)
     tally, cases = store.steady(run_id, lambda: _tallied(store, run_id))
-    data = tally.finish(run, store.root, cases)
+    data = tally.finish(run, store, cases)
     whole = data.ends.loc[data.ends["backend"] == "", "reason"]
     if len(whole) and whole.iloc[-1] != "resumed":
         return data
@@ -278,7 +277,7 @@ class Tally:
         frame = _frame(self.cases, _CASES)
         return frame.astype(dict.fromkeys(_CASES[1:], "category"))
 
-    def finish(self, run: RunRecord, store: Path, cases: pd.DataFrame | None) -> RunData:
+    def finish(self, run: RunRecord, store: Store, cases: pd.DataFrame | None) -> RunData:
         """Return the frames. cases: those of tables, which are summed up already."""
         if cases is None:
             cases = self.settle()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from amp_fuzz.config import is_url
+from amp_fuzz.records.remote import opened
 from amp_fuzz.records.rows import COLUMNS, TABLES, Table, rows
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.records.tables import Tables, require
@@ -28,24 +28,25 @@ def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
     """See `amp_fuzz.reports.load`."""
     if table not in TABLES:
         raise StoreError(f"table={table!r}: use {', '.join(TABLES)}")
-    if re.match(r"[\w+.-]+(?:://|::)", str(path)):
-        return _fetched(str(path), table)
-    return _local(Path(path), table, str(path))
-
-
-def _local(path: Path, table: Table, named: str) -> pd.DataFrame:
-    if (path / "run.json").is_file():  # STORE/runs/ID
-        path = path.resolve()
-        if path.parent.name != "runs":  # a copy elsewhere
-            return _fetched(f"file://{path}", table)
-        store, ids = Store(path.parents[1]), [path.name]
-    elif (path / "runs").is_dir():
-        store = Store(path)
-        ids = store.runs()
-    else:
-        raise StoreError(f"{named}: neither a run nor a store: it has no run.json and no runs/")
+    store, ids = _opened(path, table)
     frames = [store.steady(run, partial(_frames, store, run, table)) for run in ids]
     return joined([frame for own in frames for frame in own] or [_empty(table)])
+
+
+def _opened(path: str | Path, table: Table) -> tuple[Store, list[str]]:
+    """Return the store, and the runs to read."""
+    folder, named = Path(path), str(path)
+    if is_url(named):
+        remote = opened(named, only=table)
+        return remote, remote.runs()
+    if (folder / "run.json").is_file():  # STORE/runs/ID
+        folder = folder.resolve()
+        if folder.parent.name != "runs":  # a copy elsewhere
+            return _opened(f"file://{folder}", table)
+        return Store(folder.parents[1]), [folder.name]
+    if (folder / "runs").is_dir():
+        return Store(folder), Store(folder).runs()
+    raise StoreError(f"{named}: neither a run nor a store: it has no run.json and no runs/")
 
 
 # -- a run ----------------------------------------------------------------------------------------
@@ -127,41 +128,3 @@ def _empty(table: Table) -> pd.DataFrame:
         "list<string>": (), "map<string, double>": (),
     }  # fmt: skip
     return _built([tuple(values[kind] for kind in COLUMNS[table].values())], table).iloc[:0]
-
-
-# -- URLs -----------------------------------------------------------------------------------------
-
-
-def _fetched(url: str, table: Table) -> pd.DataFrame:
-    """Read a URL: copy what is needed of it into a temporary folder, and read that."""
-    try:
-        import fsspec
-    except ImportError as error:
-        raise StoreError(f"{url}: reading URLs needs fsspec: pip install fsspec") from error
-    with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder) / "store"
-        try:
-            files, root = fsspec.core.url_to_fs(url)
-            found = sorted(files.find(root))
-            for name, wanted in _wanted(found, root, table):
-                target = here / wanted
-                target.parent.mkdir(parents=True, exist_ok=True)
-                files.get_file(name, str(target))
-        except Exception as error:  # each file system has errors of its own
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise StoreError(f"{url}: cannot be read ({said})") from error
-        if not here.exists():
-            raise StoreError(f"{url}: neither a run nor a store: it has no run.json and no runs/")
-        return _local(here, table, url)
-
-
-def _wanted(found: Iterable[str], root: str, table: Table) -> Iterator[tuple[str, str]]:
-    """Yield which files to copy, and where: below the folder of a store."""
-    files = rf"run\.json|records-[^/]+\.jsonl|tables-\d+/{table}/[^/]+\.parquet"
-    root = root.rstrip("/")
-    for name in found:
-        inside = name[len(root) :].lstrip("/")
-        if re.fullmatch(rf"runs/[^/]+/(?:{files})", inside):
-            yield name, inside
-        elif re.fullmatch(files, inside):  # a run's folder
-            yield name, f"runs/{root.rpartition('/')[2] or 'run'}/{inside}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from amp_fuzz.records.store import Store
+from amp_fuzz.config import is_url
 from amp_fuzz.reports.printable import clean, plural
 from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View
 
@@ -157,16 +156,15 @@ def code_quality(view: View) -> str:
             ),
             "fingerprint": f.record.fingerprint or f.id,
             "severity": "blocker" if f.record.kind in ("crash", "timeout") else "major",
-            "location": {"path": _file(view, f), "lines": {"begin": 1}},
+            "location": {"path": _file(f), "lines": {"begin": 1}},
         }
         for f in view.new
     ]
     return json.dumps(issues, indent=1) + "\n"
 
 
-def _file(view: View, finding: FindingView) -> str:
-    name = Store(view.store).name_of(finding.record)
-    return os.path.relpath(Path(view.store) / "findings" / f"{name}.json")
+def _file(finding: FindingView) -> str:
+    return finding.file if is_url(finding.file) else os.path.relpath(finding.file)
 
 
 def annotated(view: View) -> Iterator[str]:

@@ -69,6 +69,7 @@ def keep(store: Store, run: str, backends: Mapping[str, Numbers]) -> None:
     with suppress(StoreError):
         path = store.run_path(run) / "summary.json"
         write_whole(path, msgspec.json.encode(_Summary(dict(backends))))
+        store.deliver(path)
 
 
 def forget(store: Store, run: str) -> None:

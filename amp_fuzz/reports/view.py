@@ -22,7 +22,6 @@ from amp_fuzz.records.schema import (
     NoteKind,
     incident_line,
 )
-from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.pictures import Pictures, pictures
@@ -165,6 +164,7 @@ class BaselineView:
 class FindingView:
     """The group of an unknown cause. cases: how many show it. record: the case to replay.
 
+    file: the store's file of the finding, a path or a URL.
     variants: the ways in which a compiler's part shows, with numbers of cases, most first. life:
     what earlier runs of the store say of it; "" if none met it. range: the versions that have it,
     as `amp-fuzz bisect` found; "" if it was not asked.
@@ -174,6 +174,7 @@ class FindingView:
     cases: int
     replay: str
     repro: str
+    file: str
     variants: tuple[tuple[str, int], ...] = ()
     life: str = ""
     range: str = ""
@@ -373,7 +374,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         started=data.run.started,
         command=data.run.command,
         versions=tuple(data.run.versions.items()),
-        store=str(data.store),
+        store=str(data.store.place),
         took=float(data.ends.loc[data.ends["backend"] == "", "seconds"].sum()),
         cases=cases,
         agreed=int(totals["agreed"].sum()),
@@ -517,17 +518,19 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
     cases = found[found["known"] == ""].groupby(["backend", "id"])["count"].sum().to_dict()
     groups, variants = frames.groups(data), frames.variants(data)
     views: dict[str, FindingView] = {}
-    store = Store(data.store)
+    store = data.store
     for record in data.records:
         name = "+".join([record.fingerprint, *record.as_if]) if record.fingerprint else record.id
         count = groups.get(record.fingerprint, 0) + int(cases.get((record.backend, record.id), 0))
         if record.known or not count or _smaller(views.get(name), record):
             continue
+        kept = store.name_of(record)
         views[name] = FindingView(
             record,
             cases=count,
-            replay=_command(data, "replay", store.name_of(record)),
-            repro=_command(data, "repro", store.name_of(record)) + " > repro.py",
+            replay=_command(data, "replay", kept),
+            repro=_command(data, "repro", kept) + " > repro.py",
+            file=f"{store.place}/findings/{kept}.json",
             range=store.range_of(record),
             variants=tuple(variants.get(record.fingerprint, Counter()).most_common())
             if record.part
@@ -553,8 +556,9 @@ def _command(data: RunData, name: str, *what: str) -> str:
 
     Commands that judge cases again also name the run's devices and plugins.
     """
-    usual = data.store.resolve() == DEFAULT_STORE.resolve()
-    store = [] if usual else [f"--store={data.store}"]
+    place = data.store.place
+    usual = isinstance(place, Path) and place.resolve() == DEFAULT_STORE.resolve()
+    store = [] if usual else [f"--store={place}"]
     more = () if name in ("report", "run") else data.run.options
     return shlex.join(["amp-fuzz", name, *what, *more, *store])
 

@@ -49,6 +49,7 @@ def test_each_field_has_an_option_of_its_type_and_the_other_way_round() -> None:
         "path": Path,
         "list": tuple[str, ...],
         "paths": tuple[Path, ...],
+        "place": Path | str,
     }
     assert [o.field for o in OPTIONS.values()] == [f.name for f in dataclasses.fields(Options)]
     for name, option in OPTIONS.items():
@@ -81,6 +82,7 @@ def test_a_profile_holds_values_that_its_options_take() -> None:
         ("relations", "all", "all"),
         ("ops", "conv*, losses", ("conv*", "losses")),
         ("store", "here", Path("here")),
+        ("store", "s3://bucket/here", "s3://bucket/here"),
         ("known", "a.toml", (Path("a.toml"),)),
     ],
 )
@@ -216,6 +218,8 @@ def test_paths_are_relative_to_the_file_that_holds_them(
     assert (found.store, found.report) == (tmp_path / "s", Path("/r"))
     assert found.known == (tmp_path / "k.toml",)
     assert options(inner, AMP_FUZZ_STORE="t").store == Path("t")
+    write('store = "gs://bucket/s"')
+    assert options(inner).store == "gs://bucket/s"
 
 
 def test_several_known_lists_in_a_variable(tmp_path: Path) -> None:

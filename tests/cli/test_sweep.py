@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from amp_fuzz.records.remote import RemoteStore
 from amp_fuzz.records.schema import CaseRecord
 from amp_fuzz.records.store import Store
 from tests import deadly
-from tests.cli.conftest import run_in
+from tests.cli.conftest import PROGRAM, run_in
 from tests.deadly import fault_of, judged
+from tests.objects import Bucket, install
 
 # Before Ray is imported: the nodes listen on the loopback interface only, and nothing is reported.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -224,3 +229,75 @@ def test_a_shard_that_fails_costs_no_other(
     ids, died = judged(tmp_path / ".amp-fuzz", eager)
     assert (len(ids), {*ids.values()}) == (6, {1})
     assert died.keys() == {case for case in ids if fault_of(case, "2 SIGSEGV")}
+
+
+# -- an object store ------------------------------------------------------------------------------
+
+AWAY = """
+store = "{url}"
+seeds = [1, 2]
+options = {{ cases = 400, ops = ["abs", "mm"], aimed = 0, minimize = 0, relations = "none" }}
+[[matrix]]
+backends = ["eager-cpu"]
+"""
+
+
+def test_a_killed_sweep_at_a_url_goes_on_and_each_case_is_there_once(
+    bucket: Bucket, environment: dict[str, str], tmp_path: Path
+) -> None:
+    from benchmarks.sweep import drawn_ids
+
+    (tmp_path / "site").mkdir()
+    variables = environment | install(tmp_path / "site")
+    (tmp_path / "sweep.toml").write_text(AWAY.format(url=bucket.url))
+    process = subprocess.Popen(
+        [*PROGRAM, "sweep", "sweep.toml"],
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while (reached := recorded(bucket)) < 60:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    assert reached < 800
+    done = run_in(tmp_path, variables, "sweep", "sweep.toml")
+    assert (done.code, done.err) == (0, ""), done
+    assert re.search(r"continues: \d shards? ended, \d+ cases on record", done.out), done.out
+    assert f"records in {bucket.url}/runs/" in done.out
+    assert "800 cases, 0 new groups of findings" in done.out
+    store = RemoteStore(bucket.url)
+    assert len(store.runs()) == 2
+    for seed, run in enumerate(store.runs(), start=1):
+        ids, _ = judged(bucket.url, run)
+        assert ids == Counter(drawn_ids(seed, 400, ("abs", "mm")))
+        assert not store.is_running(run)
+    assert [*(tmp_path / "site/cache/amp-fuzz/sweeps").iterdir()] == []
+
+
+def recorded(bucket: Bucket) -> int:
+    """Return how many cases have reached the store."""
+    return sum(
+        content.count(b'{"type":"case"') for n, (content, _) in list(bucket.files.items())
+        if "/records-" in n
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("store", "code", "said"),
+    [
+        ("nosuch://bucket", 2, "amp-fuzz: nosuch://bucket: cannot be read (ValueError: "),
+        ("{url}x", 2, "amp-fuzz: {url}x: cannot be read (FileNotFoundError: there is no such "),
+    ],
+)
+def test_a_store_that_is_not_there_is_said_before_anything_runs(
+    command: Any, bucket: Bucket, tmp_path: Path, store: str, code: int, said: str
+) -> None:
+    (tmp_path / "sweep.toml").write_text(AWAY.format(url=store.format(url=bucket.url)))
+    done = command("sweep", "sweep.toml")
+    assert (done.code, done.out) == (code, "")
+    assert done.error.startswith(said.format(url=bucket.url))

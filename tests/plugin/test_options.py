@@ -74,6 +74,17 @@ def test_options_without_the_flag_are_said_to_do_nothing(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["amp-fuzz: off, --amp-fuzz-cases has no effect: add --amp-fuzz"])
 
 
+def test_a_store_at_a_url_is_refused_in_one_line(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_mine(amp_check): amp_check(abs, -1.0)")
+    for words in (["--amp-fuzz"], []):
+        result = pytester.runpytest_subprocess(*words, "--amp-fuzz-store=s3://bucket/runs")
+        assert result.ret != 0
+        text = result.stdout.str() + result.stderr.str()
+        assert "amp-fuzz: store: s3://bucket/runs: " in text
+        assert "needs a folder" in text
+    assert not (pytester.path / "s3:").exists()
+
+
 def test_the_marker_is_known(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(): pass")
     result = pytester.runpytest_subprocess("--strict-markers", "-m", "not amp_fuzz")

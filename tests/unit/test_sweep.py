@@ -19,20 +19,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from amp_fuzz.config import ConfigError
+from amp_fuzz.config import ConfigError, cache_folder, is_url
 from amp_fuzz.interfaces.cli.common import Exit, Internal, Stopped
 from amp_fuzz.interfaces.cli.run import _sharded
 from amp_fuzz.interfaces.cli.sweep import _conclude, _Tally
+from amp_fuzz.records.parts import Index
+from amp_fuzz.records.remote import RemoteStore
 from amp_fuzz.records.schema import CaseRecord, EndRecord, RunRecord
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.runs.engine import Settings
 from amp_fuzz.runs.setup import Session
+from amp_fuzz.runs.sweep import places
 from amp_fuzz.runs.sweep.following import Follower
 from amp_fuzz.runs.sweep.log import Over, ShardEnd, running, unfinished
 from amp_fuzz.runs.sweep.matrix import Shard, load
-from amp_fuzz.runs.sweep.node import Died, Job, attempt
+from amp_fuzz.runs.sweep.node import Died, Job, attempt, probe
 from tests import deadly
 from tests.deadly import fault_of, judged
+from tests.objects import Bucket
 from tests.unit.test_store import FINDING
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -244,10 +248,24 @@ def job(tmp_path: Path) -> Job:
     return Job(0, "r1", sys.executable, WORDS, *folders, 0.0, variables)
 
 
+@pytest.fixture
+def away(job: Job, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return the same shard, whose store is at a URL."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(places, "_OFTEN", 0.2)
+    monkeypatch.setattr(places, "_AGAIN", (0.1,))
+    return replace(job, store=bucket.url, log=f"{bucket.url}/sweeps/s/0000.log")
+
+
+def written_to(job: Job) -> Path:
+    """Return the folder in which the process of a shard writes."""
+    return cache_folder() / "sweeps" / job.run if is_url(job.store) else Path(job.store)
+
+
 def until(reached: int, job: Job) -> int:
     """Wait until so many cases are on record, and return the process id of the run."""
     deadline = time.monotonic() + 60
-    follower, count = Follower(Store(job.store), job.run), 0
+    follower, count = Follower(Store(written_to(job)), job.run), 0
     while count < reached:
         count += sum(isinstance(record, CaseRecord) for record in follower.new())
         assert time.monotonic() < deadline
@@ -256,7 +274,7 @@ def until(reached: int, job: Job) -> int:
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
         if f"--shard={job.run}".encode() in _text(path)
-        and f"--store={job.store}".encode() in _text(path)
+        and f"--store={written_to(job)}".encode() in _text(path)
         and os.getpgid(int(path.parent.name)) == os.getpgrp()
     )
     return pid
@@ -294,6 +312,124 @@ def test_a_shard_whose_process_is_killed_goes_on_and_each_case_is_on_record_once
     ends = [r for r in Store(job.store).records("r1") if isinstance(r, EndRecord) and not r.backend]
     assert [(end.reason, end.cases) for end in ends] == [("resumed", 0), ("done", 40)]
     assert not Path(job.folder, "amp-fuzz-report").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_shard_of_a_store_at_a_url_goes_on_and_each_case_is_there_once(
+    away: Job, bucket: Bucket
+) -> None:
+    def strike() -> None:
+        os.kill(until(12, away), signal.SIGKILL)
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    with pytest.raises(Died, match="the process of run r1 died of signal 9"):
+        attempt(away)
+    killer.join()
+    assert 12 <= judged(away.store, "r1")[0].total() < 40
+    assert not written_to(away).exists()  # all of it was sent
+    assert attempt(away) == ShardEnd(0, 1)
+    ids, died = judged(away.store, "r1")
+    assert (len(ids), {*ids.values()}) == (40, {1})
+    assert died.keys() == {case for case in ids if fault_of(case, FAULTS) not in ("", "once")}
+    assert [name for name in bucket.names() if "@eager-cpu.json" in name] != []
+    assert b"on eager-cpu" in bucket.files["sweeps/s/0000.log"][0]
+    assert not RemoteStore(bucket.url).is_running("r1")
+
+
+def test_what_cannot_be_sent_is_kept_and_sent_by_the_next_attempt(
+    away: Job, bucket: Bucket
+) -> None:
+    Path(away.folder, "faults.txt").write_text("1000")
+    bucket.fails = lambda name: "no space" if "/records-" in name else ""
+    end = attempt(away)
+    kept = written_to(away)
+    assert end.code == 2
+    assert re.fullmatch(
+        rf"{bucket.url}/runs/r1/records-.+\.jsonl: cannot write \(OSError: no space\): the records "
+        rf"are kept: amp-fuzz report r1 --store={kept}",
+        end.error,
+    )
+    assert len(judged(kept, "r1")[0]) == 40
+    assert judged(away.store, "r1")[0].total() == 0
+    bucket.fails = lambda name: ""
+    assert attempt(away) == ShardEnd(0, 0)
+    ids, _ = judged(away.store, "r1")
+    assert (len(ids), {*ids.values()}) == (40, {1})
+    ends = [r for r in RemoteStore(bucket.url).records("r1") if isinstance(r, EndRecord)]
+    assert sum(end.cases for end in ends if end.backend) == 40  # none ran twice
+    assert not kept.exists()
+
+
+def test_a_store_that_fails_for_a_while_costs_a_shard_nothing(away: Job, bucket: Bucket) -> None:
+    Path(away.folder, "faults.txt").write_text("1000")
+    failed: list[str] = []
+
+    def fails(name: str) -> str:
+        if "/records-" in name and len(failed) < 3:
+            failed.append(name)
+            return "try later"
+        return ""
+
+    bucket.fails = fails
+    assert attempt(away) == ShardEnd(0, 0)
+    assert len(failed) == 3
+    assert {*judged(away.store, "r1")[0].values()} == {1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_shard_that_another_machine_took_over_stops(away: Job, bucket: Bucket) -> None:
+    def take() -> None:
+        until(1, away)
+        index = msgspec.json.encode(Index((), time.time()))
+        bucket.files["runs/r1/index-0009-00000000.json"] = index, time.time()
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    end = attempt(replace(away, words=(*away.words, "--cases=100000")))
+    taker.join()
+    assert (end.code, end.error) == (-1, f"{bucket.url}/runs/r1: another process continues it")
+    assert judged(away.store, "r1")[0].total() == 0  # its cases run there
+    assert not written_to(away).exists()
+
+
+def test_only_a_shard_that_judges_them_gets_the_findings_of_the_store(
+    away: Job, bucket: Bucket
+) -> None:
+    RemoteStore(bucket.url).save(FINDING)
+    (name,) = bucket.names(".json")
+    for first in (True, False):
+        place = places.Away(away.store, f"r-{first}", away.log)
+        with place.taken(findings=first):
+            assert place.store.findings() == ([Path(name).stem] if first else [])
+        assert bucket.puts[name] == 1  # it did not change
+
+
+def test_a_node_that_cannot_write_to_the_store_is_found_out_first(
+    away: Job, bucket: Bucket
+) -> None:
+    bucket.fails = lambda name: "you may only read"
+    end = probe(away)
+    assert end.code == 2
+    assert re.fullmatch(rf"{bucket.url}/.+: cannot write \(OSError: you may only read\)", end.error)
+    bucket.fails = lambda name: ""
+    ready = ("--backends=eager-cpu",)
+    assert probe(replace(away, words=ready)) == ShardEnd(0, 0)
+    assert bucket.names() == []
+
+
+def test_a_sweep_at_a_url_goes_on_where_it_was(bucket: Bucket, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    with running(RemoteStore(bucket.url), path, "text", seed=5, anew=False) as first:
+        first.add(ShardEnd(1, 0))
+    log = unfinished(RemoteStore(bucket.url), path, "text")  # on another machine
+    assert log is not None
+    assert (log.head, log.ends) == (first.head, {1: ShardEnd(1, 0)})
+    with running(RemoteStore(bucket.url), path, "text", seed=5, anew=False) as again:
+        bucket.fails = lambda name: "no space"
+        said = r"sweeps/.+\.jsonl: cannot write \(OSError: no space\)"
+        with pytest.raises(StoreError, match=said):
+            again.add(Over(stopped=False))
 
 
 def test_a_full_disk_ends_a_shard_with_its_name_and_the_rest_runs_later(job: Job) -> None:

@@ -11,7 +11,7 @@ import click
 from amp_fuzz.interfaces.cli.common import Exit, Stopped, options, resolve_options, say, waiting
 from amp_fuzz.interfaces.cli.progress import Board, shown
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
-from amp_fuzz.records.store import Store
+from amp_fuzz.records.remote import store_at
 
 if TYPE_CHECKING:
     from amp_fuzz.runs.audit import Cell
@@ -40,7 +40,7 @@ def audit(**given: Any) -> int:
     reference and no known finding explains it, and with 5 if nothing was judged.
     """
     chosen = resolve_options(given).options
-    store = Store(chosen.store)
+    store = store_at(chosen.store)
     store.create()
 
     from amp_fuzz.backends.registry import choose_backends

@@ -24,6 +24,7 @@ from amp_fuzz.interfaces.cli.common import (
 from amp_fuzz.records.baseline import Baseline, Entry, added, entry_of, match, read, removed
 from amp_fuzz.records.fingerprint import fingerprinted, title
 from amp_fuzz.records.outputs import write_whole
+from amp_fuzz.records.remote import store_at
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports.printable import plural
@@ -102,7 +103,7 @@ def update(
     Existing entries do not change.
     """
     chosen = resolve_options(given).options
-    store, file = Store(chosen.store), _file(chosen, missing=True)
+    store, file = store_at(chosen.store), _file(chosen, missing=True)
     found = _by_id(store, ids) if ids else _of_last_run(store)
     fresh = []
     for record in found:
@@ -141,7 +142,7 @@ def _of_last_run(store: Store) -> list[DivergenceRecord]:
     """Return the new findings of the last run: for each cause the smallest."""
     runs = store.runs()
     if not runs:
-        raise Stopped(f"{store.root}: no run yet: {command_line('run', store=store.root)}")
+        raise Stopped(f"{store.place}: no run yet: {command_line('run', store=store.place)}")
     found: dict[tuple[str, ...], DivergenceRecord] = {}
     for record in store.records(runs[-1]):
         if not isinstance(record, DivergenceRecord) or record.known:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from amp_fuzz.config import cache_folder
 from amp_fuzz.interfaces.cli.common import Exit, Stopped, options, resolve_options, say, waiting
 from amp_fuzz.interfaces.cli.replay import job_of
 from amp_fuzz.interfaces.cli.repro import scripts_of
-from amp_fuzz.records.store import Store
+from amp_fuzz.records.remote import store_at
 
 if TYPE_CHECKING:
     from amp_fuzz.runs.bisect import Environment, Range, Step
@@ -75,12 +76,12 @@ def bisect(
 
     environ = dict(os.environ)  # as the reader's: backends may change ours
     chosen = resolve_options(given).options
-    job = job_of(case, Store(chosen.store), backend)
+    job = job_of(case, store_at(chosen.store), backend)
     from amp_fuzz.findings.repro.script import BITS
 
     with waiting("writing the script"):
         script, eager = scripts_of(job, chosen)
-    found = _environments(others, Path(cache) if cache else _cache(), package)
+    found = _environments(others, Path(cache) if cache else cache_folder() / "envs", package)
     say(f"{job.case.id} on {job.backend}")
     if BITS in script:
         say(f"  {_BITS}")
@@ -109,16 +110,11 @@ def bisect(
     summary = _summary(found, ranged)
     say(summary)
     if job.finding is not None:
-        Store(chosen.store).keep_range(job.finding, f"{package}: {summary}")
+        store_at(chosen.store).keep_range(job.finding, f"{package}: {summary}")
     return Exit.OK
 
 
 _BITS = "the script compares bits: a torch whose kernels round differently reproduces it too"
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "amp-fuzz" / "envs"
 
 
 def _environments(others: tuple[str, ...], cache: Path, package: str) -> list[Environment]:

@@ -231,7 +231,7 @@ def speed(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def command_line(*words: str, store: Path | None = None) -> str:
+def command_line(*words: str, store: Path | str | None = None) -> str:
     """Return an ``amp-fuzz`` command to copy and paste, with the store if it is not the default.
 
     Commands that judge cases again also name the user's device and plugins.

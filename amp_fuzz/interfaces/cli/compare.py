@@ -13,7 +13,8 @@ from amp_fuzz.interfaces.cli.common import (
     say,
     waiting,
 )
-from amp_fuzz.records.store import Store, find_run
+from amp_fuzz.records.remote import store_at
+from amp_fuzz.records.store import find_run
 
 __all__ = ["compare"]
 
@@ -33,8 +34,8 @@ __all__ = ["compare"]
 def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     """Compare two runs: causes that are new, gone, or met more or less often, and the speed.
 
-    A and B are ids of runs, latest, latest~1 (the one before), latest:main (of a branch), or paths:
-    of a run's folder, or of a store, whose latest run it is. Without B, the latest run.
+    A and B are ids of runs, latest, latest~1 (the one before), latest:main (of a branch), or paths
+    or URLs: of a run's folder, or of a store, whose latest run it is. Without B, the latest run.
 
     A difference that chance explains is not listed. A cause that B did not meet is fixed if B
     judged its case again and both sides agreed; changed if its case is known now or diverges by
@@ -47,7 +48,7 @@ def compare(before: str, after: str, fail_on: str, **given: Any) -> int:
     from amp_fuzz.reports import compare as core
     from amp_fuzz.reports.compare_text import render
 
-    store = Store(resolve_options(given).options.store)
+    store = store_at(resolve_options(given).options.store)
     try:
         wanted = core.conditions(fail_on)
     except ValueError as error:

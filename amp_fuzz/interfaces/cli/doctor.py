@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import click
 
-from amp_fuzz.config import ConfigError, Options, Resolved, shown_value
+from amp_fuzz.config import ConfigError, Options, Resolved, is_url, shown_value
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     options,
@@ -22,7 +22,8 @@ from amp_fuzz.interfaces.cli.common import (
     version,
     waiting,
 )
-from amp_fuzz.records.store import Store, StoreError
+from amp_fuzz.records.remote import store_at
+from amp_fuzz.records.store import StoreError
 from amp_fuzz.reports.printable import plural
 
 __all__ = ["doctor"]
@@ -96,9 +97,15 @@ def _configuration(resolved: Resolved) -> Iterator[_Check]:
 
 
 def _store(chosen: Options) -> _Check:
-    store = Store(chosen.store)
+    try:
+        store = store_at(chosen.store)
+    except StoreError as error:
+        return _Check("BROKEN", "store", str(error), Exit.USAGE)
     try:
         store.create()
+        held = f"{plural(len(store.runs()), 'run')}, {plural(len(store.findings()), 'finding')}"
+        if is_url(str(chosen.store)):
+            return _Check("ok", "store", f"{store.place}: {held}, can be written")
         with tempfile.NamedTemporaryFile(dir=store.root) as file:
             file.write(b"0" * 4096)
             file.flush()
@@ -108,7 +115,6 @@ def _store(chosen: Options) -> _Check:
         detail = f"{store.root}: cannot write ({error.strerror}): give another with --store"
         return _Check("BROKEN", "store", detail, Exit.USAGE)
     free = shutil.disk_usage(store.root).free / 2**30
-    held = f"{plural(len(store.runs()), 'run')}, {plural(len(store.findings()), 'finding')}"
     return _Check("ok", "store", f"{store.root}: {held}, {free:.1f} GiB free")
 
 

@@ -19,7 +19,7 @@ from amp_fuzz.interfaces.cli.common import (
     waiting,
 )
 from amp_fuzz.interfaces.cli.replay import Job, job_of, known_entries, note_lines
-from amp_fuzz.records.store import Store
+from amp_fuzz.records.remote import store_at
 from amp_fuzz.upstream.known import Known
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def explain(case: str, backend: str | None, **given: Any) -> int:
     the case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
-    job = job_of(case, Store(chosen.store), backend)
+    job = job_of(case, store_at(chosen.store), backend)
     known = known_entries(chosen)
     with waiting(f"running {job.case.id} on {job.backend}"):
         from amp_fuzz.findings.explanation import explained

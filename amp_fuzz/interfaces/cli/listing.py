@@ -19,6 +19,7 @@ from amp_fuzz.interfaces.cli.common import (
     waiting,
 )
 from amp_fuzz.records.lives import Life, Seen, lives
+from amp_fuzz.records.remote import store_at
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.records.store import Store, StoreError, find_run
 from amp_fuzz.reports.printable import plural
@@ -44,7 +45,7 @@ def listing(what: str, **given: Any) -> int:
     elif what == "known":
         _known(chosen)
     else:
-        store = Store(chosen.store)
+        store = store_at(chosen.store)
         _check_store(store)
         if what in ("", "runs"):
             _runs(store)
@@ -63,7 +64,7 @@ def _check_store(store: Store) -> None:
 def _runs(store: Store) -> None:
     ids = store.runs()
     if not ids:
-        say(f"no runs in {store.root} yet; start one: {command_line('run', store=store.root)}")
+        say(f"no runs in {store.place} yet; start one: {command_line('run', store=store.place)}")
         return
     rows, damaged = [], []
     for run in ids:
@@ -79,13 +80,13 @@ def _runs(store: Store) -> None:
     for line in damaged:
         say(line)
     if rows:
-        say(f"a run's report: {command_line('report', rows[-1][0], store=store.root)}")
+        say(f"a run's report: {command_line('report', rows[-1][0], store=store.place)}")
 
 
 def _findings(store: Store) -> None:
     names = store.findings()
     if not names:
-        say(f"no findings in {store.root}")
+        say(f"no findings in {store.place}")
         return
     kept, damaged = {}, []
     for name in names:
@@ -107,7 +108,7 @@ def _findings(store: Store) -> None:
     if unread:
         say(f"runs that cannot be read, and are left out above: {len(unread)}: {unread[0]}")
     if rows:
-        look = command_line("replay", rows[0][0], store=store.root)
+        look = command_line("replay", rows[0][0], store=store.place)
         say(f"look at one: {look}")
 
 
@@ -157,13 +158,13 @@ def _known(chosen: Options) -> None:
 def report(run: str, **given: Any) -> int:
     """Print the summary of a run, by default the last one, and write its report.
 
-    RUN is an id, latest, latest~1, latest:main (of a branch), or the path of a run's folder or of a
-    store.
+    RUN is an id, latest, latest~1, latest:main (of a branch), or the path or URL of a run's folder
+    or of a store.
 
     Exits with 0 whatever the run found, and with 6 if it was killed before its end.
     """
     chosen = resolve_options(given).options
-    store = Store(chosen.store)
+    store = store_at(chosen.store)
     _check_store(store)
     store, identity = find_run(store, run)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
+from amp_fuzz.config import folder_of
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     Internal,
@@ -93,7 +94,7 @@ def minimize(
     is kept as a finding.
     """
     chosen = resolve_options(given).options
-    store = Store(chosen.store)
+    store = Store(folder_of(chosen.store, "amp-fuzz minimize"))
     job = _job(case, store, backend, parts, check, given)
     journal = _journal(store, job, again=again)
     best: DivergenceRecord | None = None
@@ -240,7 +241,7 @@ def _again(what: str, job: Job, store: Store) -> str:
     words = ["minimize", what, f"--backend={job.backend}"]
     words += [f"--check={job.check}"] if job.check else []
     words += [f"--match={','.join(job.parts)}"] if ",".join(job.parts) != _PARTS else []
-    return command_line(*words, store=store.root)
+    return command_line(*words, store=store.place)
 
 
 def _differing(small: Case, nearest: Case) -> list[str]:

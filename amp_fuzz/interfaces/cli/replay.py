@@ -23,6 +23,7 @@ from amp_fuzz.interfaces.cli.common import (
     say,
     waiting,
 )
+from amp_fuzz.records.remote import store_at
 from amp_fuzz.records.schema import DivergenceRecord, Note
 from amp_fuzz.records.store import Store, find_case
 from amp_fuzz.upstream.known import Known
@@ -49,7 +50,7 @@ class Job:
     case: Case
     backend: str
     finding: DivergenceRecord | None
-    store: Path
+    store: Path | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     Exits with 1 if a case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
-    jobs = [job_of(what, Store(chosen.store), backend) for what in cases]
+    jobs = [job_of(what, store_at(chosen.store), backend) for what in cases]
     code = Exit.OK
     known = known_entries(chosen)
     coming = answers(jobs, known, chosen.timeout, chosen.memory)
@@ -105,7 +106,7 @@ def job_of(what: str, store: Store, backend: str | None) -> Job:
     case, finding = find_case(store, what)
     check_ops(what, case)
     found_by = finding.backend if finding else _DEFAULT_BACKEND
-    return Job(what, case, backend or found_by, finding, store.root)
+    return Job(what, case, backend or found_by, finding, store.place)
 
 
 def check_ops(what: str, case: Case) -> None:

@@ -22,8 +22,8 @@ from amp_fuzz.interfaces.cli.common import (
 )
 from amp_fuzz.interfaces.cli.replay import Job, answers, job_of, known_entries, raise_unless_judged
 from amp_fuzz.records.outputs import write_whole
+from amp_fuzz.records.remote import store_at
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.records.store import Store
 from amp_fuzz.reports.printable import clean_lines
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def repro(
     """
     environ = dict(os.environ)  # as the reader's: backends may change ours
     chosen = resolve_options(given).options
-    job = job_of(case, Store(chosen.store), backend)
+    job = job_of(case, store_at(chosen.store), backend)
     what = "test" if form == "pytest" else form
     with waiting(f"writing the {what}"):
         code, text = _issue(job, chosen) if form == "issue" else (code_of(job, chosen, form),) * 2

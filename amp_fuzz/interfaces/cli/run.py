@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from amp_fuzz.config import OPTIONS, Options, Resolved
+from amp_fuzz.config import OPTIONS, Options, Resolved, folder_of
 from amp_fuzz.findings.supervision.processes import few_primitives
 from amp_fuzz.interfaces.cli.common import (
     Exit,
@@ -135,7 +135,7 @@ def run(
     chosen = resolved.options
     if chosen.seed is None:
         chosen = dataclasses.replace(chosen, seed=secrets.randbelow(2**32))
-    store = Store(chosen.store)
+    store = Store(folder_of(chosen.store, "amp-fuzz run"))
     store.create()
     few_primitives()
     with Interrupts() as interrupts:
@@ -173,7 +173,7 @@ def run(
 
 
 def _root(given: dict[str, Any]) -> Path:
-    return resolve_options({"store": given["store"]}).options.store
+    return folder_of(resolve_options({"store": given["store"]}).options.store, "amp-fuzz run")
 
 
 def _sharded(session: Session, shard: str | None, until: float | None) -> Session:
@@ -316,7 +316,7 @@ def _head(session: Session, chosen: Options, files: tuple[Path, ...]) -> None:
         say(f"options from {_short(path)}")
     if record.baseline:
         say(f"baseline {_short(Path(record.baseline))}: {_entries(session)}")
-    say(f"records in {_short(chosen.store / 'runs' / record.id)}")
+    say(f"records in {_short(Path(chosen.store) / 'runs' / record.id)}")
 
 
 def _entries(session: Session) -> str:
@@ -409,7 +409,7 @@ def _announce(record: DivergenceRecord, detail: str, store: Store) -> None:
     what = detail or f"{record.expected} became {record.observed}"
     say(
         f"new: {title(record)} on {record.backend}: {what.splitlines()[0][:160]}\n"
-        f"     {command_line('replay', store.name_of(record), store=store.root)}"
+        f"     {command_line('replay', store.name_of(record), store=store.place)}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from amp_fuzz.config import as_place, folder_of
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     command_line,
@@ -17,6 +18,7 @@ from amp_fuzz.interfaces.cli.common import (
     say,
     waiting,
 )
+from amp_fuzz.records.remote import store_at
 from amp_fuzz.records.store import Store, StoreError, find_run
 from amp_fuzz.reports.printable import plural
 
@@ -44,13 +46,13 @@ def compact(runs: tuple[str, ...], **given: Any) -> int:
     from amp_fuzz.records.compaction import compact as core
     from amp_fuzz.records.tables import require
 
-    own = _store(given)
+    own = store_at(_checked(given))
     ids = own.runs()
     chosen = [find_run(own, run) for run in runs] or [(own, run) for run in ids]
     if not chosen:
         _none(own)
         return Exit.OK
-    require(own.root)
+    require(own.place)
     changed = 0
     for at, run in chosen:
         try:
@@ -65,7 +67,7 @@ def compact(runs: tuple[str, ...], **given: Any) -> int:
         _said(run, done)
     if not changed:
         say("nothing to compact")
-    say(f"a run's report: {command_line('report', chosen[-1][1], store=own.root)}")
+    say(f"a run's report: {command_line('report', chosen[-1][1], store=own.place)}")
     return Exit.OK
 
 
@@ -95,15 +97,16 @@ def _said(run: str, done: Compacted) -> None:
 @click.argument("others", nargs=-1, required=True, metavar="FROM...")
 @options("store")
 def merge(others: tuple[str, ...], **given: Any) -> int:
-    """Copy the runs and findings of other stores into this one.
+    """Copy the runs and findings of other stores into this one. FROM is a folder or a URL.
 
     What is here already is skipped if it is equal. If a run differs from the one here, nothing is
     copied, and the command exits with 2. A finding that differs is left alone and named.
     """
     from amp_fuzz.records.keeping import merge as core
 
-    own = _store(given)
-    sources = [Store(other) for other in others]
+    own = Store(folder_of(_checked(given), "amp-fuzz store merge"))
+    with waiting("reading"):
+        sources = [store_at(as_place(other)) for other in others]
     for source in sources:
         if not source.root.is_dir():
             raise StoreError(f"{source.root}: no such folder: give the folder of a store")
@@ -115,7 +118,7 @@ def merge(others: tuple[str, ...], **given: Any) -> int:
         f"{own.root}: {plural(len(done.runs), 'run')} and {plural(len(done.findings), 'finding')} "
         f"copied; {done.same} here already"
     )
-    say(f"see them: {command_line('list', store=own.root)}")
+    say(f"see them: {command_line('list', store=own.place)}")
     return Exit.OK
 
 
@@ -149,7 +152,7 @@ def prune(keep: int | None, older: timedelta | None, dry_run: bool, **given: Any
 
     if keep is None and older is None:
         raise click.UsageError("say which runs: --keep=N, --older-than=30d, or both")
-    own = _store(given)
+    own = Store(folder_of(_checked(given), "amp-fuzz store prune"))
     if not own.runs():
         _none(own)
         return Exit.OK
@@ -165,15 +168,15 @@ def prune(keep: int | None, older: timedelta | None, dry_run: bool, **given: Any
     return Exit.OK
 
 
-def _store(given: dict[str, Any]) -> Store:
-    own = Store(resolve_options(given).options.store)
-    if own.root.exists() and not own.root.is_dir():
-        raise StoreError(f"{own.root}: not a folder: give another with --store")
-    return own
+def _checked(given: dict[str, Any]) -> Path | str:
+    place = resolve_options(given).options.store
+    if isinstance(place, Path) and place.exists() and not place.is_dir():
+        raise StoreError(f"{place}: not a folder: give another with --store")
+    return place
 
 
 def _none(own: Store) -> None:
-    say(f"no runs in {own.root} yet; start one: {command_line('run', store=own.root)}")
+    say(f"no runs in {own.place} yet; start one: {command_line('run', store=own.place)}")
 
 
 def _size(count: int) -> str:

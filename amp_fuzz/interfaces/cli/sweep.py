@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import secrets
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from amp_fuzz.config import cache_folder
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     Internal,
@@ -28,8 +30,9 @@ from amp_fuzz.interfaces.cli.common import (
 )
 from amp_fuzz.interfaces.cli.progress import Board, shown
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
+from amp_fuzz.records.remote import RemoteStore
 from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord, incident_line
-from amp_fuzz.records.store import Store
+from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports.printable import plural
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def sweep(file: Path, address: str | None, dry: bool, anew: bool) -> int:
 
     seed = secrets.randbelow(2**31)
     plan = load(file, sys.executable, seed)
-    store = Store(plan.store)
+    store = _store(plan)
     text = plan.path.read_text("utf-8")
     if dry:
         before = None if anew else logs.unfinished(store, plan.path, text)
@@ -86,19 +89,30 @@ def sweep(file: Path, address: str | None, dry: bool, anew: bool) -> int:
     return interrupts.code or Exit.OK
 
 
+def _store(plan: Plan) -> Store:
+    """Return the store of a sweep. What is copied of one at a URL stays for the next command."""
+    if isinstance(plan.store, Path):
+        return Store(plan.store)
+    name = hashlib.sha256(plan.store.encode()).hexdigest()[:16]
+    return RemoteStore(plan.store, root=cache_folder() / "stores" / name)
+
+
 def _again(plan: Plan, address: str | None) -> str:
     more = [f"--address={address}"] if address else []
     return command_line("sweep", _short(plan.path), *more)
 
 
-def _short(path: Path) -> str:
-    """Return a path relative to the current folder if it is below that."""
+def _short(path: Path | str) -> str:
+    """Return a path relative to the current folder if it is below that, and a URL unchanged."""
     here = Path.cwd()
+    if isinstance(path, str):
+        return path
     return os.fspath(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _root(store: Store) -> Path:
-    return Path(_short(store.root))
+def _place(store: Store) -> Path | str:
+    place = store.place
+    return place if isinstance(place, str) else Path(_short(place))
 
 
 def _show(plan: Plan, log: Log | None) -> None:
@@ -190,7 +204,7 @@ def _check(plan: Plan, log: Log, left: list[Shard]) -> None:
     jobs = []
     for shards in kinds.values():
         names = dict.fromkeys(shard.backend for shard in shards)
-        words = [f"--backends={','.join(names)}", *shards[0].options, f"--store={plan.store}"]
+        words = [f"--backends={','.join(names)}", *shards[0].options]
         jobs.append((_job(plan, log, shards[0], 0, words), shards[0].needs))
     with closing(work(probe, jobs, retries=plan.retries)) as ends:
         for end in ends:
@@ -208,11 +222,12 @@ def _job(plan: Plan, log: Log, shard: Shard, until: float, words: list[str]) -> 
         run=log.run_id(shard),
         python=shard.python,
         words=tuple(words),
-        store=os.fspath(plan.store),
+        store=str(plan.store),
         folder=os.fspath(plan.path.parent),
-        log=os.fspath(log.folder / f"{shard.number:04d}.log"),
+        log=log.output(shard),
         until=until,
         variables=ours,
+        first=shard.first,
     )
 
 
@@ -232,7 +247,7 @@ def _work(tally: _Tally, until: float, interrupts: Interrupts) -> None:
     with shown(tally.board) as tick:
 
         def looked() -> None:
-            tally.look()
+            tally.look(now=False)
             tick()
 
         with (
@@ -245,13 +260,15 @@ def _work(tally: _Tally, until: float, interrupts: Interrupts) -> None:
 
 
 _ANNOUNCED = 20
+_LOOK = 10.0  # seconds between two looks at a store at a URL
 
 
 @dataclass(slots=True)
 class _Tally:
     """The counts of a sweep, from the records of its runs.
 
-    groups: what is new, by its cause: one record, and the rows that met it.
+    groups: what is new, by its cause: one record, and the rows that met it. trouble: why the last
+    look at a store at a URL failed. after: when the next look is due.
     """
 
     plan: Plan
@@ -262,6 +279,8 @@ class _Tally:
     groups: dict[str, tuple[DivergenceRecord, set[str]]] = field(default_factory=dict)
     incidents: int = 0
     ready: bool = False
+    trouble: str = ""
+    after: float = 0.0
 
     def __post_init__(self) -> None:
         from amp_fuzz.runs.sweep.following import Follower
@@ -281,14 +300,31 @@ class _Tally:
         if done or self.log.ends:
             ended = len(shards) - len(self.left)
             say(f"continues: {plural(ended, 'shard')} ended, {plural(done, 'case')} on record")
-        say(f"records in {_short(self.log.store.root / 'runs')}/{self.log.head.id}-*")
+        say(f"records in {_place(self.log.store)}/runs/{self.log.head.id}-*")
 
-    def look(self) -> None:
-        """Read what the runs have recorded since the last look."""
-        for number, follower in self.followers.items():
-            shard = self.plan.shards[number]
-            for record in follower.new():
+    def look(self, *, now: bool = True) -> None:
+        """Read what the runs have recorded since the last look.
+
+        now: otherwise only if a look is due. A store at a URL is listed over the network: looking
+        takes at most a tenth of the time.
+        """
+        began = time.monotonic()
+        if not now and began < self.after:
+            return
+        for number in list(self.followers):
+            self._read(number)
+        if isinstance(self.plan.store, str):
+            self.after = time.monotonic() + max(_LOOK, 9 * (time.monotonic() - began))
+
+    def _read(self, number: int) -> None:
+        shard, store = self.plan.shards[number], self.log.store
+        store.look_again(self.log.run_id(shard))
+        try:
+            for record in self.followers[number].new():
                 self._note(shard, record)
+            self.trouble = ""
+        except StoreError as error:  # the network; the next look reads it
+            self.trouble = str(error)
 
     def _note(self, shard: Shard, record: CaseRecord | DivergenceRecord | IncidentRecord) -> None:
         row = self.board.row(shard.row)
@@ -329,8 +365,9 @@ class _Tally:
         shard = self.plan.shards[end.number]
         self.log.add(end)
         if end.ran:
-            self.look()
-            del self.followers[end.number]
+            self._read(end.number)
+            if not self.trouble:
+                del self.followers[end.number]
         else:
             say(f"shard {self.log.run_id(shard)} ({shard.row}): {end.error}")
 
@@ -341,7 +378,11 @@ class _Tally:
 def _conclude(tally: _Tally, address: str | None, late: bool) -> int:
     """Print the summary, and return the exit code."""
     plan, log = tally.plan, tally.log
-    store = _root(log.store)
+    store = _place(log.store)
+    if isinstance(log.store, RemoteStore):
+        log.store.refresh()  # findings have names that depend on those that are there
+    if tally.trouble:
+        say(f"not counted below: what could not be read: {tally.trouble}")
     rows = tally.board.rows.values()
     say()
     table(
@@ -377,5 +418,5 @@ def _group(store: Store, record: DivergenceRecord, met: list[str]) -> str:
     from amp_fuzz.records.fingerprint import title
 
     where = f"{', '.join(met[:6])}{' ...' if len(met) > 6 else ''}"
-    replay = command_line("replay", store.name_of(record), store=_root(store))
+    replay = command_line("replay", store.name_of(record), store=_place(store))
     return f"new: {title(record)} on {where}\n     {replay}"

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from amp_fuzz.backends.devices import with_device
-from amp_fuzz.config import ConfigError, resolve
+from amp_fuzz.config import ConfigError, folder_of, resolve
 from amp_fuzz.interfaces.check import CheckResult, check
 from amp_fuzz.interfaces.check_op import OpResult, check_op
 from amp_fuzz.interfaces.plugin.session import given_options, start_folder
@@ -66,9 +66,10 @@ def _defaults(request: pytest.FixtureRequest, function: Callable[..., Any]) -> d
         options = resolved.options
         load_plugins(options.plugins, resolved.sources["plugins"], folder)
         options = with_device(resolved, folder)
+        store = config.invocation_params.dir / folder_of(options.store, "amp_check")
     except ConfigError as error:
         raise pytest.UsageError(f"amp-fuzz: {error}") from error
-    defaults: dict[str, Any] = {"store": config.invocation_params.dir / options.store}
+    defaults: dict[str, Any] = {"store": store}
     if options.device or resolved.sources["backends"] != "default":
         defaults["backends"] = options.backends
     if resolved.sources["known"] != "default":

@@ -27,7 +27,7 @@ from amp_fuzz.backends import BackendError, matching
 from amp_fuzz.backends.devices import with_device
 from amp_fuzz.backends.registry import MissingBackend
 from amp_fuzz.cases.program import ProgramError
-from amp_fuzz.config import ConfigError, Options, did_you_mean, resolve
+from amp_fuzz.config import ConfigError, Options, did_you_mean, folder_of, resolve
 from amp_fuzz.interfaces.plugin.corpus import corpus, replayed
 from amp_fuzz.interfaces.plugin.items import ROOT, AnyJob, Root, jobs, store_option
 from amp_fuzz.interfaces.plugin.options import OPTIONS, dest
@@ -78,7 +78,7 @@ def _session(config: pytest.Config) -> FuzzSession:
     options = resolved.options
     load_plugins(options.plugins, resolved.sources["plugins"], start_folder(config))
     options = with_device(resolved, start_folder(config))
-    folder = config.invocation_params.dir / options.store
+    folder = config.invocation_params.dir / folder_of(options.store, "a session")
     sent: dict[str, Any] | None = None
     if hasattr(config, "workerinput"):
         sent = json.loads(config.workerinput[_KEY])

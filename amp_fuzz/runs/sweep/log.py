@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,8 +70,12 @@ class Log:
 
     @property
     def folder(self) -> Path:
-        """The folder of its shards' outputs."""
+        """The folder of its shards' outputs, on this machine."""
         return _folder(self.store) / self.head.id
+
+    def output(self, shard: Shard) -> str:
+        """Return the path or URL of the file of a shard's output."""
+        return f"{self.store.place}/sweeps/{self.head.id}/{shard.number:04d}.log"
 
     def add(self, line: ShardEnd | Over) -> None:
         """Append a line. Raises `StoreError`."""
@@ -142,11 +146,10 @@ def _read(store: Store, path: Path) -> Log | None:
 
 
 def _append(store: Store, identity: str, line: _Line) -> None:
-    writer = Writer(_path(store, identity))
-    try:
+    path = _path(store, identity)
+    with closing(Writer(path)) as writer:
         writer.write(line)
-    finally:
-        writer.close()
+    store.deliver(path)
 
 
 def _folder(store: Store) -> Path:

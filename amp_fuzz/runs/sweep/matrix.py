@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from amp_fuzz.config import OPTIONS, ConfigError, as_path, did_you_mean, resolve
+from amp_fuzz.config import OPTIONS, ConfigError, as_path, as_place, did_you_mean, resolve
 
 __all__ = ["Plan", "Shard", "load"]
 
@@ -94,11 +94,12 @@ class Shard:
 class Plan:
     """A sweep.
 
-    seconds: after which it stops; 0 is never. retries: of a shard whose process died.
+    store: a folder or a URL. seconds: after which it stops; 0 is never. retries: of a shard whose
+    process died.
     """
 
     path: Path
-    store: Path
+    store: Path | str
     seconds: float
     retries: int
     shards: tuple[Shard, ...]
@@ -121,7 +122,8 @@ def load(path: Path, python: str, seed: int) -> Plan:
         raise ConfigError(f"{path}: {error}") from error
     folder = path.absolute().parent
     shards = tuple(_shards(file, path, folder, python, seed))
-    return Plan(path.absolute(), folder / as_path(file.store), file.seconds, file.retries, shards)
+    store = as_place(file.store, folder)
+    return Plan(path.absolute(), store, file.seconds, file.retries, shards)
 
 
 def _shards(file: _File, path: Path, folder: Path, python: str, seed: int) -> Iterator[Shard]:

@@ -17,9 +17,13 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import amp_fuzz
-from amp_fuzz.records.store import Store
+from amp_fuzz.config import is_url
+from amp_fuzz.records.objects import Objects
+from amp_fuzz.records.parts import Superseded
+from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.runs.policies import python_of
 from amp_fuzz.runs.sweep.log import ShardEnd
+from amp_fuzz.runs.sweep.places import Away, Here
 
 __all__ = ["Died", "Job", "attempt", "probe"]
 
@@ -32,9 +36,10 @@ class Died(RuntimeError):
 class Job:
     """A shard as its node gets it.
 
-    folder: of the sweep's file, in which the run starts. log: the file of its output. until: when
-    the sweep ends, in seconds since the epoch; 0 is never. variables: those that the driver was
-    given for amp-fuzz.
+    store: a folder or a URL. folder: of the sweep's file, in which the run starts. log: the path or
+    URL of the file of its output. until: when the sweep ends, in seconds since the epoch; 0 is
+    never. variables: those that the driver was given for amp-fuzz. first: it judges the findings
+    of the store.
     """
 
     number: int
@@ -46,6 +51,7 @@ class Job:
     log: str
     until: float
     variables: Mapping[str, str]
+    first: bool = True
 
 
 # A node that loses its Ray, or a worker that Ray kills, must not leave a run behind that goes on.
@@ -70,12 +76,28 @@ def attempt(job: Job) -> ShardEnd:
 
     Cases on record are not run again. Raises `Died` if the process was killed.
     """
-    _wait(job)
+    place = Away(job.store, job.run, job.log) if is_url(job.store) else Here(job.store, job.log)
+    _wait(place.store, job.run)
     if 0 < job.until <= time.time():
         return ShardEnd(job.number, -1, "the time was up before it began")
-    words = [*job.words, f"--store={job.store}", f"--shard={job.run}"]
+    try:
+        with place.taken(findings=job.first):
+            code = _run(job, place)
+    except Superseded as error:
+        return ShardEnd(job.number, -1, str(error))
+    except StoreError as error:
+        return ShardEnd(job.number, 2, str(error))
+    if code < 0 or code > 128:
+        raise Died(f"the process of run {job.run} died of signal {abs(code) % 128}")
+    why = f"an internal error: see {job.log}" if code == 3 else place.last
+    return ShardEnd(job.number, code, "" if code in (0, 1) else why)
+
+
+def _run(job: Job, place: Here | Away) -> int:
+    """Run the process of a shard, and return its exit code."""
+    words = [*job.words, f"--store={place.store.root}", f"--shard={job.run}"]
     words += [f"--until={job.until}"] if job.until else []
-    with _path(job) as environment, Path(job.log).open("ab") as log:
+    with _path(job) as environment, place.output.open("ab") as log:
         process = subprocess.Popen(
             [str(python_of(job.python)), "-P", "-c", _RUN, "run", *words],
             cwd=job.folder,
@@ -88,26 +110,29 @@ def attempt(job: Job) -> ShardEnd:
             # When Ray cancels the task, Python raises KeyboardInterrupt here, but not in `wait`.
             while process.poll() is None:
                 time.sleep(_LOOK)
-            code = process.returncode
+                place.look()
+            return process.returncode
         finally:
             if process.poll() is None:
                 _end(process)
-    if code < 0 or code > 128:
-        raise Died(f"the process of run {job.run} died of signal {abs(code) % 128}")
-    why = f"an internal error: see {job.log}" if code == 3 else _last(job)
-    return ShardEnd(job.number, code, "" if code in (0, 1) else why)
 
 
 def probe(job: Job) -> ShardEnd:
     """Return whether a node and an environment can run shards: code 0, or that of the error."""
-    for path in (job.folder, job.store):
+    for path in (job.folder, *([] if is_url(job.store) else [job.store])):
         if not Path(path).is_dir():
             why = f"{path} is not there: every node must see this folder under this path"
             return ShardEnd(job.number, 2, why)
+    if is_url(job.store):
+        try:
+            Objects(job.store).check()
+        except StoreError as error:
+            return ShardEnd(job.number, 2, str(error))
     try:
-        with _path(job) as environment:
+        with _path(job) as environment, tempfile.TemporaryDirectory(prefix="amp-fuzz-") as spare:
+            store = f"--store={spare if is_url(job.store) else job.store}"
             done = subprocess.run(
-                [str(python_of(job.python)), "-P", "-c", _RUN, "run", *job.words, "--ready"],
+                [str(python_of(job.python)), "-P", "-c", _RUN, "run", *job.words, store, "--ready"],
                 cwd=job.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -126,12 +151,12 @@ def probe(job: Job) -> ShardEnd:
     return ShardEnd(job.number, 2 if done.returncode == 1 else done.returncode, why)
 
 
-def _wait(job: Job) -> None:
-    """Wait until the process of an earlier attempt has ended."""
-    store, since = Store(job.store), time.monotonic()
-    while store.is_running(job.run):
+def _wait(store: Store, run: str) -> None:
+    """Wait until the process of an earlier attempt on this machine has ended."""
+    since = time.monotonic()
+    while store.is_running(run):
         if time.monotonic() - since > _PATIENCE:
-            raise Died(f"run {job.run} is still running, after {_PATIENCE:.0f} s")
+            raise Died(f"run {run} is still running, after {_PATIENCE:.0f} s")
         time.sleep(0.5)
 
 
@@ -160,9 +185,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _last(job: Job) -> str:
-    """Return the last line of its output."""
-    lines = Path(job.log).read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("amp-fuzz: ") if lines else "no output"
