@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from amp_fuzz.config import is_url
@@ -38,20 +39,17 @@ class RemoteStore(Store):
     run when they are read. What commands keep, such as a finding, is written to the URL too.
 
     Args:
-        url: of a store, or of the folder of a run.
-        root: the folder of the copy, by default a temporary one, which is removed with the object.
+        url: of a store, or of the folder of a run. The copy is removed with the object.
         only: of a compacted run, copy this table only.
 
     Raises:
         StoreError: a package is missing, or the URL cannot be read.
     """
 
-    def __init__(self, url: str, *, root: Path | None = None, only: Table | None = None) -> None:
+    def __init__(self, url: str, *, only: Table | None = None) -> None:
         self.objects = Objects(url)
-        if root is None:
-            root = Path(tempfile.mkdtemp(prefix="amp-fuzz-"))
-            weakref.finalize(self, _remove, root, os.getpid())
-        super().__init__(root)
+        super().__init__(tempfile.mkdtemp(prefix="amp-fuzz-"))
+        weakref.finalize(self, _remove, self.root, os.getpid())
         self._only = only
         self._have: dict[Path, Stat] = {}
         self._brought: dict[str, Files] = {}
@@ -64,9 +62,9 @@ class RemoteStore(Store):
     def refresh(self) -> None:
         """Look for new runs and findings, and for new records when a run is read again."""
         stats = self.objects.names()
-        self._alone = _name(self.objects.name) if "run.json" in stats else ""
+        self._lone = _name(self.objects.name) if "run.json" in stats else ""
         heads = {name: stat for name, stat in stats.items() if _HEADS.fullmatch(name)}
-        self._bring(heads, self.run_path(self._alone) if self._alone else self.root)
+        self._bring(heads, self.run_path(self._lone) if self._lone else self.root)
         self._brought.clear()
         self.empty = not any(name.startswith(("runs/", "findings/", "run.json")) for name in stats)
 
@@ -81,7 +79,7 @@ class RemoteStore(Store):
 
     def _at(self, run: str) -> str:
         """Return the folder of a run at the URL."""
-        return "" if run == self._alone else f"runs/{run}"
+        return "" if run == self._lone else f"runs/{run}"
 
     def folder(self, run: str) -> Path:
         here = self.run_path(run)
@@ -90,10 +88,10 @@ class RemoteStore(Store):
                 break
             found = files_of(self.objects, self._at(run))
             wanted = {name: stat for name, stat in found.stats.items() if self._wants(name)}
-            if run != self._alone:
+            if run != self._lone:
                 wanted = {f"runs/{run}/{name}": stat for name, stat in wanted.items()}
             try:
-                self._bring(wanted, here if run == self._alone else self.root)
+                self._bring(wanted, here if run == self._lone else self.root)
             except Gone:  # compacted meanwhile
                 if tries == _TRIES - 1:
                     raise
@@ -120,9 +118,10 @@ class RemoteStore(Store):
 
     def save(self, finding: DivergenceRecord) -> Path:
         # Always by its backend: another process may save one of this id meanwhile.
-        path = self._finding(finding.id)
-        if not path.exists() or load_finding(path).backend != finding.backend:
-            path = self._finding(backend_name(finding))
+        path = self._finding(backend_name(finding))
+        with suppress(StoreError):  # of a folder that was copied there
+            plain = self._finding(finding.id)
+            path = plain if load_finding(plain).backend == finding.backend else path
         write_finding(path, finding)
         self.deliver(path)
         return path

@@ -418,10 +418,18 @@ def test_a_node_that_cannot_write_to_the_store_is_found_out_first(
     assert bucket.names() == []
 
 
-def test_a_sweep_at_a_url_goes_on_where_it_was(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_sweep_at_a_url_goes_on_where_it_was(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "sweep.toml"
     with running(RemoteStore(bucket.url), path, "text", seed=5, anew=False) as first:
         first.add(ShardEnd(1, 0))
+        with (
+            pytest.raises(StoreError, match="is running: wait"),
+            running(RemoteStore(bucket.url), path, "text", seed=5, anew=False),
+        ):
+            pass
     log = unfinished(RemoteStore(bucket.url), path, "text")  # on another machine
     assert log is not None
     assert (log.head, log.ends) == (first.head, {1: ShardEnd(1, 0)})

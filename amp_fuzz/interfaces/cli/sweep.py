@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import secrets
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from amp_fuzz.config import cache_folder
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     Internal,
@@ -30,7 +28,7 @@ from amp_fuzz.interfaces.cli.common import (
 )
 from amp_fuzz.interfaces.cli.progress import Board, shown
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
-from amp_fuzz.records.remote import RemoteStore
+from amp_fuzz.records.remote import RemoteStore, store_at
 from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord, incident_line
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports.printable import plural
@@ -66,7 +64,7 @@ def sweep(file: Path, address: str | None, dry: bool, anew: bool) -> int:
 
     seed = secrets.randbelow(2**31)
     plan = load(file, sys.executable, seed)
-    store = _store(plan)
+    store = store_at(plan.store)
     text = plan.path.read_text("utf-8")
     if dry:
         before = None if anew else logs.unfinished(store, plan.path, text)
@@ -87,14 +85,6 @@ def sweep(file: Path, address: str | None, dry: bool, anew: bool) -> int:
         except Interrupted:
             say(f"interrupted; continue: {_again(plan, address)}")
     return interrupts.code or Exit.OK
-
-
-def _store(plan: Plan) -> Store:
-    """Return the store of a sweep. What is copied of one at a URL stays for the next command."""
-    if isinstance(plan.store, Path):
-        return Store(plan.store)
-    name = hashlib.sha256(plan.store.encode()).hexdigest()[:16]
-    return RemoteStore(plan.store, root=cache_folder() / "stores" / name)
 
 
 def _again(plan: Plan, address: str | None) -> str:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import msgspec
 from filelock import FileLock, Timeout
 
+from amp_fuzz.config import cache_folder
 from amp_fuzz.records.store import Store, StoreError, Writer
 from amp_fuzz.runs.sweep.matrix import Shard
 
@@ -73,6 +74,13 @@ class Log:
         """The folder of its shards' outputs, on this machine."""
         return _folder(self.store) / self.head.id
 
+    @property
+    def lock(self) -> Path:
+        """The file that the command locks while it runs; at a URL, one of this machine."""
+        if isinstance(self.store.place, str):
+            return cache_folder() / "locks" / f"{self.head.id}.lock"
+        return self.folder / "running.lock"
+
     def output(self, shard: Shard) -> str:
         """Return the path or URL of the file of a shard's output."""
         return f"{self.store.place}/sweeps/{self.head.id}/{shard.number:04d}.log"
@@ -99,8 +107,9 @@ def running(store: Store, path: Path, file: str, *, seed: int, anew: bool) -> It
         started = now.isoformat(timespec="seconds")
         log = Log(store, Head(identity, started, str(path), file, seed))
     try:
-        log.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(log.folder / "running.lock")
+        for folder in (log.folder, log.lock.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(log.lock)
         lock.acquire(timeout=0)
     except Timeout:
         raise StoreError(f"sweep {log.head.id} is running: wait, or begin another: --new") from None
