@@ -127,12 +127,15 @@ def differences(cells: Iterable[Cell]) -> pd.DataFrame:
     does not raise where a real one lacks a kernel for the dtype. If it raises because it is fake,
     the entry is "".
     """
+    return _differences(frame(cells))
+
+
+def _differences(table: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
-    table = frame(cells)
     unknown = table["observed"].isin(_FAKE_ERRORS) & table["backend"].str.startswith("fake-")
-    table["observed"] = table["observed"].mask(unknown)
-    wide = table.pivot(index=_CALL, columns="backend", values="observed")
+    wide = table.assign(observed=table["observed"].mask(unknown))
+    wide = wide.pivot(index=_CALL, columns="backend", values="observed")
     wide = wide.reindex(pd.MultiIndex.from_frame(table[_CALL].drop_duplicates()))
     return wide[wide.nunique(axis=1) > 1].fillna("")
 
@@ -153,10 +156,14 @@ def compared(cells: Sequence[Cell]) -> pd.DataFrame:
     Under one autocast dtype, separately for inputs of one dtype and of several, a row has the
     number of such calls, and the first. Ops that raise on one device and run on another come first.
     """
+    return _compared(frame(cells))
+
+
+def _compared(table: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
-    found = differences(cells)
-    under = next((d for d in AUTOCAST_DTYPES if any(c.autocast_dtype == d for c in cells)), "")
+    found = _differences(table)
+    under = next((d for d in AUTOCAST_DTYPES if (table["autocast_dtype"] == d).any()), "")
     rows: dict[tuple[object, ...], dict[str, object]] = {}
     for key, outcomes in zip(found.index, found.to_numpy().tolist(), strict=True):
         call = dict(zip(_CALL, key, strict=True))
@@ -168,8 +175,8 @@ def compared(cells: Sequence[Cell]) -> pd.DataFrame:
         row = rows.setdefault(way, shown | dict(zip(found.columns, outcomes, strict=True)))
         row["calls"] = int(str(row["calls"])) + 1
     ordered = sorted(rows.items(), key=lambda item: (not _portable(item[0][2:]), item[0][:2]))
-    table = pd.DataFrame([row for _, row in ordered], columns=[*_SHOWN_CALL, *found.columns])
-    return table.set_index(["op", "call"])
+    ways = pd.DataFrame([row for _, row in ordered], columns=[*_SHOWN_CALL, *found.columns])
+    return ways.set_index(["op", "call"])
 
 
 _SHOWN_CALL = ["op", "call", "inputs", "calls"]
@@ -198,39 +205,71 @@ def not_judged(cells: Iterable[Cell]) -> dict[str, list[str]]:
     return {backend: sorted(ops) for backend, ops in found.items()}
 
 
+class Call(NamedTuple):
+    """A way in which the calls of an op come out, under one autocast dtype.
+
+    call, inputs: the first such call, and the dtypes of its inputs. calls: how many come out so.
+    results: the dtype or the error on each backend; "" if it has no such call.
+    """
+
+    op: str
+    call: str
+    inputs: str
+    calls: int
+    results: tuple[str, ...]
+
+
 class Audit(NamedTuple):
     """The conformance matrix of an audit. made: the day of its file, in ISO 8601.
 
     columns: backend and autocast dtype. totals: the calls by status, for each column. rows: an op
-    with its calls by status, for each column; those that differ first.
+    with its calls by status, for each column; those that differ first. backends: those that have a
+    call whose results differ. apart: these calls; those that raise on one backend only first.
+    differ: how many calls that are, of how many ops.
     """
 
     made: str
     columns: tuple[tuple[str, str], ...]
     totals: tuple[Counter[str], ...]
     rows: tuple[tuple[str, tuple[Counter[str], ...]], ...]
+    backends: tuple[str, ...] = ()
+    apart: tuple[Call, ...] = ()
+    differ: tuple[int, int] = (0, 0)
 
 
 def audited(folder: Path) -> Audit | None:
     """Return the matrix of the audit that was written to a folder, or None if there is none."""
     import pandas as pd
 
-    path, fields = folder / "audit.csv", ["op", "backend", "autocast_dtype", "status"]
+    path, fields = folder / "audit.csv", ["backend", "status", "observed", *_CALL]
     try:
-        table = pd.read_csv(path, usecols=fields, dtype=str)[fields]
+        table = pd.read_csv(path, usecols=fields, dtype=str, keep_default_na=False)[fields]
         made = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
     except (OSError, ValueError):  # none, or another program's
         return None
     columns = tuple(sorted({*zip(table["backend"], table["autocast_dtype"], strict=True)}))
     found: dict[str, dict[tuple[str, str], Counter[str]]] = {}
-    for op, backend, dtype, status in table.itertuples(index=False, name=None):
-        cells = found.setdefault(op, {c: Counter() for c in columns})
-        cells[backend, dtype][status] += 1
+    cells = table[["op", "backend", "autocast_dtype", "status"]]
+    for op, backend, dtype, status in cells.itertuples(index=False, name=None):
+        found.setdefault(op, {c: Counter() for c in columns})[backend, dtype][status] += 1
     rows = [(op, tuple(cells.values())) for op, cells in found.items()]
     totals = tuple(
         sum(of, Counter[str]()) for of in zip(*(cells for _, cells in rows), strict=True)
     )
-    return Audit(made, columns, totals, tuple(sorted(rows, key=_worst)))
+    ways, differ = _compared(table).reset_index(), _differences(table)
+    apart = [
+        Call(op, call, inputs, int(calls), tuple(results))
+        for op, call, inputs, calls, *results in ways.to_numpy().tolist()
+    ]
+    return Audit(
+        made,
+        columns,
+        totals,
+        tuple(sorted(rows, key=_worst)),
+        tuple(ways.columns[4:]),
+        tuple(apart),
+        (len(differ), int(differ.index.get_level_values("op").nunique())),
+    )
 
 
 def _worst(row: tuple[str, tuple[Counter[str], ...]]) -> tuple[int, int, str]:

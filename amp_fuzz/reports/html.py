@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from amp_fuzz.cases.program import statements
-from amp_fuzz.reports.pictures import LEVELS, excess_text
+from amp_fuzz.records.schema import MOST_EXCESS
+from amp_fuzz.reports.pictures import LEVELS, excess_text, far, shade
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.trend import Trend
 from amp_fuzz.reports.view import (
@@ -63,6 +64,9 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
     if view.pictures.tested.rows:
         most = max(n for *_, counts in view.pictures.tested.rows for n in counts)
         side["tested.html"] = _page("tested.html", view, level=_level, most=most)
+    if view.pictures.devices.columns:
+        threshold = view.pictures.threshold
+        side["devices.html"] = _page("devices.html", view, audit=audit, threshold=threshold)
     parts = range(MOST_FINDINGS, len(view.new), SIDE_FINDINGS)
     for number, start in enumerate(parts, 2):
         side[f"findings-{number}.html"] = _page(
@@ -96,7 +100,9 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
 
 
 def _page(template: str, view: View, **facts: object) -> str:
-    return _ENVIRONMENT.get_template(template).render(view=view, share=share, size=_size, **facts)
+    return _ENVIRONMENT.get_template(template).render(
+        view=view, share=share, size=_size, shade=shade, far=far, **facts
+    )
 
 
 def _cut(text: str, longest: int) -> str:
@@ -325,6 +331,10 @@ def _chart(
     return _Chart(title, said(top), tuple(lines))
 
 
+def _times_text(ratio: float) -> str:
+    return f"{ratio:,.1f}" if ratio < MOST_EXCESS else "beyond"
+
+
 _ENVIRONMENT = Environment(
     loader=PackageLoader("amp_fuzz.reports"),
     autoescape=True,
@@ -341,4 +351,5 @@ _ENVIRONMENT.filters |= {
     "cut": _cut,
     "short": short_dtypes,
     "excess": excess_text,
+    "times": _times_text,
 }

@@ -14,9 +14,20 @@ import numpy as np
 from amp_fuzz.cases.program import FLOAT_DTYPES
 from amp_fuzz.records.fingerprint import plan_words
 from amp_fuzz.records.schema import MOST_EXCESS
+from amp_fuzz.reports.devices import Devices, devices
 from amp_fuzz.reports.frames import RunData
 
-__all__ = ["Cell", "Heat", "Pictures", "Spread", "Tested", "excess_text", "pictures"]
+__all__ = [
+    "Cell",
+    "Heat",
+    "Pictures",
+    "Spread",
+    "Tested",
+    "excess_text",
+    "far",
+    "pictures",
+    "shade",
+]
 
 LEVELS = 6  # shades in the style sheet
 
@@ -95,6 +106,7 @@ class Pictures:
     edges: tuple[float, ...]
     spreads: tuple[Spread, ...]
     tested: Tested
+    devices: Devices
 
 
 def pictures(data: RunData) -> Pictures:
@@ -108,6 +120,7 @@ def pictures(data: RunData) -> Pictures:
         edges,
         tuple(_spread(name, data.excess[name], edges, threshold) for name in _measured(data)),
         _tested(data),
+        devices(data),
     )
 
 
@@ -142,6 +155,11 @@ def _divergences(data: RunData) -> Heat:
     return Heat(columns, tuple(line[1:] for line in sorted(lines)))
 
 
+def shade(share: float) -> int:
+    """Return the shade of a share of cases, 0 for none."""
+    return 1 + bisect_left((0.01, 0.03, 0.1, 0.3, 0.6), share) if share else 0
+
+
 def _diverged(known: int, new: int, called: Sequence[int]) -> Cell:
     """Return a cell.
 
@@ -155,7 +173,7 @@ def _diverged(known: int, new: int, called: Sequence[int]) -> Cell:
         return Cell(f"{both:,}", min(both, 1), said, over=new > 0)
     if not both:
         return Cell("0", 0, f"none of {most:,} diverged here")
-    level = 1 + bisect_left((0.01, 0.03, 0.1, 0.3, 0.6), both / most)
+    level = shade(both / most)
     said = f"{both:,} of {most:,} diverged here: {known:,} known, {new:,} new"
     return Cell(f"{both:,}/{most:,}", level, said, over=new > 0)
 
@@ -170,11 +188,12 @@ def _excess(data: RunData, threshold: float) -> Heat:
     lines = []
     for op in sorted({op for _, op in data.farthest}):
         values = [data.farthest.get((b, op), -1.0) for b in columns]
-        lines.append(((-max(values), op), op, tuple(_far(v, threshold) for v in values)))
+        lines.append(((-max(values), op), op, tuple(far(v, threshold) for v in values)))
     return Heat(columns, tuple(line[1:] for line in sorted(lines)))
 
 
-def _far(excess: float, threshold: float) -> Cell:
+def far(excess: float, threshold: float) -> Cell:
+    """Return the cell of a largest excess, negative if none was measured."""
     if excess < 0:
         return Cell("", 0, "not measured")
     text, share = excess_text(excess), excess / threshold if threshold else 0.0

@@ -391,13 +391,13 @@ def test_a_run_alone_is_a_dot_of_its_curve(tmp_path: Path) -> None:
 
 # -- conformance ----------------------------------------------------------------------------------
 
-AUDIT = """backend,op,autocast_dtype,inputs,status
-eager-cpu,mm,bfloat16,float32,agree
-eager-cpu,mm,bfloat16,float16,agree
-eager-cpu,mm,float16,float32,raise
-fake-cuda,mm,bfloat16,float32,known
-eager-cpu,cat,bfloat16,float32,agree
-eager-cpu,cat,bfloat16,float16,differs
+AUDIT = """backend,op,overload,call,shapes,autocast_dtype,inputs,status,observed
+eager-cpu,mm,mm,mm(x0),2x2,bfloat16,float32,agree,bfloat16
+eager-cpu,mm,mm,mm(x0),2x2,bfloat16,float16,agree,bfloat16
+eager-cpu,mm,mm,mm(x0),2x2,float16,float32,raise,raises RuntimeError
+fake-cuda,mm,mm,mm(x0),2x2,bfloat16,float32,known,float16
+eager-cpu,cat,,cat(x0),2x2,bfloat16,float32,agree,float32
+eager-cpu,cat,,cat(x0),2x2,bfloat16,float16,differs,float16
 """
 
 

@@ -985,7 +985,7 @@ class Page(HTMLParser):
 
 def test_the_page_is_whole(shown: View) -> None:
     pages = html.pages(shown)
-    assert list(pages) == ["report.html", "ops.html", "tested.html"]
+    assert list(pages) == ["report.html", "ops.html", "tested.html", "devices.html"]
     for source in pages.values():
         page = Page(source)
         assert len(page.ids) == len(set(page.ids))
@@ -1075,11 +1075,11 @@ def test_the_first_page_of_any_run_stays_small(tmp_path: Path) -> None:
     pages = html.pages(view_of(store_of(tmp_path, records)))
     assert len(pages["report.html"]) < 2_000_000
     told = [Page(source).text.count("cast[bfloat16]") > 0 for source in pages.values()]
-    assert list(pages)[:3] == ["report.html", "ops.html", "tested.html"]
-    assert list(pages)[3:] == [f"findings-{i}.html" for i in range(2, 8)]
-    assert told == [True, False, False] + [True] * 6
+    assert list(pages)[:4] == ["report.html", "ops.html", "tested.html", "devices.html"]
+    assert list(pages)[4:] == [f"findings-{i}.html" for i in range(2, 8)]
+    assert told == [True, False, False, False] + [True] * 6
     shown = [re.findall(r'id="f-(\w+)"', source) for source in pages.values()]
-    assert [len(of) for of in shown] == [50, 0, 0, 100, 100, 100, 100, 100, 50]
+    assert [len(of) for of in shown] == [50, 0, 0, 0, 100, 100, 100, 100, 100, 50]
     assert len({finding for of in shown for finding in of}) == 600
 
 
@@ -1113,6 +1113,7 @@ def test_write_makes_the_files(tmp_path: Path) -> None:
     ]
     # And nothing half written beside them.
     assert {p.name for p in folder.iterdir()} - {p.name for p in paths} == {
+        "devices.html",
         "ops.html",
         "tested.html",
     }
