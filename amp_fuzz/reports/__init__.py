@@ -123,11 +123,12 @@ class Report:
         from amp_fuzz.reports.frames import summary
         from amp_fuzz.reports.trend import keep
 
-        pages = html.pages(self.view, audited(folder))
+        audit = audited(folder)
+        pages = html.pages(self.view, audit)
         texts = {
             "report.html": pages.pop("report.html"),
-            "report.md": markdown.render(self.view),
-            "report.json": machine.as_json(self.view),
+            "report.md": markdown.render(self.view, audit),
+            "report.json": machine.as_json(self.view, audit),
             "summary.csv": summary(self.data).to_csv(index=False),
             "junit.xml": machine.junit(self.view),
             "code-quality.json": machine.code_quality(self.view),

@@ -33,6 +33,7 @@ __all__ = [
     "Status",
     "audited",
     "compared",
+    "counted",
     "describe",
     "differences",
     "frame",
@@ -270,6 +271,12 @@ def audited(folder: Path) -> Audit | None:
         tuple(apart),
         (len(differ), int(differ.index.get_level_values("op").nunique())),
     )
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return calls by status, the worst first: ``1 differs, 1 agree``; "" for none."""
+    order = ("differs", "known", "agree", "raise")
+    return ", ".join(f"{counts[status]:,} {status}" for status in order if counts[status])
 
 
 def _worst(row: tuple[str, tuple[Counter[str], ...]]) -> tuple[int, int, str]:

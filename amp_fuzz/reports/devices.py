@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
 from amp_fuzz.reports.frames import RunData
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["Apart", "Devices", "Mix", "Pair", "Side", "devices", "uneven"]
 
@@ -83,6 +84,16 @@ class Pair(NamedTuple):
     ops: int = 0
     apart: int = 0
 
+    @property
+    def text(self) -> str:
+        """The mixes in short, ``3/240``; "" if both reached none."""
+        return f"{self.differ:,}/{self.mixes:,}" if self.mixes else ""
+
+    @property
+    def excess(self) -> str:
+        """The ops in short, ``excess 56/380``; "" if none was measured on both."""
+        return f"excess {self.apart:,}/{self.ops:,}" if self.ops else ""
+
 
 class Apart(NamedTuple):
     """The largest excess of an op by column, -1 where none was measured, and the largest ratio."""
@@ -109,6 +120,14 @@ class Devices(NamedTuple):
     differ: int = 0
     apart: tuple[Apart, ...] = ()
     measured: int = 0
+
+    def between(self, mix: Mix, most: int) -> str:
+        """Return the pairs that differ in a mix, in words, at most so many."""
+        if not mix.pairs:
+            return "chance may explain it"
+        names = [f"{self.columns[i]} and {self.columns[j]}" for i, j in mix.pairs[:most]]
+        more = len(mix.pairs) - len(names)
+        return ", ".join([*names, *([f"{plural(more, 'pair')} more"] if more else [])])
 
     def pair(self, one: int, other: int) -> Pair:
         """Return what two columns have in common."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from amp_fuzz.cases.program import statements
-from amp_fuzz.records.schema import MOST_EXCESS
-from amp_fuzz.reports.pictures import LEVELS, excess_text, far, shade
+from amp_fuzz.reports.conformance import counted
+from amp_fuzz.reports.pictures import LEVELS, excess_text, far, shade, times_text
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.trend import Trend
 from amp_fuzz.reports.view import (
@@ -331,10 +331,6 @@ def _chart(
     return _Chart(title, said(top), tuple(lines))
 
 
-def _times_text(ratio: float) -> str:
-    return f"{ratio:,.1f}" if ratio < MOST_EXCESS else "beyond"
-
-
 _ENVIRONMENT = Environment(
     loader=PackageLoader("amp_fuzz.reports"),
     autoescape=True,
@@ -351,5 +347,6 @@ _ENVIRONMENT.filters |= {
     "cut": _cut,
     "short": short_dtypes,
     "excess": excess_text,
-    "times": _times_text,
+    "times": times_text,
+    "counted": counted,
 }

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from amp_fuzz.config import is_url
+from amp_fuzz.reports.numbers import numbers
 from amp_fuzz.reports.printable import clean, plural
 from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View
+
+if TYPE_CHECKING:
+    from amp_fuzz.reports.conformance import Audit
 
 __all__ = ["FORMAT", "annotated", "as_json", "code_quality", "junit"]
 
@@ -19,8 +23,11 @@ FORMAT = 1  # of the JSON report
 MOST_ANNOTATIONS = 10  # GitHub shows no more of one kind for a step
 
 
-def as_json(view: View) -> str:
-    """Return the facts of a run as one JSON object, described in docs/reports.md."""
+def as_json(view: View, audit: Audit | None = None) -> str:
+    """Return the facts of a run as one JSON object, described in docs/reports.md.
+
+    audit: the conformance matrix in the folder of the report.
+    """
     facts = {
         "format": FORMAT,
         "run": view.run_id,
@@ -37,6 +44,7 @@ def as_json(view: View) -> str:
         "new": [_finding(f) for f in view.new],
         "known": [{**_of(k, _KNOWN), "backends": dict(k.backends)} for k in view.known],
         "baseline": [_of(entry, _BASELINE) for entry in view.baseline],
+        "pictures": numbers(view, audit),
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from amp_fuzz.reports.conformance import Audit, counted
+from amp_fuzz.reports.devices import Devices
+from amp_fuzz.reports.pictures import Heat, Pictures, Tested, excess_text
 from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.trend import Numbers, Trend
 from amp_fuzz.reports.view import FindingView, KnownView, View, clean, rate, short_dtypes, time_of
 
 __all__ = ["render"]
@@ -20,10 +24,18 @@ _SIGNS = {
 }
 
 
-def render(view: View) -> str:
-    """Return the Markdown. Programs and errors are in code, so they stay unchanged."""
+def render(view: View, audit: Audit | None = None) -> str:
+    """Return the Markdown. Programs and errors are in code, so they stay unchanged.
+
+    audit: the conformance matrix in the folder of the report.
+    """
+    shown = view.pictures
     parts = [_head(view), _backends(view), _missing(view), _new(view)]
-    parts += [_noted(view), _baseline(view), _known(view), _summary(view)]
+    parts += [_noted(view), _baseline(view), _known(view)]
+    parts += [_heat("Divergences by op and backend", _DIVERGED, shown.divergences)]
+    parts += [*_devices(shown.devices), _spreads(shown)]
+    parts += [_heat("Largest excess by op and backend", _EXCESS, shown.excess)]
+    parts += [_tested(shown.tested), _trend(view.trend), *_conformance(audit), _summary(view)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
@@ -208,6 +220,177 @@ def _summary(view: View) -> Iterator[str]:
         yield ""
         yield f"And {plural(len(view.summary) - MOST_ROWS, 'row')} more in `summary.csv`."
     yield from _close()
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+_DIVERGED = "Cases that diverged first at the op, of those that call it."
+_EXCESS = "Of a value that the op computed, in any case."
+
+
+def _heat(title: str, lead: str, heat: Heat) -> Iterator[str]:
+    if not heat.rows:
+        return
+    yield from _open(f"{title} ({plural(len(heat.rows), 'op')})")
+    yield lead
+    yield ""
+    rows = [(_op(op), *(cell.text for cell in cells)) for op, cells in heat.rows[:MOST_ROWS]]
+    yield from _listed(("op", *map(code, heat.columns)), rows, len(heat.rows), "op")
+    yield from _close()
+
+
+def _devices(found: Devices) -> Iterator[Iterator[str]]:
+    if found.columns:
+        yield _pairs(found)
+    if found.mixes:
+        yield _mixes(found)
+
+
+def _pairs(found: Devices) -> Iterator[str]:
+    yield from _open("Device against device")
+    yield "Of the kernels with a mix of dtypes that both backends reached, those on which outcomes"
+    yield "differ more than chance explains."
+    if found.measured:
+        yield "excess: of the ops measured on both, those whose largest excess is more than twice"
+        yield "as large on one."
+    yield ""
+    columns = range(len(found.columns))
+    pairs = [[found.pair(i, j) if i != j else None for j in columns] for i in columns]
+    rows = [
+        (code(name), *(" ".join(filter(None, [p.text, p.excess])) if p else "" for p in own))
+        for name, own in zip(found.columns, pairs, strict=True)
+    ]
+    yield from _table(("backend", *map(code, found.columns)), rows)
+    yield from _close()
+
+
+def _mixes(found: Devices) -> Iterator[str]:
+    yield from _open(
+        f"Outcomes that are uneven ({plural(found.uneven, 'kernel')} with dtypes, of which "
+        f"{found.differ:,} differ more than chance explains)"
+    )
+    rows = [
+        (
+            code(mix.op),
+            text(short_dtypes(mix.dtypes)),
+            *(text(side.text) if side else "" for side in mix.sides),
+            text(found.between(mix, 3)),
+        )
+        for mix in found.mixes[:MOST_ROWS]
+    ]
+    header = ("kernel", "dtypes", *map(code, found.columns), "differs between")
+    yield from _listed(header, rows, found.uneven, "row")
+    yield from _close()
+
+
+def _spreads(shown: Pictures) -> Iterator[str]:
+    if not shown.spreads:
+        return
+    yield from _open("Excess: how near rounding came to a divergence")
+    yield "Cases by their largest excess."
+    yield ""
+    bins = (*(f"≤ {excess_text(edge)}" for edge in shown.edges), "more") if shown.threshold else ()
+    rows = [
+        (
+            code(s.backend),
+            f"{s.measured:,}",
+            *map(excess_text, (s.median, s.most_of_all, s.largest)),
+            *((f"{s.over:,}", *(f"{n:,}" for n in s.counts)) if bins else ()),
+        )
+        for s in shown.spreads
+    ]
+    header = ["backend", "cases", "median", "99 %", "largest"]
+    header += [f"over {excess_text(shown.threshold)}", *bins] if bins else []
+    yield from _table(header, rows, right=range(1, len(header)))
+    yield from _close()
+
+
+def _tested(found: Tested) -> Iterator[str]:
+    if not found.rows:
+        return
+    yield from _open(f"What was tested ({found.empty:,} of {found.size:,} cells are empty)")
+    yield "Kernels of a policy that were compared with inputs of a dtype, and under an ingredient"
+    yield "of a plan."
+    yield ""
+    header = ["with", *(f"{text(p) or 'not compared'} ({n:,})" for p, n, _ in found.policies)]
+    rows = [
+        (code(name), *(f"{counts[at]:,}" for *_, counts in found.policies))
+        for at, name in enumerate((*found.dtypes, *found.plans))
+    ]
+    yield from _table(header, rows, right=range(1, len(header)))
+    yield from _close()
+
+
+def _trend(trend: Trend) -> Iterator[str]:
+    if len(trend.points) < 2:
+        return
+    yield from _open(f"Trend ({plural(len(trend.points), 'run')})")
+    names = trend.backends
+    rows = [
+        (
+            code(point.run),
+            text(point.torch),
+            *(f"{n:,}" for n in (point.new, point.fixed, point.back, point.open)),
+            *(_kept(point.backends.get(name)) for name in names),
+        )
+        for point in reversed(trend.points)
+    ]
+    header = ("run", "torch", "new", "fixed", "back", "open", *map(code, names))
+    yield from _table(header, rows, right=range(2, 6))
+    yield ""
+    yield "Under a backend: autocast kernels reached, and cases a second of one worker."
+    yield from _close()
+
+
+def _kept(numbers: Numbers | None) -> str:
+    if numbers is None:
+        return "-"
+    return f"{numbers.coverage}, {rate(numbers.rate)}"
+
+
+def _conformance(audit: Audit | None) -> Iterator[Iterator[str]]:
+    if audit is not None:
+        yield _audited(audit)
+        if audit.apart:
+            yield _apart(audit)
+
+
+def _audited(audit: Audit) -> Iterator[str]:
+    yield from _open(f"Conformance: the audit of {audit.made} ({plural(len(audit.rows), 'op')})")
+    header = ("op", *(f"{code(backend)} {text(dtype)}" for backend, dtype in audit.columns))
+    rows = [("all", *map(counted, audit.totals))]
+    rows += [(code(op), *map(counted, cells)) for op, cells in audit.rows[:MOST_ROWS]]
+    yield from _listed(header, rows, len(audit.rows) + 1, "op")
+    yield from _close()
+
+
+def _apart(audit: Audit) -> Iterator[str]:
+    calls, ops = audit.differ
+    yield from _open(
+        f"Calls that come out otherwise on another backend ({plural(calls, 'call')} of "
+        f"{plural(ops, 'op')})"
+    )
+    header = ("op", "first call", "inputs", "calls", *map(code, audit.backends))
+    rows = [
+        (code(c.op), code(c.call), text(c.inputs), f"{c.calls:,}", *map(text, c.results))
+        for c in audit.apart[:MOST_ROWS]
+    ]
+    yield from _listed(header, rows, len(audit.apart), "row")
+    yield from _close()
+
+
+def _op(op: str) -> str:
+    return code(op or "(none)")
+
+
+def _listed(
+    header: Sequence[str], rows: Sequence[Sequence[str]], whole: int, noun: str
+) -> Iterator[str]:
+    """Yield a table, and how many more rows the HTML report or ``report.json`` has."""
+    yield from _table(header, rows)
+    if whole > len(rows):
+        yield ""
+        yield f"And {plural(whole - len(rows), noun)} more in the HTML report."
 
 
 # -- Markdown -------------------------------------------------------------------------------------

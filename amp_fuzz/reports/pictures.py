@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,6 +27,7 @@ __all__ = [
     "far",
     "pictures",
     "shade",
+    "times_text",
 ]
 
 LEVELS = 6  # shades in the style sheet
@@ -35,13 +36,15 @@ LEVELS = 6  # shades in the style sheet
 class Cell(NamedTuple):
     """A cell of a heat map. level: its shade, 0 for none. over: it needs attention.
 
-    said: the same in words, for those who do not see the shade.
+    said: the same in words, for those who do not see the shade. numbers: that it shows, by name;
+    None if there are none.
     """
 
     text: str
     level: int
     said: str
     over: bool = False
+    numbers: Mapping[str, float | None] | None = None
 
 
 class Heat(NamedTuple):
@@ -168,14 +171,16 @@ def _diverged(known: int, new: int, called: Sequence[int]) -> Cell:
     both, most = known + new, min(called)
     if not both and not most:
         return Cell("", 0, "not called")
+    numbers: dict[str, float | None] = {"known": known, "new": new, "called": most}
     if len(called) > 1 or not most:
         said = f"{both:,} diverged here: {known:,} known, {new:,} new"
-        return Cell(f"{both:,}", min(both, 1), said, over=new > 0)
+        numbers["called"] = None
+        return Cell(f"{both:,}", min(both, 1), said, new > 0, numbers)
     if not both:
-        return Cell("0", 0, f"none of {most:,} diverged here")
+        return Cell("0", 0, f"none of {most:,} diverged here", numbers=numbers)
     level = shade(both / most)
     said = f"{both:,} of {most:,} diverged here: {known:,} known, {new:,} new"
-    return Cell(f"{both:,}/{most:,}", level, said, over=new > 0)
+    return Cell(f"{both:,}/{most:,}", level, said, new > 0, numbers)
 
 
 def _measured(data: RunData) -> tuple[str, ...]:
@@ -197,10 +202,11 @@ def far(excess: float, threshold: float) -> Cell:
     if excess < 0:
         return Cell("", 0, "not measured")
     text, share = excess_text(excess), excess / threshold if threshold else 0.0
+    numbers = {"excess": excess}
     if share > 1:
-        return Cell(text, LEVELS, f"{text}: over the threshold", over=True)
+        return Cell(text, LEVELS, f"{text}: over the threshold", True, numbers)
     level = 1 + bisect_left((0.125, 0.25, 0.5, 0.75), share)
-    return Cell(text, level, f"{text}: {100 * share:.0f} % of the threshold")
+    return Cell(text, level, f"{text}: {100 * share:.0f} % of the threshold", numbers=numbers)
 
 
 def excess_text(excess: float) -> str:
@@ -208,6 +214,11 @@ def excess_text(excess: float) -> str:
     if excess >= MOST_EXCESS:
         return "beyond"
     return f"{excess:,.0f}" if excess >= 99.5 else f"{excess:.2g}"
+
+
+def times_text(ratio: float) -> str:
+    """Return how many times an excess is another; "beyond" for what has no number."""
+    return f"{ratio:,.1f}" if ratio < MOST_EXCESS else "beyond"
 
 
 # -- distributions --------------------------------------------------------------------------------

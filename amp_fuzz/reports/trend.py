@@ -31,6 +31,11 @@ class Numbers(msgspec.Struct, frozen=True):
     reached: int
     reachable: int
 
+    @property
+    def coverage(self) -> str:
+        """The kernels reached, of those that are reachable: ``126/127``."""
+        return f"{self.reached}/{self.reachable}"
+
 
 class _Summary(msgspec.Struct, frozen=True):
     backends: dict[str, Numbers]

@@ -894,6 +894,54 @@ v0 = torch.cat([x0, cast[bfloat16](x1)])
 |---|---|---|---:|---|
 | [`promote-foreign-half`](<https://github.com/pytorch/pytorch/issues/132715>) | an op of the promote policy raises for a 16-bit input of another dtype | upstream knows the autocast dtype and float32 only | 2 | `eager-cpu` 1, `fake-cuda` 1 |
 
+<details><summary>Divergences by op and backend (2 ops)</summary>
+
+Cases that diverged first at the op, of those that call it.
+
+| op | `eager-cpu` | `fake-cuda` |
+|---|---|---|
+| `cat` | 3/6 | 1/2 |
+| `(none)` | 0 | 1/3 |
+
+</details>
+
+<details><summary>Device against device</summary>
+
+Of the kernels with a mix of dtypes that both backends reached, those on which outcomes
+differ more than chance explains.
+
+| backend | `eager-cpu` | `fake-cuda` |
+|---|---|---|
+| `eager-cpu` |  | 0/2 |
+| `fake-cuda` | 0/2 |  |
+
+</details>
+
+<details><summary>Outcomes that are uneven (2 kernels with dtypes, of which 0 differ more than chance explains)</summary>
+
+| kernel | dtypes | `eager-cpu` | `fake-cuda` | differs between |
+|---|---|---|---|---|
+| `cat` | bf16,f16 | 2 dtype, 1 raise, 1 raised alike of 4 | 1 raise of 1 | chance may explain it |
+| `mm` | bf16,f16 | 1 raised alike of 3 | 1 | chance may explain it |
+
+</details>
+
+<details><summary>What was tested (16 of 18 cells are empty)</summary>
+
+Kernels of a policy that were compared with inputs of a dtype, and under an ingredient
+of a plan.
+
+| with | lower\\_precision\\_fp (1) | promote (1) | not compared (1) |
+|---|---:|---:|---:|
+| `float16` | 0 | 0 | 0 |
+| `bfloat16` | 0 | 0 | 0 |
+| `float32` | 0 | 0 | 0 |
+| `float64` | 0 | 0 | 0 |
+| `several` | 1 | 1 | 0 |
+| `other` | 0 | 0 | 0 |
+
+</details>
+
 <details><summary>op x policy x dtypes x backend x kind (9 rows)</summary>
 
 | op | policy | dtypes | backend | kind | cases | calls |
