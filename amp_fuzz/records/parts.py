@@ -91,7 +91,7 @@ def files_of(objects: Objects, folder: str) -> Files:
         if not mark:
             own = {name: stat for name, stat in listed.items() if _RECORDS.fullmatch(name)}
             return Files(about | own, {})
-        path = f"{folder}/index-{mark}.json" if folder else f"index-{mark}.json"
+        path = _in(folder, f"index-{mark}.json")
         with suppress(Gone):  # there is a later one by now
             index = _decoded(objects, path)
             parts = {name: stat for name, stat in listed.items() if _mark(name) == mark}
@@ -148,16 +148,20 @@ def pass_on(objects: Objects, folder: str, before: Files, here: Path) -> None:
     names = list(records_in(here))
     for name in names:
         if name not in before.stats:
-            objects.put(f"{folder}/{name}", here / name)
+            objects.put(_in(folder, name), here / name)
     if _last(objects.names(folder)) != before.mark:
         raise Superseded(f"{objects.url}/{folder}: another process continues it: it is unchanged")
     _say(objects, folder, _next(before.mark), Index(tuple(names), time.time(), ended=True))
     old = [name for name in before.stats if name not in names and name not in _ABOUT]
-    objects.remove(f"{folder}/{name}" for name in old)
+    objects.remove(_in(folder, name) for name in old)
+
+
+def _in(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _say(objects: Objects, folder: str, mark: str, index: Index) -> None:
-    objects.write(f"{folder}/index-{mark}.json", msgspec.json.encode(index))
+    objects.write(_in(folder, f"index-{mark}.json"), msgspec.json.encode(index))
 
 
 class Shipper:

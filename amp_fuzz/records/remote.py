@@ -127,7 +127,8 @@ class RemoteStore(Store):
         return path
 
     def deliver(self, path: Path) -> None:
-        self.objects.put(path.relative_to(self.root).as_posix(), path)
+        name = path.relative_to(self.root).as_posix()
+        self.objects.put(name.removeprefix(f"runs/{self._lone}/") if self._lone else name, path)
 
     def settle(self, run: str) -> None:
         pass_on(self.objects, self._at(run), self._brought[run], self.run_path(run))

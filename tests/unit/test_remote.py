@@ -113,6 +113,22 @@ def test_a_run_at_a_url_is_compacted_there(
     assert not compact(RemoteStore(bucket.url), "r1").changed
 
 
+def test_a_run_whose_folder_is_alone_is_compacted_there(
+    store: Store, bucket: Bucket, tmp_path: Path
+) -> None:
+    for path in store.run_path("r1").glob("*.json*"):
+        bucket.files[f"alone/r1/{path.name}"] = path.read_bytes(), time.time()
+    found, run = find_run(Store(), f"{bucket.url}/alone/r1")
+    assert run == "r1"
+    expected = [*found.records(run)]
+    compact(found, run)
+    reports.read(found, run).write(tmp_path / "report")
+    assert {re.sub(r"index-.+", "index", n.split("/")[2]) for n in bucket.names("")} == {
+        *("run.json", "summary.json", "tables-1", "index"),
+    }
+    assert [*RemoteStore(f"{bucket.url}/alone/r1").records("r1")] == expected
+
+
 def test_a_compaction_that_cannot_write_changes_nothing(
     store: Store, bucket: Bucket, tmp_path: Path
 ) -> None:

@@ -264,7 +264,7 @@ def written_to(job: Job) -> Path:
 
 def until(reached: int, job: Job) -> int:
     """Wait until so many cases are on record, and return the process id of the run."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     follower, count = Follower(Store(written_to(job)), job.run), 0
     while count < reached:
         count += sum(isinstance(record, CaseRecord) for record in follower.new())
@@ -386,11 +386,23 @@ def test_a_shard_that_another_machine_took_over_stops(away: Job, bucket: Bucket)
 
     taker = threading.Thread(target=take)
     taker.start()
-    end = attempt(replace(away, words=(*away.words, "--cases=100000")))
+    end = attempt(replace(away, words=(*away.words, "--cases=2000")))
     taker.join()
     assert (end.code, end.error) == (-1, f"{bucket.url}/runs/r1: another process continues it")
     assert judged(away.store, "r1")[0].total() == 0  # its cases run there
     assert not written_to(away).exists()
+
+
+def test_an_attempt_waits_for_one_that_still_sends(
+    away: Job, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_PATIENCE", 0.1)
+    with places.Away(away.store, "r1", away.log).taken(findings=False):
+        end = attempt(away)
+    assert (end.code, end.error) == (
+        2,
+        f"{cache_folder()}/locks/r1.lock: an earlier attempt still sends: try again",
+    )
 
 
 def test_only_a_shard_that_judges_them_gets_the_findings_of_the_store(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from amp_fuzz.config import cache_folder
 from amp_fuzz.records.objects import Gone, Objects
 from amp_fuzz.records.parts import Shipper, Superseded
@@ -37,6 +39,7 @@ class Here:
 
 
 _OFTEN, _SELDOM = 2.0, 60.0  # seconds between two parts: at first, and after an hour
+_PATIENCE = 120.0  # seconds for an earlier attempt to send the rest
 _AGAIN = (1.0, 5.0, 20.0)  # seconds to wait before the last part is sent again
 
 
@@ -60,13 +63,25 @@ class Away:
 
     @contextmanager
     def taken(self, *, findings: bool) -> Iterator[None]:
-        self.store.create()
-        self._shipper.begin()
-        self._fetch(findings=findings)
+        with self._locked():
+            self.store.create()
+            self._shipper.begin()
+            self._fetch(findings=findings)
+            try:
+                yield
+            finally:
+                self._conclude()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep another attempt on this machine from the folder. Raises `StoreError`."""
+        path = cache_folder() / "locks" / f"{self.run}.lock"
         try:
-            yield
-        finally:
-            self._conclude()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path, timeout=_PATIENCE):
+                yield
+        except Timeout:
+            raise StoreError(f"{path}: an earlier attempt still sends: try again") from None
 
     def _fetch(self, *, findings: bool) -> None:
         """Bring what earlier attempts printed, and the findings of the store, if wanted."""
