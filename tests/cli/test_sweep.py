@@ -249,7 +249,7 @@ def test_a_killed_sweep_at_a_url_goes_on_and_each_case_is_there_once(
 
     (tmp_path / "site").mkdir()
     variables = environment | install(tmp_path / "site")
-    (tmp_path / "sweep.toml").write_text(AWAY.format(url=bucket.url))
+    (tmp_path / "sweep.toml").write_text(AWAY.format(url=f"{bucket.url}/"))
     process = subprocess.Popen(
         [*PROGRAM, "sweep", "sweep.toml"],
         cwd=tmp_path,
@@ -277,6 +277,8 @@ def test_a_killed_sweep_at_a_url_goes_on_and_each_case_is_there_once(
         assert ids == Counter(drawn_ids(seed, 400, ("abs", "mm")))
         assert not store.is_running(run)
     assert [*(tmp_path / "site/cache/amp-fuzz/sweeps").iterdir()] == []
+    assert {name.split("/")[0] for name in bucket.names()} <= {"findings", "runs", "sweeps"}
+    assert len(bucket.names(".log")) == 2
 
 
 def recorded(bucket: Bucket) -> int:

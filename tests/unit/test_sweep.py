@@ -405,6 +405,45 @@ def test_an_attempt_waits_for_one_that_still_sends(
     )
 
 
+def test_a_store_that_is_no_longer_there_ends_a_shard_with_its_name(away: Job) -> None:
+    end = attempt(replace(away, store="nosuch://bucket"))
+    assert end.code == 2
+    assert end.error.startswith("nosuch://bucket: cannot be read (ValueError: ")
+
+
+def test_a_machine_without_a_place_to_write_is_named(
+    away: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    end = attempt(away)
+    assert (end.code, end.error) == (2, f"{tmp_path}/file/amp-fuzz: cannot write (Not a directory)")
+
+
+def test_a_look_that_fails_is_said_and_the_next_reads_it(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "sweep.toml"
+    path.write_text(f'store = "{bucket.url}"\nseeds = 2\n[[matrix]]\nbackends = ["eager-cpu"]')
+    store = RemoteStore(bucket.url)
+    with running(store, path, "text", seed=7, anew=False) as log:
+        read = load(path, sys.executable, 7)
+        tally = _Tally(read, log, list(read.shards))
+        case = CaseRecord("a" * 16, "eager-cpu", "all", "agreed", (), (), {})
+        name = f"runs/{log.run_id(read.shards[0])}/records-a.jsonl"
+        bucket.files[name] = msgspec.json.encode(case) + b"\n", time.time()
+        url, store.objects._root = store.objects._root, "127.0.0.1:9/b"
+        tally.look()
+        assert "cannot be read" in tally.trouble
+        store.objects._root = url
+        tally.look(now=False)  # not due yet
+        assert tally.trouble
+        tally.look()
+    (row,) = tally.board.rows.values()
+    assert (row.done, tally.trouble) == (1, "")
+
+
 def test_only_a_shard_that_judges_them_gets_the_findings_of_the_store(
     away: Job, bucket: Bucket
 ) -> None:

@@ -212,7 +212,7 @@ def _job(plan: Plan, log: Log, shard: Shard, until: float, words: list[str]) -> 
         run=log.run_id(shard),
         python=shard.python,
         words=tuple(words),
-        store=str(plan.store),
+        store=str(log.store.place),
         folder=os.fspath(plan.path.parent),
         log=log.output(shard),
         until=until,
@@ -301,20 +301,23 @@ class _Tally:
         began = time.monotonic()
         if not now and began < self.after:
             return
-        for number in list(self.followers):
+        self.trouble = ""
+        for number in self.followers:
             self._read(number)
         if isinstance(self.plan.store, str):
             self.after = time.monotonic() + max(_LOOK, 9 * (time.monotonic() - began))
 
-    def _read(self, number: int) -> None:
+    def _read(self, number: int) -> bool:
+        """Read what a run has recorded, and return whether its records could be read."""
         shard, store = self.plan.shards[number], self.log.store
         store.look_again(self.log.run_id(shard))
         try:
             for record in self.followers[number].new():
                 self._note(shard, record)
-            self.trouble = ""
         except StoreError as error:  # the network; the next look reads it
             self.trouble = str(error)
+            return False
+        return True
 
     def _note(self, shard: Shard, record: CaseRecord | DivergenceRecord | IncidentRecord) -> None:
         row = self.board.row(shard.row)
@@ -355,8 +358,7 @@ class _Tally:
         shard = self.plan.shards[end.number]
         self.log.add(end)
         if end.ran:
-            self._read(end.number)
-            if not self.trouble:
+            if self._read(end.number):
                 del self.followers[end.number]
         else:
             say(f"shard {self.log.run_id(shard)} ({shard.row}): {end.error}")
@@ -370,7 +372,10 @@ def _conclude(tally: _Tally, address: str | None, late: bool) -> int:
     plan, log = tally.plan, tally.log
     store = _place(log.store)
     if isinstance(log.store, RemoteStore):
-        log.store.refresh()  # findings have names that depend on those that are there
+        try:
+            log.store.refresh()  # findings have names that depend on those that are there
+        except StoreError as error:
+            tally.trouble = str(error)
     if tally.trouble:
         say(f"not counted below: what could not be read: {tally.trouble}")
     rows = tally.board.rows.values()

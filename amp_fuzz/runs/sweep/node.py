@@ -76,11 +76,11 @@ def attempt(job: Job) -> ShardEnd:
 
     Cases on record are not run again. Raises `Died` if the process was killed.
     """
-    place = Away(job.store, job.run, job.log) if is_url(job.store) else Here(job.store, job.log)
-    _wait(place.store, job.run)
     if 0 < job.until <= time.time():
         return ShardEnd(job.number, -1, "the time was up before it began")
     try:
+        place = Away(job.store, job.run, job.log) if is_url(job.store) else Here(job.store, job.log)
+        _wait(place.store, job.run)
         with place.taken(findings=job.first):
             code = _run(job, place)
     except Superseded as error:

@@ -19,7 +19,7 @@ __all__ = ["Away", "Here"]
 
 
 class Here:
-    """A store in a folder that all nodes see: nothing is to do."""
+    """A store in a folder that all nodes see: the process writes to it."""
 
     def __init__(self, store: str, log: str) -> None:
         self.store, self.output = Store(store), Path(log)
@@ -52,7 +52,7 @@ class Away:
 
     def __init__(self, url: str, run: str, log: str) -> None:
         self.objects = Objects(url)
-        self.run, self.log = run, log.removeprefix(f"{url}/")
+        self.run, self.log = run, log.removeprefix(f"{self.objects.url}/")
         root = cache_folder() / "sweeps" / run
         self.store, self.output = Store(root), root / "output.log"
         here = self.store.run_path(run)
@@ -82,6 +82,8 @@ class Away:
                 yield
         except Timeout:
             raise StoreError(f"{path}: an earlier attempt still sends: try again") from None
+        except OSError as error:  # the disk of this machine
+            raise StoreError(f"{cache_folder()}: cannot write ({error.strerror})") from error
 
     def _fetch(self, *, findings: bool) -> None:
         """Bring what earlier attempts printed, and the findings of the store, if wanted."""
