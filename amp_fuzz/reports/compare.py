@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from amp_fuzz.records.schema import GIVEN
 from amp_fuzz.reports import Report
 from amp_fuzz.reports.printable import plural
-from amp_fuzz.reports.view import BackendView, FindingView, view
+from amp_fuzz.reports.view import BackendView, FindingView, met
 
 __all__ = ["Change", "Comparison", "Condition", "Speed", "compare", "conditions", "failing"]
 
@@ -180,11 +180,11 @@ def _causes(report: Report) -> Mapping[_Key, _Cause]:
     Causes with one fingerprint, which behave as different policies, are one.
     """
     cases = report.data.cases
-    drawn = view(replace(report.data, cases=cases[~cases["family"].isin(GIVEN)]), ())
+    new_causes, known_causes = met(replace(report.data, cases=cases[~cases["family"].isin(GIVEN)]))
     counts: dict[_Key, int] = {}
-    for new in drawn.new:
+    for new in new_causes:
         counts.setdefault(_key(new), new.cases)
-    for known in drawn.known:
+    for known in known_causes:
         counts |= {(backend, True, known.id): n for backend, n in known.backends}
     found: dict[_Key, _Cause] = {}
     for new in report.view.new:

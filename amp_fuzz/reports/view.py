@@ -39,6 +39,7 @@ __all__ = [
     "View",
     "clean",
     "clean_lines",
+    "met",
     "rate",
     "share",
     "short_dtypes",
@@ -392,6 +393,12 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         baseline=baseline,
         noted=noted,
     )
+
+
+def met(data: RunData) -> tuple[tuple[FindingView, ...], tuple[KnownView, ...]]:
+    """Return the unknown causes and the known findings of a run, without the rest of its view."""
+    found = frames.findings(data)
+    return _new(data, found), _known(data, found[found["known"] != ""], ())
 
 
 def _noted(data: RunData) -> tuple[NoteView, ...]:
