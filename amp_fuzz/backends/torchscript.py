@@ -38,6 +38,7 @@ from amp_fuzz.backends.torchscript_autocast import (
     write_casts_again,
 )
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
+from amp_fuzz.backends.traced_ops import traced_op
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
 from amp_fuzz.cases.program import Autocast, Checkpoint, InferenceMode, NoGrad, Program, unwrapped
 from amp_fuzz.catalogue import CATALOGUE
@@ -489,10 +490,13 @@ def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> 
 
 
 class _Imitated(_Scripted):
-    """The program as TorchScript's pass should make it: its graph, the casts written by us."""
+    """The program as TorchScript's pass should make it: its graph, the casts written by us.
+
+    A trace has a custom op whole, whose own rule is the one around the graph when it runs.
+    """
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names, how: Lowering) -> None:
-        super().__init__(backend, case, names)
+        super().__init__(backend, case, {**names, "custom_op": traced_op})
         self.how = how
         # From the third call on, gradients come from TorchScript's own formulas.
         self.calls = backend.calls if how.formulas else 1

@@ -40,8 +40,10 @@ program" (https://docs.pytorch.org/docs/stable/export.html). `module()` of it ca
 2.5, where the programming model names no exception for custom functions.
 
 **What the reference does.** It calls the forward without the function, so that autograd records its
-ops. An input that the forward returns is a view in the graph, or detached if it is an input of a
-program that is exported without grad, as in the forward of a reentrant checkpoint. Nothing else changes.
+ops. A function that returns its input leaves one op in the graph, by what held while it was traced: a
+view if gradients were on; `detach` if they were off and the input required grad; nothing if it did
+not. Gradients are off in a `no_grad` or `inference_mode` region, in the forward of a reentrant
+checkpoint, and in a program that is exported without grad. Nothing else changes.
 
 **Upstream.** Not reported for `torch.export` that we know of. For the ONNX exporter, the same
 inlining was an option for inference alone (https://github.com/pytorch/pytorch/pull/74765).
@@ -49,7 +51,7 @@ inlining was an option for inference alone (https://github.com/pytorch/pytorch/p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -61,9 +63,19 @@ from amp_fuzz.backends import custom_functions
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.program import (
+    Checkpoint,
+    InferenceMode,
+    Node,
+    NoGrad,
+    Region,
+    Statement,
+    statements,
+    uses,
+)
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.export.programs import names_of
 
 __all__ = ["BUGS"]
 
@@ -88,33 +100,90 @@ def _inlined() -> Iterator[None]:
             return honest.__get__(None, cls)(*args, **kwargs)
         apart = cls.setup_context is not torch.autograd.Function.setup_context
         made = cls.forward(*(() if apart else (_Context(args),)), *args, **kwargs)
-        if not _detaches.get() or not any(made is a for a in args):
-            return made
-        return made.detach() if made.is_leaf else made  # others have no gradient while traced
+        return _given(made) if _users.get() and any(made is a for a in args) else made
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
 
 
-_detaches = ContextVar("whether the program is exported without grad", default=False)
+_users = ContextVar("how a user's function is exported: with grad or without", default="")
 
 
-def _without_grad(program: Any, case: Case) -> Any:
-    """Return a program that detaches the inputs that its functions return, if it has to."""
-    if case.plan.checkpoint != "reentrant" and case.plan.entry not in _FORWARDS:
+def _given(made: torch.Tensor) -> torch.Tensor:
+    """Return what the trace of a user's function has of an input that a function returns."""
+    if not made.requires_grad:
+        return made
+    if _users.get() == "without grad":
+        return made.detach() if made.is_leaf else made  # others have no gradient while traced
+    return made.view_as(made) if torch.is_grad_enabled() else made.detach()
+
+
+def _without_grad(case: Case) -> bool:
+    """Return whether the program is the forward of an autograd.Function of the plan."""
+    return case.plan.checkpoint == "reentrant" or case.plan.entry in _FORWARDS
+
+
+_FORWARDS = ("custom_fwd", "cast_inputs", "setup_context")
+
+
+def _wrap(program: Any, case: Case) -> Any:
+    """Return a user's function that knows how it is exported: `_returning` cannot rewrite it."""
+    if names_of(program) is not None:
         return program
 
     def run(*inputs: Any) -> Any:
-        token = _detaches.set(True)
+        token = _users.set("without grad" if _without_grad(case) else "with grad")
         try:
             return program(*inputs)
         finally:
-            _detaches.reset(token)
+            _users.reset(token)
 
     return run
 
 
-_FORWARDS = ("custom_fwd", "cast_inputs", "setup_context")
+def _returning(case: Case) -> Case:
+    """Return the case with what a trace has in the place of functions that return their input."""
+    trained = (spec.name for spec in case.program.inputs if spec.requires_grad)
+    body = _Traced(trained).body(case.program.body, grad=not _without_grad(case))
+    return case.with_program(body=body)
+
+
+class _Traced:
+    """Follows which values require grad while a program is traced. A view of one that does, does."""
+
+    def __init__(self, trained: Iterable[str]) -> None:
+        self.trained = set(trained)
+
+    def body(self, body: tuple[Node, ...], *, grad: bool) -> tuple[Node, ...]:
+        """Return a body. grad: whether gradients are on in it."""
+        nodes: list[Node] = []
+        for node in body:
+            if isinstance(node, Region):
+                nodes.append(Region(node.context, self.region(node, grad=grad)))
+                continue
+            made = self.same(node, grad=grad) if node.op == "same_function" else node
+            nodes.append(made)
+            if made.op != "detach" and not self.trained.isdisjoint(uses(node)):
+                if grad or CATALOGUE[node.op].view:
+                    self.trained.update(node.outputs)
+        return tuple(nodes)
+
+    def same(self, node: Statement, *, grad: bool) -> Statement:
+        """Return what is in the place of the call of a function that returns its input."""
+        if self.trained.isdisjoint(uses(node)):
+            return node  # inlined, it is that value
+        if grad:
+            return Statement("expand_as", "method", node.args * 2, (), node.outputs)
+        return Statement("detach", "method", node.args, (), node.outputs)
+
+    def region(self, node: Region, *, grad: bool) -> tuple[Node, ...]:
+        """Return the body of a region."""
+        reentrant = isinstance(node.context, Checkpoint) and node.context.use_reentrant
+        off = reentrant or isinstance(node.context, NoGrad | InferenceMode)
+        body = self.body(node.body, grad=grad and not off)
+        if reentrant and grad:  # all that such a checkpoint returns requires grad
+            self.trained.update(name for s in statements(node.body) for name in s.outputs)
+        return body
 
 
 def _of_a_program(cls: type) -> bool:
@@ -137,7 +206,7 @@ BUGS = (
         torch=">=2.9",
         seen="2.15.0",
         backends=("export",),
-        imitation=Imitation(around=_inlined, wrap=_without_grad, applies=_applies),
+        imitation=Imitation(around=_inlined, rewrite=_returning, wrap=_wrap, applies=_applies),
         examples=(
             Example(
                 "export",

@@ -1,0 +1,75 @@
+"""Custom ops of the reference that a trace records whole, as it does torch's.
+
+`torch.jit.trace` writes the call of a custom op down by its name: the op runs again, with its own
+autocast rule, wherever the graph runs. The reference's custom ops are Python. Here each is the kernel
+of an op of the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from amp_fuzz.reference.custom_ops import CustomOp
+
+__all__ = ["traced_op"]
+
+_NAMESPACE = "amp_fuzz_traced"
+_library: list[torch.library.Library] = []
+_ops: dict[str, _TracedOp] = {}
+
+_running = ContextVar("whether the kernel of such an op is running", default=False)
+
+
+class _TracedOp(CustomOp):
+    """A custom op of the reference whose calls are calls of an op of the dispatcher."""
+
+    def __init__(self, body: Callable[..., Any], overload: Any) -> None:
+        super().__init__(body)
+        self._overload = overload
+
+    def _differentiable(self, args: Sequence[Any]) -> Any:
+        return super()._differentiable(args) if _running.get() else self._overload(*args)
+
+
+def traced_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> CustomOp:
+    """Like `amp_fuzz.reference.custom_op`, for a program that is traced.
+
+    The latest op of a name and schema is the one that graphs run.
+    """
+    schema = torch.library.infer_schema(body, mutates_args=tuple(mutates_args))
+    own = f"{name.replace('::', '_')}_{abs(hash(schema)):x}"
+    made = _TracedOp(body, _overload(own, schema))
+    _ops[own] = made
+    return made
+
+
+def _overload(name: str, schema: str) -> Any:
+    """Return an op of the dispatcher, which is defined at the first call."""
+    if name not in _ops:
+        if not _library:
+            _library.append(torch.library.Library(_NAMESPACE, "DEF"))
+        _library[0].define(name + schema)
+        _library[0].impl(name, _kernel(name), "CompositeImplicitAutograd")
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        with _run():
+            return _ops[name](*args)
+
+    return kernel
+
+
+@contextmanager
+def _run() -> Iterator[None]:
+    token = _running.set(True)
+    try:
+        yield
+    finally:
+        _running.reset(token)
