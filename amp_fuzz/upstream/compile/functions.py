@@ -140,48 +140,96 @@ in eager (as in Transformer Engine since its pull request 2967), returns gradien
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Node, NoGrad, Ref, Region, Statement, statements, transform
+from amp_fuzz.cases.program import NoGrad, statements
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.inlining import applied_by, inlined, of_a_program
 
 __all__ = ["BUGS"]
 
 
-def _aliases(node: Statement, returned: tuple[str, ...]) -> bool:
-    """Return whether a call gives a value that the program made and returns, and is returned."""
-    (given,) = node.args if node.op == "same_function" else (None,)
-    if not isinstance(given, Ref) or given.name[0] != "v":
+def _regenerating(program: Any, case: Case) -> Any:
+    """Return a program whose outputs AOTAutograd makes outside of its graph, if it does so."""
+
+    def run(*inputs: Any) -> Any:
+        outputs = program(*inputs)
+        one = isinstance(outputs, torch.Tensor)
+        given = (outputs,) if one else outputs
+        tensors = isinstance(given, tuple) and all(isinstance(o, torch.Tensor) for o in given)
+        if not (tensors and torch.is_grad_enabled()):
+            return outputs
+        made = tuple(_regenerated(o, given, inputs) for o in given)
+        return made[0] if one else made
+
+    return run
+
+
+def _regenerated(output: torch.Tensor, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """Return an output as a view of what it is made of again, or as it is.
+
+    That is an input of the program of which it is a view, unless a function gives it, or, of
+    several outputs that share memory, their base.
+    """
+    if any(output is x for x in inputs) or not output.requires_grad:
+        return output
+    base = next((x for x in inputs if _shares(x, output)), None)
+    if base is not None:
+        given = isinstance(output.grad_fn, torch.autograd.function.BackwardCFunction)
+        base = None if given else base
+    elif sum(_shares(o, output) for o in outputs) > 1:
+        base = output._base
+    if base is None or not base.requires_grad:
+        return output
+    return base.as_strided(output.size(), output.stride(), output.storage_offset())
+
+
+def _shares(one: Any, other: torch.Tensor) -> bool:
+    """Return whether something is a tensor with the memory of another one."""
+    if not isinstance(one, torch.Tensor):
         return False
-    return given.name in returned and node.outputs[0] in returned
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def _view(case: Case) -> Case:
-    def statement(node: Statement) -> tuple[Statement, ...]:
-        if not _aliases(node, case.program.outputs):
-            return (node,)
-        (given,) = node.args
-        return (Statement("expand_as", "method", (given, given), (), node.outputs),)
+@contextmanager
+def _inlined_in_no_grad() -> Iterator[None]:
+    """Call a function's forward alone where gradients are off."""
 
-    return case.with_program(body=transform(case.program.body, statement=statement))
+    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return own(*args, **kwargs)
+        return inlined(cls, *args, **kwargs)
+
+    with applied_by(apply):
+        yield
 
 
-def _applies(case: Case) -> bool:
-    return any(_aliases(s, case.program.outputs) for s in statements(case.program.body))
+def _backward_once() -> AbstractContextManager[None]:
+    """Let what a function's backward computes have no graph."""
+    kind = torch.autograd.function.BackwardCFunction
+    honest = kind.apply
+
+    def apply(self: Any, *args: Any) -> Any:
+        if not of_a_program(self._forward_cls):
+            return honest(self, *args)
+        with torch.no_grad():
+            return honest(self, *args)
+
+    return patched(kind, "apply", apply)
 
 
-def _given(case: Case) -> Case:
-    def same(node: Statement) -> tuple[Statement, ...]:
-        if node.op != "same_function":
-            return (node,)
-        return (Statement("contiguous", "method", node.args, (), node.outputs),)
-
-    def region(node: Region, inner: tuple[Node, ...]) -> tuple[Node, ...]:
-        inner = transform(inner, statement=same) if node.context == NoGrad() else inner
-        return (Region(node.context, inner),)
-
-    return case.with_program(body=transform(case.program.body, region=region))
+def _has_function(case: Case) -> bool:
+    ops = [s.op for s in statements(case.program.body)]
+    return any(op not in CATALOGUE or CATALOGUE[op].setup for op in ops)
 
 
 BUGS = (
@@ -193,7 +241,7 @@ BUGS = (
         seen="2.15.0",
         backends=("compile*",),
         ops=("same_function",),
-        imitation=Imitation(rewrite=_given, applies=lambda case: _given(case) != case),
+        imitation=Imitation(around=_inlined_in_no_grad, applies=_has_function),
         examples=(
             Example(
                 "compile[aot_eager]",
@@ -215,7 +263,7 @@ BUGS = (
         seen="2.15.0",
         backends=("compile*", "!compile[eager]"),
         ops=("same_function",),
-        imitation=Imitation(rewrite=_view, applies=_applies),
+        imitation=Imitation(wrap=_regenerating, applies=_has_function),
         examples=(
             Example(
                 "compile[aot_eager]",
@@ -236,10 +284,10 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("compile[eager]",),
-        ops=("*_function",),
-        kinds=("grad-missing", "grad-value"),
-        where="second.*",
-        bare="diverges",
+        imitation=Imitation(
+            around=_backward_once,
+            applies=lambda case: case.plan.second == "double" and _has_function(case),
+        ),
         examples=(
             Example(
                 "compile[eager]",

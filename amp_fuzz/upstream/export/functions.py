@@ -55,11 +55,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from unittest import mock
 
 import torch
 
-from amp_fuzz.backends import custom_functions
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.cases.case import Case
@@ -76,33 +74,19 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.export.programs import names_of
+from amp_fuzz.upstream.inlining import applied_by, inlined
 
 __all__ = ["BUGS"]
 
-_OURS = "amp_fuzz"
-
-
-class _Context(torch.autograd.function.FunctionCtx):
-    """The ``ctx`` of a forward that is called without its function: nobody reads it."""
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-
-
 @contextmanager
-def _inlined() -> Iterator[None]:
+def _without_functions() -> Iterator[None]:
     """Call the forward of a program's function instead of the function."""
-    owners = (vars(c) for c in torch.autograd.Function.__mro__ if "apply" in vars(c))
-    honest = next(owners)["apply"]  # the class method itself, of Python or of C++
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _of_a_program(cls):
-            return honest.__get__(None, cls)(*args, **kwargs)
-        apart = cls.setup_context is not torch.autograd.Function.setup_context
-        made = cls.forward(*(() if apart else (_Context(args),)), *args, **kwargs)
+    def apply(_: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = inlined(cls, *args, **kwargs)
         return _given(made) if _users.get() and any(made is a for a in args) else made
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    with applied_by(apply):
         yield
 
 
@@ -186,13 +170,6 @@ class _Traced:
         return body
 
 
-def _of_a_program(cls: type) -> bool:
-    """Return whether a function is of a program, or a user's: not torch's, nor of the harness."""
-    if cls.__module__ == custom_functions.__name__:
-        return True
-    return cls.__module__.partition(".")[0] not in ("torch", _OURS)
-
-
 def _applies(case: Case) -> bool:
     body = list(statements(case.program.body))
     return any(s.op not in CATALOGUE or CATALOGUE[s.op].setup for s in body)
@@ -206,7 +183,9 @@ BUGS = (
         torch=">=2.9",
         seen="2.15.0",
         backends=("export",),
-        imitation=Imitation(around=_inlined, rewrite=_returning, wrap=_wrap, applies=_applies),
+        imitation=Imitation(
+            around=_without_functions, rewrite=_returning, wrap=_wrap, applies=_applies
+        ),
         examples=(
             Example(
                 "export",
