@@ -492,11 +492,12 @@ def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> 
 class _Imitated(_Scripted):
     """The program as TorchScript's pass should make it: its graph, the casts written by us.
 
-    A trace has a custom op whole, whose own rule is the one around the graph when it runs.
+    A trace has a custom op whole. What is around the graph goes on inside it: with the casts of the
+    pass, the op's own rule is asked where the graph runs.
     """
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names, how: Lowering) -> None:
-        super().__init__(backend, case, {**names, "custom_op": traced_op})
+        super().__init__(backend, case, {**names, "custom_op": traced_op} if how.casts else names)
         self.how = how
         # From the third call on, gradients come from TorchScript's own formulas.
         self.calls = backend.calls if how.formulas else 1

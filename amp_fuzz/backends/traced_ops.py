@@ -1,8 +1,8 @@
 """Custom ops of the reference that a trace records whole, as it does torch's.
 
 `torch.jit.trace` writes the call of a custom op down by its name: the op runs again, with its own
-autocast rule, wherever the graph runs. The reference's custom ops are Python. Here each is the kernel
-of an op of the dispatcher.
+autocast rule, wherever the graph runs. The reference's custom ops are Python, so here each is the
+kernel of an op of the dispatcher.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["traced_op"]
 
 _NAMESPACE = "amp_fuzz_traced"
 _library: list[torch.library.Library] = []
-_ops: dict[str, _TracedOp] = {}
+_schemas: list[tuple[str, str]] = []
+_latest: dict[str, _TracedOp] = {}
 
 _running = ContextVar("whether the kernel of such an op is running", default=False)
 
@@ -42,26 +43,30 @@ def traced_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str
     The latest op of a name and schema is the one that graphs run.
     """
     schema = torch.library.infer_schema(body, mutates_args=tuple(mutates_args))
-    own = f"{name.replace('::', '_')}_{abs(hash(schema)):x}"
-    made = _TracedOp(body, _overload(own, schema))
-    _ops[own] = made
+    own = _defined(name, schema)
+    made = _TracedOp(body, getattr(getattr(torch.ops, _NAMESPACE), own).default)
+    _latest[own] = made
     return made
 
 
-def _overload(name: str, schema: str) -> Any:
-    """Return an op of the dispatcher, which is defined at the first call."""
-    if name not in _ops:
+def _defined(name: str, schema: str) -> str:
+    """Return the name of an op of the dispatcher, which is defined at the first call."""
+    new = (name, schema) not in _schemas
+    if new:
+        _schemas.append((name, schema))
+    own = f"{name.replace('::', '_')}_{_schemas.index((name, schema))}"
+    if new:
         if not _library:
             _library.append(torch.library.Library(_NAMESPACE, "DEF"))
-        _library[0].define(name + schema)
-        _library[0].impl(name, _kernel(name), "CompositeImplicitAutograd")
-    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+        _library[0].define(own + schema)
+        _library[0].impl(own, _kernel(own), "CompositeImplicitAutograd")
+    return own
 
 
 def _kernel(name: str) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         with _run():
-            return _ops[name](*args)
+            return _latest[name](*args)
 
     return kernel
 

@@ -59,7 +59,7 @@ from typing import Any
 import torch
 
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
     Checkpoint,
@@ -77,6 +77,7 @@ from amp_fuzz.upstream.export.programs import names_of
 from amp_fuzz.upstream.inlining import applied_by, inlined
 
 __all__ = ["BUGS"]
+
 
 @contextmanager
 def _without_functions() -> Iterator[None]:
@@ -147,9 +148,9 @@ class _Traced:
                 continue
             made = self.same(node, grad=grad) if node.op == "same_function" else node
             nodes.append(made)
-            if made.op != "detach" and not self.trained.isdisjoint(uses(node)):
-                if grad or CATALOGUE[node.op].view:
-                    self.trained.update(node.outputs)
+            kept = made.op != "detach" and (grad or CATALOGUE[node.op].view)
+            if kept and not self.trained.isdisjoint(uses(node)):
+                self.trained.update(node.outputs)
         return tuple(nodes)
 
     def same(self, node: Statement, *, grad: bool) -> Statement:
@@ -195,6 +196,33 @@ BUGS = (
                     call("mul", "v0", "v0", to="v1"),
                     contexts=(),
                 ),
+            ),
+            Example(  # a function that returns its input is a view, and detaches it in no_grad
+                "export",
+                case(
+                    [x("w0", 2)],
+                    call("same_function", "w0"),
+                    under(NoGrad(), call("same_function", "w0", to="v1")),
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+            Example(  # and so it does in the forward of a reentrant checkpoint
+                "export",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("straight_function", "w1"),
+                    under(
+                        BF16,
+                        under(
+                            Checkpoint(use_reentrant=True),
+                            call("mm", "x0", "w1", to="v1"),
+                            call("same_function", "w1", to="v2"),
+                        ),
+                    ),
+                    contexts=(),
+                ),
+                wrong="mm",
             ),
         ),
     ),
