@@ -69,7 +69,7 @@ for function in Product.apply, torch.compile(Product.apply, backend="aot_eager")
         print(torch.autograd.grad(y, w, torch.ones_like(y))[0][0, 0])  # 2.0020, then 2.0000
 ```
 
-**What torch does** (2.9.1 to 2.15.0, CPU), from stage `aot_eager` on. What AOTAutograd compiled runs
+**What torch does** (2.7.1 to 2.15.0, CPU), from stage `aot_eager` on. What AOTAutograd compiled runs
 without autocast only if some was on while it was compiled (`disable_amp`); else a backward pass under
 autocast casts the ops of the graph by the autocast around it, whatever
 ``backward_pass_autocast`` says. `custom_bwd` has done its part when the graph is traced: the product
@@ -260,7 +260,7 @@ BUGS = (
         what="a compiled backward pass under autocast casts what custom_bwd, a disabled region or a checkpoint does without",
         why="AOTAutograd runs its graphs without autocast only if some was on while it compiled",
         link="https://github.com/pytorch/pytorch/pull/97864",
-        torch=">=2.9",
+        torch=">=2.7",
         seen="2.15.0",
         backends=("compile[aot_*", "compile[inductor*"),
         imitation=Imitation(

@@ -1,8 +1,7 @@
-"""Custom ops of the reference that a trace records whole, as it does torch's.
+"""Custom ops of the reference that TorchScript's graphs have whole, as they do torch's.
 
-`torch.jit.trace` writes the call of a custom op down by its name: the op runs again, with its own
-autocast rule, wherever the graph runs. The reference's custom ops are Python, so here each is the
-kernel of an op of the dispatcher.
+A graph names a custom op: it runs with its own autocast rule wherever the graph runs. The
+reference's custom ops are Python, so here each is the kernel of an op of the dispatcher.
 """
 
 from __future__ import annotations
@@ -16,35 +15,38 @@ import torch
 
 from amp_fuzz.reference.custom_ops import CustomOp
 
-__all__ = ["traced_op"]
+__all__ = ["graph_op"]
 
-_NAMESPACE = "amp_fuzz_traced"
+_NAMESPACE = "amp_fuzz_graphs"
 _library: list[torch.library.Library] = []
 _schemas: list[tuple[str, str]] = []
-_latest: dict[str, _TracedOp] = {}
+_latest: dict[str, _GraphOp] = {}
 
 _running = ContextVar("whether the kernel of such an op is running", default=False)
 
 
-class _TracedOp(CustomOp):
-    """A custom op of the reference whose calls are calls of an op of the dispatcher."""
+class _GraphOp(CustomOp):
+    """A custom op of the reference whose calls are calls of an op of the dispatcher.
+
+    That has the name that it has in torch's own ops.
+    """
 
     def __init__(self, body: Callable[..., Any], overload: Any) -> None:
         super().__init__(body)
-        self._overload = overload
+        self._opoverload = overload
 
     def _differentiable(self, args: Sequence[Any]) -> Any:
-        return super()._differentiable(args) if _running.get() else self._overload(*args)
+        return super()._differentiable(args) if _running.get() else self._opoverload(*args)
 
 
-def traced_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> CustomOp:
-    """Like `amp_fuzz.reference.custom_op`, for a program that is traced.
+def graph_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]) -> CustomOp:
+    """Like `amp_fuzz.reference.custom_op`, for a program that becomes a graph.
 
     The latest op of a name and schema is the one that graphs run.
     """
     schema = torch.library.infer_schema(body, mutates_args=tuple(mutates_args))
     own = _defined(name, schema)
-    made = _TracedOp(body, getattr(getattr(torch.ops, _NAMESPACE), own).default)
+    made = _GraphOp(body, getattr(getattr(torch.ops, _NAMESPACE), own).default)
     _latest[own] = made
     return made
 
