@@ -73,7 +73,7 @@ from amp_fuzz.cases.program import (
 )
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.export.programs import names_of
+from amp_fuzz.upstream.export.programs import names_of, without_grad
 from amp_fuzz.upstream.inlining import applied_by, inlined
 
 __all__ = ["BUGS"]
@@ -103,21 +103,13 @@ def _given(made: torch.Tensor) -> torch.Tensor:
     return made.view_as(made) if torch.is_grad_enabled() else made.detach()
 
 
-def _without_grad(case: Case) -> bool:
-    """Return whether the program is the forward of an autograd.Function of the plan."""
-    return case.plan.checkpoint == "reentrant" or case.plan.entry in _FORWARDS
-
-
-_FORWARDS = ("custom_fwd", "cast_inputs", "setup_context")
-
-
 def _wrap(program: Any, case: Case) -> Any:
     """Return a user's function that knows how it is exported: `_returning` cannot rewrite it."""
     if names_of(program) is not None:
         return program
 
     def run(*inputs: Any) -> Any:
-        token = _users.set("without grad" if _without_grad(case) else "with grad")
+        token = _users.set("without grad" if without_grad(case) else "with grad")
         try:
             return program(*inputs)
         finally:
@@ -129,7 +121,7 @@ def _wrap(program: Any, case: Case) -> Any:
 def _returning(case: Case) -> Case:
     """Return the case with what a trace has in the place of functions that return their input."""
     trained = (spec.name for spec in case.program.inputs if spec.requires_grad)
-    body = _Traced(trained).body(case.program.body, grad=not _without_grad(case))
+    body = _Traced(trained).body(case.program.body, grad=not without_grad(case))
     return case.with_program(body=body)
 
 
