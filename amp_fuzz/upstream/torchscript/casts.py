@@ -241,13 +241,22 @@ BUGS = (
             *(
                 # A graph has a custom op whole: where it runs, the op's own rule casts.
                 Example(name, case([x("x0", 2, 2)], *body, contexts=(F16,), backward="none"))
-                for name in ("trace", "script")
-                for body in (
-                    [under(OFF, call("linear_op", "x0", "x0", None, 1.0))],
-                    [
-                        call("linear_op", "x0", "x0", None, 1.0),
-                        under(BF16, call("mm", "x0", "x0", to="v1")),
-                    ],
+                for name, body in (
+                    ("trace", [under(OFF, call("linear_op", "x0", "x0", None, 1.0))]),
+                    (
+                        "trace",
+                        [
+                            call("linear_op", "x0", "x0", None, 1.0),
+                            under(BF16, call("mm", "x0", "x0", to="v1")),
+                        ],
+                    ),
+                    (
+                        "script",
+                        [
+                            call("linear_op", "x0", "x0", None, 1.0),
+                            call("exp", "v0", to="v1"),
+                        ],
+                    ),
                 )
             ),
             *(
