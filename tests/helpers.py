@@ -22,6 +22,7 @@ from packaging.version import Version
 
 from amp_fuzz.backends import Availability, Backend, backends
 from amp_fuzz.backends.base import recipes_of
+from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
@@ -35,6 +36,7 @@ from amp_fuzz.strategies import drawing
 __all__ = [
     "BF16",
     "F16",
+    "OTHERS",
     "STEADY",
     "WrongKernel",
     "accelerator",
@@ -82,6 +84,10 @@ def accelerator() -> str:
 def eager() -> Backend:
     """Return the backend that every machine has."""
     return backends()["eager-cpu"]
+
+
+OTHERS = ", ".join(d for d in ("cuda", "maia", "mps", "mtia", "xpu") if has_autocast(d))
+"""The devices other than the CPU for which this torch has autocast: 2.7 has none for maia."""
 
 
 def needs_torch(versions: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amp_fuzz.backends import device_guards, harness
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts
@@ -98,8 +99,9 @@ def fake_tensors(device: str) -> Iterator[None]:
     """Enter the process's `FakeTensorMode`, silenced, with a device guard for its tensors.
 
     `torch.autocast`, which `custom_fwd` enters, asks until 2.9 whether macOS is new enough for
-    bfloat16 on mps. A torch without mps raises there. And a torch that was built with cuDNN asks it
-    about an LSTM, which raises on a machine without a GPU.
+    bfloat16 on mps. A torch without mps raises there. And a torch that was built with CUDA asks
+    cuDNN about an LSTM, and until 2.10 the driver about attention, which raises where no GPU is:
+    there both are made of torch's own ops, as in a torch without CUDA.
     """
     level = _LOGGER.level
     _LOGGER.setLevel(logging.CRITICAL + 1)
@@ -107,7 +109,7 @@ def fake_tensors(device: str) -> Iterator[None]:
         macos = patched(torch.backends.mps, "is_macos_or_newer", lambda major, minor: True)
         own = macos if device == "mps" else nullcontext()
         if _lacks_gpu(device):
-            own = _without_cudnn()
+            own = _without_libraries()
         with own, device_guards.stand_in(device), _mode():
             yield
     finally:
@@ -115,11 +117,12 @@ def fake_tensors(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without_cudnn() -> Iterator[None]:
+def _without_libraries() -> Iterator[None]:
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.cudnn.enabled = before
 
@@ -216,7 +219,7 @@ class FakeBackend(TorchRepros, TorchBackend):
         if self.device == "mps" and holds("<2.11"):
             parts.append("torch.backends.mps.is_macos_or_newer = lambda major, minor: True")
         if _lacks_gpu(self.device):
-            parts.append("torch.backends.cudnn.enabled = False")
+            parts.append(_WITHOUT_LIBRARIES)
         if "autocast" in names:
             parts.append(source_of(FakeAutocast).replace("class FakeAutocast", "class autocast"))
         return parts
@@ -226,6 +229,14 @@ _MODE = """\
 # Every tensor from here on has a dtype and a shape but no values.
 logging.getLogger("torch._subclasses.fake_tensor").disabled = True
 FakeTensorMode().__enter__()
+"""
+
+_WITHOUT_LIBRARIES = """\
+# No driver is here that an LSTM and attention could ask about the GPU.
+torch.backends.cudnn.enabled = False
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.enable_mem_efficient_sdp(False)
+torch.backends.cuda.enable_cudnn_sdp(False)
 """
 
 

@@ -500,6 +500,8 @@ class _Examination:
         """Return whether a case diverges in the same way without its autocast contexts."""
         assert verdict.divergence is not None
         plain = bare(verdict.case)
+        if plain.id in self.groups.deadly:
+            return False
         self.seen(plain)
         relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
         found = judge_of(self.judge.backend, (), relations).judge(plain).divergence

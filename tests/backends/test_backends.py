@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends import BackendError, backends, choose, harness
 from amp_fuzz.backends.base import Quantises
+from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import DRIVER, PROGRAM, changes, compiled, quiet
 from amp_fuzz.backends.torch_state import torch_state
 from amp_fuzz.upstream import shipped
@@ -146,7 +147,8 @@ def test_the_cpu_is_ready_and_says_which_torch() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_what_may_add_in_another_order_is_named() -> None:
     """Its shadows allow more: of any other backend they would hide a fault."""
-    references = {name: backend.reference() for name, backend in backends().items()}
+    known = [backend for backend in backends().values() if has_autocast(backend.device)]
+    references = {backend.name: backend.reference() for backend in known}
     asked = {name.partition("[")[0] for name, own in references.items() if own.found}
     assert asked == {"jax", "torchax"}  # of the platform that JAX finds
     numerics = {name: own.numerics for name, own in references.items() if own.found is None}
@@ -224,6 +226,14 @@ def test_a_function_with_cast_inputs_enters_autocast_of_mps_without_mps() -> Non
     """Until torch 2.9, `torch.autocast` asks a torch without mps for the version of macOS."""
     one = case((x("x0", 2),), call("sin", "x0"), contexts=(BF16,), entry="cast_inputs")
     verdict = judge_of(backends()["fake-mps"], []).judge(one.with_plan(backward="none"))
+    assert verdict.outcome == "agreed"
+
+
+def test_attention_on_a_fake_device_asks_no_driver() -> None:
+    """Until torch 2.10, attention asks CUDA's driver which kernel to take."""
+    heads = [x("x0", 2, 2, 4, 8)]
+    one = case(heads, call("scaled_dot_product_attention", "x0", "x0", "x0"), contexts=(BF16,))
+    verdict = judge_of(backends()["fake-cuda"], []).judge(one.with_plan(backward="none"))
     assert verdict.outcome == "agreed"
 
 

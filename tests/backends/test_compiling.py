@@ -182,6 +182,7 @@ def test_a_context_is_shared_by_so_many_modules() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="says where Linux keeps caches")
 def test_it_is_in_the_users_folder_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("platformdirs")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/u")
     assert compiling.folder() == Path("/home/u/.cache/amp-fuzz/jax")

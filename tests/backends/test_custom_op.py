@@ -159,8 +159,8 @@ def test_honest_custom_ops_agree(name: str, honest: Case) -> None:
     ],
 )
 def test_every_fault_of_a_custom_op_is_seen(name: str, corrupt: Any, wrong: Case) -> None:
-    if corrupt is _never_off and name == "script":
-        pytest.skip("a scripted program calls the op itself, past the Python that is corrupted")
+    if corrupt is _never_off and (name == "script" or (name == "export" and holds("<2.9"))):
+        pytest.skip("this program calls the op itself, past the Python that is corrupted")
     with corrupt():
         assert judged(name, wrong).outcome == "diverged"
 
@@ -197,6 +197,8 @@ def test_a_context_in_a_body_leaves_a_fake_device_as_it_was(device: str) -> None
 
     The op runs twice, and it is the second of its calls that shows what the first has left.
     """
+    if device == "maia":
+        needs_torch(">=2.8")
     body = (call("mm", "x0", "x0", to="v0"), under(Autocast(), call("neg", "x0", to="v1")))
     twice = case([x("x0", 2, 2)], *body, entry="custom_op", backward="none", calls=2)
     assert judged(f"fake-{device}", twice).known == "custom-op-body-off"

@@ -11,7 +11,7 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, F16, call, case, x
+from tests.helpers import BF16, F16, call, case, needs_torch, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
 PLANS: tuple[dict[str, Any], ...] = (
@@ -50,6 +50,8 @@ PLANS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_plans_mean_what_they_mean_in_eager(backend: str, plan: dict[str, Any]) -> None:
+    if backend.startswith("compile") and plan.get("entry") == "register_autocast":
+        needs_torch(">=2.9")  # before, it cannot be told which autocast is around the backward
     body = call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1")
     example = case([x("x0", 6, 8), x("w1", 8, 6)], *body, **plan)
     with quiet():

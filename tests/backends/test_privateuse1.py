@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import amp_fuzz
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import backends, privateuse1
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.backends.privateuse1.backend import PrivateUse1Backend
 from amp_fuzz.backends.process import Apart, ApartError
@@ -27,6 +27,8 @@ from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.device import FAULTS, UNREGISTERED, faulty_device
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
+
+pytestmark = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
 
 CASES = stored("device_faults")
 

@@ -137,7 +137,7 @@ class TestMarked:
         assert {run.autocast for run in result.runs} == {"float16"}
 
     def test_call(self, amp_check):
-        assert names(amp_check(Model(), X, backends="fake-maia")) == {"fake-maia"}
+        assert names(amp_check(Model(), X, backends="fake-mtia")) == {"fake-mtia"}
 
 def test_plain():
     pass

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.findings.culprit import _Call, culprit
 from amp_fuzz.findings.entered import inside
@@ -116,6 +116,21 @@ def test_a_search_is_limited_by_what_the_process_works(monkeypatch: pytest.Monke
     assert 1 <= clock() < 4
     wall[0] = 800.0
     assert clock() >= 200
+
+
+def test_a_case_that_killed_a_process_does_not_run_again() -> None:
+    """Nor does the smallest case without its autocast, which nobody drew."""
+    judge = faulty("cache-flag-not-restored")
+    ((record,), _) = causes(judge, LEFT)
+    assert record.minimised is not None
+    plain, ran = bare(record.minimised).id, set()
+    with quiet():
+        verdict = verdict_of(judge, LEFT)
+        for groups in (Groups(), Groups(deadly={plain})):
+            for _ in examine(judge, verdict, groups, seen=lambda case: ran.add(case.id)):
+                pass
+            assert (plain in ran) == (not groups.deadly)
+            ran.clear()
 
 
 def test_a_divergence_with_the_state_restored_is_another_cause() -> None:
