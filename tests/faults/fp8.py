@@ -24,7 +24,7 @@ from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import FP8, statements
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.findings.minimize.target import Target, asker, shrink
+from amp_fuzz.findings.minimize.target import Target, asker, shrink, working
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.reference import fp8
 from amp_fuzz.reference.fp8 import (
@@ -687,9 +687,8 @@ def hunt(
             return {"found": False, "cases": number}
     target = Target.of(verdict)
     found = time.perf_counter() - start
-    *_, last = shrink(
-        verdict.case, target, asker(judge, target), backend.reference(), seconds=seconds
-    )
+    ask = asker(judge, target), backend.reference()
+    *_, last = shrink(verdict.case, target, *ask, seconds=seconds, clock=working())
     return {
         "found": True,
         "cases": number,
