@@ -1,14 +1,16 @@
 """What programs of the catalogue's custom functions and ops come to, and which faults are found.
 
-    python benchmarks/custom_functions.py honest eager-cpu:2000 export:500 ... [--records=DIR]
+    python benchmarks/custom_functions.py honest eager-cpu:2000 export:500 ... [--seed=N]
     python benchmarks/custom_functions.py faults [NAME ...]
     python benchmarks/custom_functions.py
 
 The first judges so many programs on each backend, with the known list of the package; all
-statements of a program are calls of the family ``custom``. The second seeds one fault at a time in
+statements of a program are calls of the family ``custom``. The cases of seed N are numbered from N
+on: with N=10000, no case of N=0 comes again. The second seeds one fault at a time in
 a custom function or op (tests/faults/custom.py), draws programs until one shows it, and minimises
-that. Both keep lines in DIR: a run that is cut short goes on where it stood, and what diverged is
-judged again with the list of today. The last writes benchmarks/custom_functions.json from them.
+that. Both keep lines in ``--records=DIR``: a run that is cut short goes on where it stood, and what
+diverged is judged again with the list of today. The last writes benchmarks/custom_functions.json
+from them.
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("honest", "faults"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--records", type=Path, default=Path(".amp-fuzz/custom"))
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.records.mkdir(parents=True, exist_ok=True)
     if args.what == "honest":
         for what in args.names:
             name, count = what.rsplit(":", 1)
-            honest(backends()[name], int(count), args.records / f"{name}.jsonl")
+            honest(backends()[name], int(count), args.seed, args.records / f"{name}.jsonl")
     elif args.what == "faults":
         from tests.faults.custom import hunt
 
@@ -73,8 +76,8 @@ def drawn(backend: Backend, number: int) -> Case:
     return backend.fit(case)
 
 
-def honest(backend: Backend, count: int, path: Path) -> None:
-    """Judge cases, up to a number of them."""
+def honest(backend: Backend, count: int, seed: int, path: Path) -> None:
+    """Judge cases, up to a number of them, from that of a seed on."""
     judge = judge_of(backend, shipped())
     kept = lines_of(path)
     for line in kept:
@@ -82,8 +85,9 @@ def honest(backend: Backend, count: int, path: Path) -> None:
             line.update(judged(judge, loads(json.dumps(line["case"]))))
     path.write_text("".join(json.dumps(line) + "\n" for line in kept))
     with path.open("a") as file:
-        for number in range(len(kept), count):
-            file.write(json.dumps(judged(judge, drawn(backend, number))) + "\n")
+        for number in range(seed + len(kept), seed + count):
+            line = {"number": number, **judged(judge, drawn(backend, number))}
+            file.write(json.dumps(line) + "\n")
             file.flush()
 
 
@@ -137,6 +141,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         known.update(line["known"].split("+") if line["known"] else ())
     return {
         "cases": len(lines),
+        "numbers": [lines[0]["number"], lines[-1]["number"]],
         "outcomes": dict(Counter(line["outcome"] for line in lines)),
         "known": dict(known.most_common()),
         "unexplained": [

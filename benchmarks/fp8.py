@@ -70,7 +70,8 @@ def honest(name: str, cases: int, seed: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backends", default="torchao[emulate],torchao,te-python")
+    names = "torchao[emulate],torchao,torchao[mxfp8],scaled_mm,te-python"
+    parser.add_argument("--backends", default=names)
     parser.add_argument("--cases", type=int, default=2000, help="for each recipe of a backend")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", action="store_true")

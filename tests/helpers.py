@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from amp_fuzz.backends import Availability, Backend, backends
-from amp_fuzz.backends.base import recipes_of
+from amp_fuzz.backends.base import caches, recipes_of
 from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -178,6 +178,10 @@ class WrongKernel:
     @property
     def recipes(self) -> Sequence[FP8]:
         return recipes_of(self.inner)
+
+    @property
+    def caches(self) -> bool:
+        return caches(self.inner)
 
     def availability(self) -> Availability:
         return self.inner.availability()

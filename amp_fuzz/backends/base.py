@@ -241,6 +241,10 @@ class Quantises(Protocol):
     def recipes(self) -> Sequence[FP8]:
         """The regions that a program may have, each as often as it is drawn."""
 
+    @property
+    def caches(self) -> bool:
+        """Whether a layer can keep its quantised weight, by ``is_first_microbatch``."""
+
 
 @runtime_checkable
 class Configurable(Protocol):
@@ -329,6 +333,11 @@ def recipes_of(backend: object) -> Sequence[FP8]:
     return backend.recipes if isinstance(backend, Quantises) else ()
 
 
+def caches(backend: object) -> bool:
+    """Return whether FP8 layers of a backend can keep their quantised weights; mostly not."""
+    return isinstance(backend, Quantises) and backend.caches
+
+
 def supports(backend: Backend, op: Op, form: str) -> bool:
     """Return whether a backend can express a call: of an FP8 layer, only with recipes."""
     return (not op.fp8 or bool(recipes_of(backend))) and backend.supports(op.name, form)
@@ -341,6 +350,8 @@ def unsupported(case: Case, backend: Backend) -> str:
         fp8 = op is not None and op.fp8  # it is None for a callable of the user's
         if (fp8 and not recipes_of(backend)) or not backend.supports(call.op, call.form):
             return f"{call.op} as {call.form}"
+        if fp8 and "is_first_microbatch" in dict(call.kwargs) and not caches(backend):
+            return f"{call.op} with is_first_microbatch"
     known = {context.recipe for context in recipes_of(backend)}
     for context in regions(case.program.body):
         if isinstance(context, FP8) and context.recipe not in known:

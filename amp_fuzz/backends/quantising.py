@@ -63,6 +63,11 @@ class QuantisingBackend(TorchRepros, TorchBackend):
 
     device: str = "cpu"
 
+    @property
+    def caches(self) -> bool:
+        """Whether a layer can keep its quantised weight: it quantises it in each call."""
+        return False
+
     def linear(self) -> Callable[..., Any]:
         """Return the layer for one run: a new one, so nothing is left of the last run."""
         raise NotImplementedError

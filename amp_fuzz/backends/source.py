@@ -42,6 +42,7 @@ __all__ = [
     "driver_source",
     "imports_of",
     "program_source",
+    "setup_source",
     "statement_source",
 ]
 
@@ -103,13 +104,18 @@ def program_source(program: Program, *, marks: bool = False) -> str:
     make its custom functions and ops come first.
     """
     params = ", ".join(spec.name for spec in program.inputs)
-    setup = dict.fromkeys(CATALOGUE[s.op].setup for s in statements(program.body))
-    lines = [line for line in setup if line]
+    lines = setup_source(program).splitlines()
     lines += ["", ""] if lines else []
     lines.append(f"def program({params}):")
     lines += _Body(marks).lines(program.body, 1)
     lines.append(f"{_INDENT}return {_tuple(program.outputs)}")
     return "\n".join(lines) + "\n"
+
+
+def setup_source(program: Program) -> str:
+    """Return the lines that make a program's custom functions and ops."""
+    setup = dict.fromkeys(CATALOGUE[s.op].setup for s in statements(program.body))
+    return "\n".join(line for line in setup if line)
 
 
 def cast_lines(program: Program) -> dict[int, bool]:

@@ -1,8 +1,9 @@
-"""torchao's float8 training: linear layers converted by ``convert_to_float8_training``.
+"""torchao's float8 training: linear layers converted by ``convert_to_float8_training``, MXFP8 ones.
 
 In an FP8 region, a call of ``fp8_linear`` is a call of a converted `torch.nn.Linear`, with the
 recipe of the region and the weight and bias of the call. ``torchao[emulate]`` multiplies matrices
 that it dequantised. Without ``emulate``, the products are those of `torch._scaled_mm`.
+``torchao[mxfp8]`` calls an ``MXFP8Linear`` instead, whose products are emulated too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.quantising import QuantisingBackend
 from amp_fuzz.backends.reproducing import source_of
+from amp_fuzz.cases.case import Case, retyped
 from amp_fuzz.cases.program import FP8
 from amp_fuzz.reference import fp8 as reference
 
@@ -53,6 +55,25 @@ def torchao_linear(emulate: bool) -> Any:
         if key not in layers:
             plain = torch.nn.Linear(k, n, bias=bias is not None, device="meta")
             layers[key] = convert_to_float8_training(plain, config=config(recipe, **options))
+        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        return torch.func.functional_call(layers[key], given, (x,))
+
+    return linear
+
+
+def mxfp8_linear() -> Any:
+    """Return a linear layer that quantises to MXFP8 by torchao."""
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    layers: dict[Any, Any] = {}
+
+    def linear(x: Any, weight: Any, bias: Any, layer: int, recipe: str, **options: Any) -> Any:
+        n, k = weight.shape
+        key = layer, n, k, bias is None
+        if key not in layers:
+            emulated = {"kernel_preference": KernelPreference.EMULATED}
+            layers[key] = MXFP8Linear(k, n, bias=bias is not None, device="meta", **emulated)
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         return torch.func.functional_call(layers[key], given, (x,))
 
@@ -121,6 +142,47 @@ class TorchaoBackend(QuantisingBackend):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MxBackend(TorchaoBackend):
+    """MXFP8 layers of torchao, emulated: on the CPU or an accelerator."""
+
+    @property
+    def name(self) -> str:
+        """``torchao[mxfp8]``, ``torchao[mxfp8]@cuda``, ..."""
+        return "torchao[mxfp8]" if self.device == "cpu" else f"torchao[mxfp8]@{self.device}"
+
+    @property
+    def recipes(self) -> Sequence[FP8]:
+        """The recipe, in the format that torchao fixes."""
+        return (FP8("mxfp8", format="E4M3"),)
+
+    def fit(self, case: Case) -> Case:
+        """Return the case with bfloat16 inputs for those of float16, "not supported yet"."""
+        case = QuantisingBackend.fit(self, case)
+        inputs = case.program.inputs
+        fitting = (retyped(i, "bfloat16") if i.dtype == "float16" else i for i in inputs)
+        return case.with_program(inputs=tuple(fitting))
+
+    def linear(self) -> Callable[..., Any]:
+        """Return torchao's layer for one run."""
+        return mxfp8_linear()  # type: ignore[no-any-return]
+
+    def linear_source(self) -> tuple[str, str]:
+        """Return the source of the layer, and the call that makes it."""
+        return source_of(mxfp8_linear), "mxfp8_linear()"
+
+    def convention(self) -> reference.Convention:
+        """Return what torchao documents."""
+        return reference.TORCHAO_MXFP8
+
+    def facts(self) -> Facts:
+        """Return facts for issues."""
+        return Facts(area="mx", made="with `MXFP8Linear`", installs="amp-fuzz[fp8]")
+
+
 def backends() -> list[Backend]:
-    """Return torchao with and without emulation, on the CPU and on CUDA."""
-    return [TorchaoBackend(d, emulate=e) for d in ("cpu", "cuda") for e in (False, True)]
+    """Return torchao with and without emulation, and its MXFP8, on the CPU and on CUDA."""
+    return [
+        *(TorchaoBackend(d, emulate=e) for d in ("cpu", "cuda") for e in (False, True)),
+        *(MxBackend(d) for d in ("cpu", "cuda")),
+    ]

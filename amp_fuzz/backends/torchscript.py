@@ -23,10 +23,11 @@ from torch.autograd import profiler
 
 from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
+from amp_fuzz.backends.graph_ops import graph_op
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros
-from amp_fuzz.backends.source import program_source
+from amp_fuzz.backends.source import program_source, setup_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
 from amp_fuzz.backends.torchscript_autocast import (
     Ambient,
@@ -39,7 +40,15 @@ from amp_fuzz.backends.torchscript_autocast import (
 )
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
-from amp_fuzz.cases.program import Autocast, Checkpoint, InferenceMode, NoGrad, Program, unwrapped
+from amp_fuzz.cases.program import (
+    Autocast,
+    Checkpoint,
+    InferenceMode,
+    NoGrad,
+    Program,
+    statements,
+    unwrapped,
+)
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.reference.autocast import snapshot, torch_answers
 from amp_fuzz.versions import holds
@@ -113,7 +122,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be traced, or expressed in TorchScript's language."""
-        if self.mode == "script" and CATALOGUE[op].setup:
+        if self.mode == "script" and CATALOGUE[op].setup and not _is_custom_op(op):
             return False  # a custom function is Python
         if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
             return False
@@ -165,7 +174,10 @@ class ScriptBackend(TorchRepros, TorchBackend):
         """Return the source of the program and of its scripting, for a repro."""
         if case.plan.entry == "decorator":
             case = under(case, case.plan.contexts[-1])
-        text = script_source(case) if self.mode == "script" else program_source(case.program)
+        text = program_source(case.program)
+        if self.mode == "script":
+            setup = setup_source(case.program)
+            text = (setup and f"{setup}\n\n\n") + script_source(case)
         if case.plan.entry in CUSTOM_OPS and self.mode == "script":
             text += "\n\n" + opaque_source(case).replace("program(", "opaque(", 1)
         return f"{text}\n\nplain = program\nprogram = {self.expression('plain', case)}\n"
@@ -200,7 +212,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
         """Return the casts that TorchScript's own pass adds to a scripted program, or ""."""
         if self.mode != "script":
             return ""
-        program = _Scripted(self, case, {})
+        program = _Scripted(self, case, self.runtime().names())
         with ExitStack() as stack:
             function = program.compiled(())
             for context in case.plan.contexts:
@@ -413,12 +425,20 @@ class _Scripted:
     def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program as a `torch.jit.ScriptFunction`."""
         if self.backend.mode == "script":
-            text = script_source(self.case) if self.opaque is None else opaque_source(self.case)
-            self.units.append(self.define(text))
+            self.units.append(self.define(self.text()))
             return self.units[-1].find_function("program")
         with fresh_unit() as unit:
             self.units.append(unit)
             return torch.jit.trace(self.plain(), tuple(inputs), check_trace=False)
+
+    def text(self) -> str:
+        """Return the program in TorchScript's language; its custom ops are defined before."""
+        if self.opaque is not None:
+            return opaque_source(self.case)
+        names = {**self.names}
+        exec(setup_source(self.case.program), names)
+        ops = (s.op for s in statements(self.case.program.body) if _is_custom_op(s.op))
+        return script_source(self.case, {op: names[op]._opoverload for op in ops})
 
     def define(self, text: str) -> Any:
         """Return a unit in which a text is compiled."""
@@ -450,11 +470,24 @@ def _defined_once(text: str) -> Any:
     return _defined(text) if last is None else last
 
 
-def script_source(case: Case) -> str:
-    """Return the program in TorchScript's language, with explicit devices and overloads."""
-    text = program_source(case.program).replace("autocast(device", 'autocast("cpu"')
+def script_source(case: Case, ops: Mapping[str, Any] | None = None) -> str:
+    """Return the program in TorchScript's language, with explicit devices and overloads.
+
+    ops: the overloads that its custom ops are, by name: without them, those that torch defines.
+    """
+    _, _, text = program_source(case.program).rpartition("def program(")
+    text = f"def program({text}".replace("autocast(device", 'autocast("cpu"')
     text = text.replace("autocast(", "torch.autocast(")
-    return re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
+    text = re.sub(r"torch\.ops\.aten\.(\w+)\.\w+\(", r"torch.ops.aten.\1(", text)
+    for op in {s.op for s in statements(case.program.body) if _is_custom_op(s.op)}:
+        name = ops[op].name() if ops is not None else f"amp_fuzz::{op}"
+        text = text.replace(f" = {op}(", f" = torch.ops.{name.replace('::', '.')}(")
+    return text
+
+
+def _is_custom_op(op: str) -> bool:
+    """Return whether an op is a custom op, which a graph can name."""
+    return "custom_op" in CATALOGUE[op].setup
 
 
 def opaque_source(case: Case) -> str:
@@ -490,10 +523,16 @@ def _optimised(make: Callable[..., Any], buffers: Sequence[int], calls: int) -> 
 
 
 class _Imitated(_Scripted):
-    """The program as TorchScript's pass should make it: its graph, the casts written by us."""
+    """The program as TorchScript's pass should make it: its graph, the casts written by us.
+
+    A graph has a custom op whole. What is around the graph goes on inside it: the op's own rule is
+    asked where the graph runs. That is a trace's only with the casts of the pass: the reference can
+    also trace what is in the op.
+    """
 
     def __init__(self, backend: ScriptBackend, case: Case, names: Names, how: Lowering) -> None:
-        super().__init__(backend, case, names)
+        whole = how.casts or backend.mode == "script"
+        super().__init__(backend, case, {**names, "custom_op": graph_op} if whole else names)
         self.how = how
         # From the third call on, gradients come from TorchScript's own formulas.
         self.calls = backend.calls if how.formulas else 1

@@ -276,6 +276,12 @@ def inferring(case: Case) -> Case:
     )
 
 
+def retyped(spec: TensorSpec, dtype: str) -> TensorSpec:
+    """Return a floating input in another dtype, with the elements that it holds, rounded."""
+    values = bits_of(numbers(spec.values, spec.dtype), dtype) if spec.values else ""
+    return msgspec.structs.replace(spec, dtype=dtype, values=values)
+
+
 def single(case: Case) -> Case:
     """Return the case with float32 for each 16-bit floating dtype that it names.
 
@@ -284,10 +290,7 @@ def single(case: Case) -> Case:
     """
 
     def tensor(spec: TensorSpec) -> TensorSpec:
-        if spec.dtype not in _NARROW:
-            return spec
-        values = bits_of(numbers(spec.values, spec.dtype), "float32") if spec.values else ""
-        return msgspec.structs.replace(spec, dtype="float32", values=values)
+        return retyped(spec, "float32") if spec.dtype in _NARROW else spec
 
     def argument(arg: Arg) -> Arg:
         if isinstance(arg, Items):

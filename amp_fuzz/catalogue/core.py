@@ -102,6 +102,14 @@ class Builder(Protocol):
     form: str
     """The form that is being drawn; an entry seldom needs it."""
 
+    @property
+    def block(self) -> builtins.int:
+        """The number that the sizes of an FP8 layer are multiples of."""
+
+    @property
+    def caches(self) -> bool:
+        """Whether an FP8 layer may keep its quantised weight."""
+
     def int(self, low: builtins.int, high: builtins.int) -> builtins.int:
         """Draw an integer from `low` to `high`, both included."""
 

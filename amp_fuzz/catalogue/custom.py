@@ -14,11 +14,11 @@ from amp_fuzz.catalogue.core import Build, Builder, Call, Out, op, out
 
 
 def _made(
-    name: str, *given: str, devices: tuple[str, ...] | None = None
+    name: str, *given: str, devices: tuple[str, ...] | None = None, view: bool = False
 ) -> Callable[[Build], Build]:
     """Register what ``make_NAME`` makes of some names of an implementation."""
     setup = f"{name} = make_{name}({', '.join(given)})"
-    return op(name, function=name, setup=setup, mixed="raises", devices=devices)
+    return op(name, function=name, setup=setup, mixed="raises", devices=devices, view=view)
 
 
 _CASTS = ("custom_fwd", "custom_bwd", "device")
@@ -56,16 +56,16 @@ def _straight(g: Builder) -> Call:
     return Call((x,), out(x.shape, dtype=x.dtype))
 
 
-@_made("view_function")
+@_made("view_function", view=True)
 def _view(g: Builder) -> Call:
     x = g.tensor(rank=2)
-    return Call((x,), out((x.shape[1], x.shape[0]), dtype=x.dtype), view=True)
+    return Call((x,), out((x.shape[1], x.shape[0]), dtype=x.dtype))
 
 
-@_made("same_function")
+@_made("same_function", view=True)
 def _same(g: Builder) -> Call:
     x = g.tensor(rank=(0, 2))
-    return Call((x,), out(x.shape, dtype=x.dtype), view=True)
+    return Call((x,), out(x.shape, dtype=x.dtype))
 
 
 @_made("sort_function")

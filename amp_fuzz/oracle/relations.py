@@ -49,10 +49,11 @@ def within(
 ) -> Divergence | None:
     """Check the relations that hold inside one observation; varied: as in `compare`.
 
-    Values of layers with delayed scales depend on earlier passes: they are not compared.
+    Values of layers with delayed scales or kept weights depend on earlier passes: they are not
+    compared.
     """
     contexts = regions(case.program.body)
-    if any(isinstance(c, FP8) and c.recipe == "delayed" for c in contexts):
+    if any(isinstance(c, FP8) and c.recipe == "delayed" for c in contexts) or _keeps(case):
         values = False
     if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # a custom op is called once
         found = _pairs(seen, "call0.", "call1.", "second call", values, varied)
@@ -158,8 +159,8 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.checkpoint not in ("none", "non_reentrant") or plan.thread == "inside":
         return None
-    if _writes(case):
-        return None  # a recomputed in-place write happens twice
+    if _writes(case) or _keeps(case):
+        return None  # a recomputed in-place write happens twice; so does that of a kept weight
     return case.with_plan(checkpoint="non_reentrant"), case.with_plan(checkpoint="none")
 
 
@@ -168,6 +169,11 @@ def _transform(case: Case) -> tuple[Case, Case] | None:
     if case.plan.transform == "none" or not _uses_autocast(case):
         return None
     return case.with_plan(transform="none"), case
+
+
+def _keeps(case: Case) -> bool:
+    """Return whether an FP8 layer keeps its quantised weight."""
+    return any("is_first_microbatch" in dict(s.kwargs) for s in statements(case.program.body))
 
 
 def _writes(case: Case) -> bool:

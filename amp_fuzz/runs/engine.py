@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, Configurable, Precise, accelerator, backends
-from amp_fuzz.backends.base import kernels_of, mixes, recipes_of, supports
+from amp_fuzz.backends.base import caches, kernels_of, mixes, recipes_of, supports
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
@@ -537,6 +537,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
             settings=backend.settings if isinstance(backend, Configurable) else (),
             mixed=MIXED if mixes(backend) else 0,
             recipes=recipes_of(backend),
+            caches=caches(backend),
         )
 
     count = 0

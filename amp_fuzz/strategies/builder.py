@@ -72,12 +72,16 @@ class Palette:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The contexts around the next statement, as far as the builder follows them."""
+    """The contexts around the next statement, as far as the builder follows them.
+
+    block: of the sizes that an FP8 recipe takes.
+    """
 
     autocast: bool = False
     dtype: str = "bfloat16"
     grad: bool = True
     checkpoint: bool = False
+    block: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ class ProgramBuilder:
     inputs: list[TensorSpec] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     form: str = "function"
+    caches: bool = False
     _op: Op | None = None
     _same: str | None = None
     _first: str = ""
@@ -225,6 +230,11 @@ class ProgramBuilder:
     def flag(self) -> bool:
         """Draw a boolean."""
         return integer(self.source, 2) == 1
+
+    @property
+    def block(self) -> builtins.int:
+        """The sizes of FP8 layers are multiples of it."""
+        return self.frame.block
 
     def digits(self, *sizes: builtins.int) -> list[builtins.int]:
         """Draw several independent choices, each in [0, size), at once."""

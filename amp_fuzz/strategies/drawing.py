@@ -257,6 +257,7 @@ def _drawn(
     statements: int,
     fused: bool,
     recipes: Sequence[FP8] = (),
+    caches: bool = False,
 ) -> tuple[Program, Values]:
     """Draw a program; return it with its values, by name."""
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
@@ -266,7 +267,7 @@ def _drawn(
         raise ValueError(f"ops={ops!r} leaves nothing that can run on {device}")
     drawing = _ProgramDrawing(source, device, pool or focus, focus, forms, statements, fused)
     if recipes:
-        drawing.quantise(recipes)
+        drawing.quantise(recipes, caches)
     program = drawing.draw(plan)
     return program, {value.name: value for value in drawing.build.values}
 
@@ -311,12 +312,15 @@ class _ProgramDrawing:
         self.pool = pool
         self.count = self.step = 0
 
-    def quantise(self, recipes: Sequence[FP8]) -> None:
-        """Give the program FP8 regions of these, and FP8 layers to half of its statements."""
+    def quantise(self, recipes: Sequence[FP8], caches: bool) -> None:
+        """Give the program FP8 regions of these, and FP8 layers to half of its statements.
+
+        caches: whether layers may keep their quantised weights.
+        """
         layers = [op for op in self.pool if op.fp8]
         if not layers:
             return
-        self.recipes = recipes
+        self.recipes, self.build.caches = recipes, caches
         others = [op for op in self.pool if not op.fp8] or layers
         self.swarm = [[*(layers * _SWARM)[: _SWARM // 2], *_few(others, self.start, _SWARM // 2)]]
         self.build.palette = replace(self.build.palette, chains=True, mixes=False)
@@ -325,10 +329,14 @@ class _ProgramDrawing:
         self.build.frame = _frame(plan, self.device)
         # Transforms of functions do not support checkpoints.
         self.checkpoints = plan is None or (plan.backward != "none" and plan.transform == "none")
-        body = self.body(0)
+        whole = None
         if self.recipes and (how := integer(self.source, 8)) != 7:
             # Mostly the whole program is in one region, as users enter it.
-            body = [Region(self.recipes[how * len(self.recipes) // 7], tuple(body))]
+            whole = self.recipes[how * len(self.recipes) // 7]
+            self.build.frame = _inner(self.build.frame, whole, self.device)
+        body = self.body(0)
+        if whole is not None:
+            body = [Region(whole, tuple(body))]
         program = returning_all(Program(tuple(self.build.inputs), tuple(body), ()))
         # A returned value is rounded in memory. A compiler may keep other values unrounded.
         return program if self.keeps else returning_last(program)
@@ -440,7 +448,7 @@ def _inner(frame: Frame, context: Context, device: str) -> Frame:
     if isinstance(context, Checkpoint):
         return replace(frame, checkpoint=True)
     if isinstance(context, FP8):
-        return frame
+        return replace(frame, block=32) if context.recipe in ("mxfp8", "nvfp4") else frame
     return replace(frame, grad=False)
 
 
@@ -459,6 +467,7 @@ def draw_case(
     settings: Sequence[str] = (),
     mixed: int = 0,
     recipes: Sequence[FP8] = (),
+    caches: bool = False,
 ) -> Case:
     """Draw a case for a device type.
 
@@ -466,14 +475,17 @@ def draw_case(
     deterministic algorithms. settings: that a plan may have; one plan in eight has one or two.
     mixed: of so many cases, one gets CPU tensors beside those of the device, if its program can
     have any; 0: none does. All of these are drawn last, so that everything else stays the same.
-    recipes: the FP8 regions that programs may have.
+    recipes: the FP8 regions that programs may have. caches: whether FP8 layers may keep their
+    quantised weights.
     """
     plan = draw_plan(source, device, trains=trains)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
         plan = msgspec.structs.replace(plan, transform="none")
-    if any(context.recipe == "delayed" for context in recipes):
+    if caches or any(context.recipe == "delayed" for context in recipes):
         plan = _several(source, plan)
-    program, values = _drawn(source, device, plan, ops, focus, form, statements, fused, recipes)
+    program, values = _drawn(
+        source, device, plan, ops, focus, form, statements, fused, recipes, caches
+    )
     seed = integer(source, 0x10000)
     if precisions:
         precision = precisions[integer(source, len(precisions))]
@@ -490,7 +502,7 @@ def draw_case(
 
 
 def _several(source: Bytes, plan: Plan) -> Plan:
-    """Return a plan of more steps, for scales that come from earlier ones; a quarter stay."""
+    """Return a plan of more steps, for what comes from earlier ones; a quarter stay."""
     more = (1, 3, 4, 6)[integer(source, 4)]
     if plan.backward == "none" or plan.transform != "none":
         return plan

@@ -37,6 +37,7 @@ Part: TypeAlias = Literal[
     "promised-results",
     "reused-inputs",
     "separate-roundings",
+    "stopped-checkpoints",
 ]
 """A library or a part of a compiler that torch can run without."""
 

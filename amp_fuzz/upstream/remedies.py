@@ -239,6 +239,14 @@ def _without_promised_statistics() -> Iterator[None]:
         FakeTensorMode.cache_clear()
 
 
+def _without_stopped_checkpoints() -> AbstractContextManager[None]:
+    """Let a checkpoint that is not reentrant compute all of its function again."""
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    whole: AbstractContextManager[None] = set_checkpoint_early_stop(False)
+    return whole
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "mkldnn": _without_mkldnn,
     "mutations-in-graphs": _without_mutations_in_graphs,
@@ -253,5 +261,6 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "promised-statistics": _without_promised_statistics,
     "reused-inputs": _without_reused_inputs,
     "separate-roundings": lambda: _compiled_with("cpp.enable_floating_point_contract_flag", "fast"),
+    "stopped-checkpoints": _without_stopped_checkpoints,
 }
 """How to run torch without what a known entry blames."""

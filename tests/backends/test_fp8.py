@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from amp_fuzz.backends import BackendError, backends, unsupported
-from amp_fuzz.backends.base import Quantises, recipes_of
+from amp_fuzz.backends.base import Quantises, caches, recipes_of
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.case import Case, CaseError, loads
@@ -34,7 +34,7 @@ READY = [
     if isinstance(backend, Quantises) and backend.availability().status == "ready"
 ]
 every = pytest.mark.parametrize("name", READY)
-INPUTS = [x("x0", 16, 16), x("w1", 16, 16), x("w2", 16)]
+INPUTS = [x("x0", 32, 32), x("w1", 32, 32), x("w2", 32)]
 LINEAR = call("fp8_linear", "x0", "w1", "w2")
 
 
@@ -110,6 +110,47 @@ def test_a_backend_without_recipes_says_so(body: object) -> None:
         Judge(backends()["eager-cpu"]).judge(one)
 
 
+def test_layers_in_mxfp8_have_whole_blocks() -> None:
+    """A fresh input of a program in an MXFP8 region has sizes that are multiples of 32."""
+    ops = [op for op in usable(CATALOGUE.values(), "cpu", fp8=True) if op.fp8]
+    source = random.Random(0).randbytes
+    recipes = (FP8("mxfp8", format="E4M3"),)
+    for _ in range(40):
+        one = draw_case(source, "cpu", ops=ops, recipes=recipes)
+        if all(isinstance(n, Region) and n.context in recipes for n in one.program.body):
+            sizes = {size for spec in one.program.inputs for size in spec.shape[-1:]}
+            assert all(size % 32 == 0 for size in sizes), one
+
+
+def test_float16_is_not_asked_of_mxfp8() -> None:
+    inputs = [x("x0", 32, 32, dtype="float16"), x("w1", 32, 32), x("w2", 32)]
+    fitted = backends()["torchao[mxfp8]"].fit(case(inputs, LINEAR))
+    assert [spec.dtype for spec in fitted.program.inputs] == ["bfloat16", "float32", "float32"]
+
+
+def kept(first: bool) -> Case:
+    """Return three steps of a layer that keeps its weight; each step changes the weight."""
+    layer = call("fp8_linear", "x0", "w1", is_first_microbatch=first)
+    return case(INPUTS, under(FP8("current"), layer), contexts=(), steps=3)
+
+
+@pytest.mark.parametrize("name", [n for n in READY if not caches(backends()[n])])
+def test_a_backend_that_keeps_no_weight_says_so(name: str) -> None:
+    layer = call("fp8_linear", "x0", "w1", "w2", is_first_microbatch=True)
+    one = case(INPUTS, under(region(name), layer))
+    assert unsupported(one, backends()[name]) == "fp8_linear with is_first_microbatch"
+
+
+def test_a_kept_weight_is_drawn_only_where_it_can_be_kept() -> None:
+    for may in (False, True):
+        ops = [op for op in usable(CATALOGUE.values(), "cpu", fp8=True) if op.fp8]
+        source = random.Random(0).randbytes
+        cases = [draw_case(source, "cpu", ops=ops, recipes=(FP8(),), caches=may) for _ in range(40)]
+        calls = [s for c in cases for s in statements(c.program.body)]
+        said = {dict(s.kwargs).get("is_first_microbatch") for s in calls}
+        assert said == ({None, True, False} if may else {None})
+
+
 # -- what is judged -------------------------------------------------------------------------------
 
 
@@ -161,6 +202,18 @@ def test_a_region_changes_the_result(name: str) -> None:
     assert second is not None
     assert not torch.equal(first, second)
     assert torch.allclose(first, second, rtol=0.1, atol=1.0)
+
+
+@pytest.mark.parametrize("name", [n for n in READY if caches(backends()[n])])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_kept_weight_is_used_again(name: str, first: bool) -> None:
+    """The first microbatch of each step quantises the weight; the others use what is kept."""
+    assert judged(name, kept(first)).outcome == "agreed"
+    (seen,) = backends()[name].run([kept(first)])
+    before, after = seen.values["step0.v0"], seen.values["step1.v0"]
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after) != first
 
 
 # -- scripts --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torch.jit import frontend
 
 from amp_fuzz.backends import BackendError, backends, torchscript
 from amp_fuzz.backends.harness import Observation, Raised, quiet
+from amp_fuzz.backends.source import setup_source
 from amp_fuzz.backends.torchscript import ScriptBackend, script_source
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import Case, Plan
@@ -198,6 +199,7 @@ def test_what_it_cannot_say_is_what_it_refuses() -> None:
                 statements=1,
             )  # fmt: skip
             text = script_source(SCRIPT.fit(Case(program)))
+            exec(setup_source(program), SCRIPT.runtime().names())  # it defines custom ops
             with quiet(), fresh_unit() as unit:
                 try:
                     unit.define(text, {"torch": torch}.get)

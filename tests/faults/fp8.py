@@ -24,7 +24,7 @@ from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import FP8, statements
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.findings.minimize.target import Target, asker, shrink
+from amp_fuzz.findings.minimize.target import Target, asker, shrink, working
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.reference import fp8
 from amp_fuzz.reference.fp8 import (
@@ -38,7 +38,7 @@ from amp_fuzz.reference.fp8 import (
     scaling,
 )
 from amp_fuzz.reference.fp8 import recipes as recipes_module
-from amp_fuzz.reference.fp8.layers import Delayed, Region
+from amp_fuzz.reference.fp8.layers import Delayed, Region, Workspace
 from amp_fuzz.strategies.drawing import draw_case, usable
 from tests.faults.fault import Fault, patched
 
@@ -49,9 +49,13 @@ Corrupt = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Seeded(Fault):
-    """A fault of FP8 layers, and the regions in which it acts."""
+    """A fault of FP8 layers, and the regions in which it acts.
+
+    caches: whether it needs layers that keep their quantised weights.
+    """
 
     regions: tuple[FP8, ...] = ()
+    caches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,10 @@ class Own(QuantisingBackend):
     @property
     def recipes(self) -> Sequence[FP8]:
         return self.contexts
+
+    @property
+    def caches(self) -> bool:
+        return True
 
     def convention(self) -> Convention:
         return self.made
@@ -323,6 +331,38 @@ def _roles(*left_out: str) -> Corrupt:
     return lambda: patched(Layers, _update=update)
 
 
+# -- kept weights --------------------------------------------------------------------------------
+
+
+_refresh, _kept = Workspace.refresh, Layers._kept
+
+
+def _once(self: Workspace, *arguments: Any) -> None:
+    if not self.copies:
+        _refresh(self, *arguments)
+
+
+def _scale_alone(self: Workspace, *arguments: Any) -> None:
+    before = dict(self.copies)
+    _refresh(self, *arguments)
+    for dim, old in before.items():
+        self.copies[dim] = replace(self.copies[dim], values=old.values)
+
+
+def _unkept(self: Layers, module: Any, quantise: Any, *more: Any) -> Any:
+    return quantise
+
+
+def _shared(self: Layers, module: Any, *more: Any) -> Any:
+    return _kept(self, (0, *module[1:]), *more)
+
+
+def _one_copy(self: Workspace, *arguments: Any) -> None:
+    old = self.copies.get(1)
+    _refresh(self, *arguments)
+    self.copies[1] = old or self.copies[1]
+
+
 # -- regions --------------------------------------------------------------------------------------
 
 
@@ -360,7 +400,38 @@ def _forgetting() -> AbstractContextManager[None]:
     return patched(Layers, checkpoint=lambda self, checkpoint: checkpoint)
 
 
-FAULTS: tuple[Seeded, ...] = tuple(
+KEEPING: tuple[Seeded, ...] = tuple(
+    Seeded(name, what, (), corrupt, regions=(CURRENT, DELAYED), caches=True)
+    for name, what, corrupt in (
+        (
+            "kept-never-refreshed",
+            "the first microbatch of a later step does not refresh the kept weight",
+            lambda: patched(Workspace, refresh=_once),
+        ),
+        (
+            "kept-ignored",
+            "each microbatch quantises the weight",
+            lambda: patched(Layers, _kept=_unkept),
+        ),
+        (
+            "kept-scale-alone",
+            "the scale of a kept weight is refreshed, its data is not",
+            lambda: patched(Workspace, refresh=_scale_alone),
+        ),
+        (
+            "kept-for-all-layers",
+            "layers of one size share the kept weight",
+            lambda: patched(Layers, _kept=_shared),
+        ),
+        (
+            "kept-for-dgrad",
+            "the copy for the gradient of the input is kept over steps",
+            lambda: patched(Workspace, refresh=_one_copy),
+        ),
+    )
+)
+
+FAULTS: tuple[Seeded, ...] = KEEPING + tuple(
     Seeded(name, what, (), corrupt, regions=regions)
     for name, what, regions, corrupt in (
         # scales
@@ -591,12 +662,12 @@ FAULTS: tuple[Seeded, ...] = tuple(
 )
 
 
-def drawn(contexts: Sequence[FP8], seed: int) -> Iterator[Case]:
+def drawn(contexts: Sequence[FP8], seed: int, *, caches: bool = False) -> Iterator[Case]:
     """Yield cases of these regions, as a run draws them."""
     ops = usable(CATALOGUE.values(), "cpu", fp8=True)
     source = random.Random(f"fp8/{seed}").randbytes
     while True:
-        yield draw_case(source, "cpu", ops=ops, recipes=contexts, statements=6)
+        yield draw_case(source, "cpu", ops=ops, recipes=contexts, caches=caches, statements=6)
 
 
 def hunt(
@@ -607,7 +678,7 @@ def hunt(
     honest = Judge(replace(backend, corrupt=lambda: patched(fp8)), relations="none")
     judge = Judge(backend, relations="none")
     start = time.perf_counter()
-    for number, case in enumerate(drawn(fault.regions, seed), 1):
+    for number, case in enumerate(drawn(fault.regions, seed, caches=fault.caches), 1):
         verdict = judge.judge(case)
         if verdict.divergence is not None:
             assert honest.judge(case).divergence is None, case
@@ -616,9 +687,8 @@ def hunt(
             return {"found": False, "cases": number}
     target = Target.of(verdict)
     found = time.perf_counter() - start
-    *_, last = shrink(
-        verdict.case, target, asker(judge, target), backend.reference(), seconds=seconds
-    )
+    ask = asker(judge, target), backend.reference()
+    *_, last = shrink(verdict.case, target, *ask, seconds=seconds, clock=working())
     return {
         "found": True,
         "cases": number,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch._library.custom_ops import CustomOpDef
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_impls import op_implementations_dict as kernels
@@ -49,6 +50,7 @@ PARTS: Mapping[str, Callable[[], object]] = {
     "promised-statistics": lambda: kernels[ATEN.native_layer_norm.default],
     "reused-inputs": lambda: dict(_module("torch._inductor.fx_passes.reinplace").inplaceable_ops),
     "separate-roundings": _compile_fx,
+    "stopped-checkpoints": lambda: torch.utils.checkpoint._enable_checkpoint_early_stop,
 }
 """What each takes away: found, as it is."""
 

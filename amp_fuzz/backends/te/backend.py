@@ -9,11 +9,12 @@ dataclasses of arguments, the global state of its regions. See `amp_fuzz.backend
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
 import torch
 
 from amp_fuzz.backends import harness
@@ -27,24 +28,23 @@ from amp_fuzz.backends.te.layers import python_recipe, te_layers, te_recipe
 from amp_fuzz.backends.te.stub import VERSION, install
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import FP8, Checkpoint, unwrapped
+from amp_fuzz.cases.program import FP8, Node, Region
 from amp_fuzz.reference import fp8 as reference
 
 __all__ = ["Python", "PythonBackend", "TeBackend", "backends"]
+
+
+NAMES = ("fp8", "fp8_linear", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear(QuantisingBackend):
     """`te.Linear`, with kernels or without."""
 
-    def fit(self, case: Case) -> Case:
-        """Return the case without checkpoints in FP8 regions.
-
-        Their recomputation is outside of the region, unless it is that of ``te.checkpoint``, which
-        moves the state of CUDA's generators.
-        """
-        case = QuantisingBackend.fit(self, case)
-        return case.with_program(body=unwrapped(case.program.body, (Checkpoint,)))
+    @property
+    def caches(self) -> bool:
+        """Whether a layer can keep its quantised weight."""
+        return True
 
     def convention(self) -> reference.Convention:
         """Return what Transformer Engine documents."""
@@ -111,13 +111,13 @@ class TeBackend(_Linear):
             import transformer_engine.pytorch as te
 
             made = te_layers(te, te_recipe, self.device)
-            return dict(zip(("fp8", "fp8_linear"), made, strict=True))
+            return dict(zip(NAMES, made, strict=True))
 
         return TorchBackend.runtime(self, **{"fp8": layers, **more})
 
     def layers_source(self) -> list[str]:
         """Return the source that makes the regions and the layer."""
-        regions = "fp8, fp8_linear = te_layers(te, te_recipe, device)"
+        regions = "fp8, fp8_linear, checkpoint = te_layers(te, te_recipe, device)"
         imported = "import transformer_engine.pytorch as te"
         return [imported, source_of(te_layers), source_of(te_recipe), regions]
 
@@ -131,8 +131,18 @@ class PythonBackend(_Linear):
 
     @property
     def recipes(self) -> Sequence[FP8]:
-        """Current scaling, which is the one that Transformer Engine has in Python."""
-        return FP8("current"), FP8("current"), FP8("current", format="E4M3")
+        """The recipes whose kernels the stub has, or Transformer Engine in Python."""
+        delayed = FP8("delayed", history=4), FP8("delayed", history=2, algorithm="most_recent")
+        return FP8("current"), FP8("current", format="E4M3"), *delayed, FP8("nvfp4"), FP8("nvfp4")
+
+    def fit(self, case: Case) -> Case:
+        """Return the case without biases in NVFP4: "Bias is not supported in NVFP4QuantizerRef"."""
+        case = _Linear.fit(self, case)
+        return case.with_program(body=_unbiased(case.program.body, ""))
+
+    def convention(self) -> reference.Convention:
+        """Return what Transformer Engine documents, with the products of its references."""
+        return replace(reference.TRANSFORMER_ENGINE, product=reference.te_reference)
 
     def availability(self) -> Availability:
         """Return whether the wheel is here, in the version that the stub fits."""
@@ -153,9 +163,27 @@ class PythonBackend(_Linear):
 
     def layers_source(self) -> list[str]:
         """Return the source that makes the regions and the layer, over the stub."""
-        regions = "fp8, fp8_linear = te_layers(install(), python_recipe, device)"
+        regions = "fp8, fp8_linear, checkpoint = te_layers(install(), python_recipe, device)"
         imported = "from amp_fuzz.backends.te.stub import install"
-        return [imported, source_of(te_layers), source_of(python_recipe), regions]
+        sources = [source_of(te_layers), source_of(te_recipe), source_of(python_recipe)]
+        return [imported, *sources, regions]
+
+
+def _unbiased(body: tuple[Node, ...], recipe: str) -> tuple[Node, ...]:
+    """Return a body in a region of a recipe, or in none, without biases in NVFP4."""
+    nodes: list[Node] = []
+    for node in body:
+        if isinstance(node, Region):
+            context = node.context
+            inner = recipe
+            if isinstance(context, FP8):
+                inner = context.recipe if context.enabled else ""
+            nodes.append(Region(context, _unbiased(node.body, inner)))
+        elif node.op == "fp8_linear" and recipe == "nvfp4":
+            nodes.append(msgspec.structs.replace(node, args=node.args[:2]))
+        else:
+            nodes.append(node)
+    return tuple(nodes)
 
 
 def _version(package: str) -> str | None:
@@ -173,9 +201,7 @@ class Python:
         self._backend = PythonBackend(process=Apart(""))
 
         def layers(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
-            return dict(
-                zip(("fp8", "fp8_linear"), te_layers(te, python_recipe, "cpu"), strict=True)
-            )
+            return dict(zip(NAMES, te_layers(te, python_recipe, "cpu"), strict=True))
 
         self._runtime = self._backend.runtime(fp8=layers)
 

@@ -5,9 +5,8 @@ With a stub in its place, and CPU tensors where it asks for CUDA's, the real mod
 autograd functions, argument dataclasses, saved tensors and global state. `install` changes its
 process permanently, so a backend does it in a process of its own.
 
-The stub has one kernel, the sum that is the gradient of a bias. All other values come from a recipe
-in Python, a `CustomRecipe` of Transformer Engine's own reference quantisers, and from
-`torch._scaled_mm`.
+The stub has the kernels of `amp_fuzz.backends.te.kernels`. Delayed scales are updated by
+Transformer Engine's own code in Python, not by its fused kernel.
 """
 
 from __future__ import annotations
@@ -21,9 +20,12 @@ import os
 import sys
 import textwrap
 import types
+from functools import partial
 from typing import Any
 
 import torch
+
+from amp_fuzz.backends.te.kernels import KERNELS
 
 __all__ = ["VERSION", "install"]
 
@@ -92,6 +94,8 @@ def install() -> Any:
     Raises ImportError if the code is not as expected: another version, say.
     """
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # do not load the core library
+    os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "1"
+    os.environ["NVTE_TORCH_COMPILE"] = "0"  # not for rules of one line
     spec = importlib.util.find_spec("transformer_engine")
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError("no transformer_engine")
@@ -102,7 +106,8 @@ def install() -> Any:
     extension: Any = _Stub("transformer_engine_torch")
     for name, members in _ENUMERATIONS.items():
         setattr(extension, name, enum.IntEnum(name, members, start=0))
-    extension.bgrad_quantize = _bgrad_quantize
+    for kernel in KERNELS:
+        setattr(extension, kernel.__name__, kernel)
     sys.modules["transformer_engine_torch"] = extension
     sys.meta_path.insert(0, _Finder())
     from transformer_engine import common
@@ -114,20 +119,17 @@ def install() -> Any:
     return te
 
 
-def _bgrad_quantize(grad: torch.Tensor, quantizer: Any) -> tuple[torch.Tensor, Any]:
-    """Return the gradient of the bias, and the quantised gradient: two kernels in one call."""
-    return grad.reshape(-1, grad.shape[-1]).sum(0), quantizer(grad)
-
-
 def _on_the_cpu() -> None:
-    from transformer_engine.pytorch import quantization, utils
+    from transformer_engine.pytorch import distributed, quantization, utils
     from transformer_engine.pytorch.cpp_extensions import gemm
     from transformer_engine.pytorch.module import base
+    from transformer_engine.pytorch.tensor.storage import float8_tensor_storage as storage
 
     module = base.TransformerEngineBaseModule
     torch.cuda.is_available = lambda: True
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
     utils._get_device_compute_capability = lambda device: (9, 0)
     _revise(base, module, "prepare_forward", "if not inp.is_cuda:", "if False:")
     _revise(
@@ -141,7 +143,12 @@ def _on_the_cpu() -> None:
     gemm.get_cublas_workspace_size_bytes = lambda: 1
     gemm.get_cublas_workspace.cache_clear()
     quantization._FP8_SUPPORT = True, ""
-    utils._empty_tensor = lambda: torch.tensor([])
+    state = quantization.RecipeState
+    state.create = staticmethod(partial(state.create, device=torch.device("cpu")))
+    # A checkpoint moves the state of the CPU's generator itself.
+    distributed._get_cuda_rng_state = lambda graph_safe: None
+    distributed._set_cuda_rng_state = lambda state, graph_safe: None
+    utils._empty_tensor = storage._empty_tensor = lambda: torch.tensor([])
 
 
 def _revise(module: Any, owner: Any, name: str, old: str, new: str) -> None:

@@ -8,6 +8,7 @@ from amp_fuzz.reference.fp8.formats import E2M1, E4M3, E5M2, FORMATS, Format, ro
 from amp_fuzz.reference.fp8.layers import Delayed, Layers, Region
 from amp_fuzz.reference.fp8.linear import (
     TORCHAO,
+    TORCHAO_MXFP8,
     TRANSFORMER_ENGINE,
     Convention,
     Pass,
@@ -16,6 +17,7 @@ from amp_fuzz.reference.fp8.linear import (
     functional_scaled_mm,
     linear,
     scaled_mm,
+    te_reference,
 )
 from amp_fuzz.reference.fp8.recipes import RECIPES, Recipe, format_of
 from amp_fuzz.reference.fp8.scaling import Quantised
@@ -27,6 +29,7 @@ __all__ = [
     "FORMATS",
     "RECIPES",
     "TORCHAO",
+    "TORCHAO_MXFP8",
     "TRANSFORMER_ENGINE",
     "Convention",
     "Delayed",
@@ -43,4 +46,5 @@ __all__ = [
     "linear",
     "rounded",
     "scaled_mm",
+    "te_reference",
 ]

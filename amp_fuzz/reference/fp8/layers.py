@@ -1,8 +1,9 @@
 """The FP8 state of a program: the regions it is in, and what each of its layers remembers.
 
 A region `fp8(recipe)` says how the layers in it quantise, as ``te.autocast(recipe=...)`` does: the
-innermost one counts, and a disabled one turns FP8 off. A layer is named by a number. With delayed
-scaling it remembers the largest magnitudes of its last steps.
+innermost one counts, and a disabled one turns FP8 off. A layer is a module: it is named by a
+number, its sizes and dtype, and whether it has a bias. With delayed scaling it remembers the
+largest magnitudes of its last steps.
 
 Source: Transformer Engine 2.20, ``pytorch/quantization.py`` (``FP8GlobalStateManager``), and
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/.
@@ -10,6 +11,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from amp_fuzz.reference.fp8.formats import Format
 from amp_fuzz.reference.fp8.linear import Convention, Quantiser, linear
 from amp_fuzz.reference.fp8.recipes import RECIPES, Role, format_of
 from amp_fuzz.reference.fp8.scaling import Quantised
+from amp_fuzz.reference.state import here
 
 __all__ = ["Delayed", "Layers", "Region"]
 
@@ -63,18 +66,42 @@ class Delayed:
         """Take note of the largest magnitude of a tensor."""
         self.history[0] = torch.maximum(self.history[0], x.abs().max().float())
 
+    def resize(self, history: int) -> None:
+        """Give the history another length; its newest magnitudes stay."""
+        more = history - len(self.history)
+        self.history = torch.nn.functional.pad(self.history, (0, more))
+
     def update(self) -> None:
         """Take the next scale from the history, at the end of a step."""
         most = self.region.algorithm == "max"
         amax = self.history.max() if most else self.history[0].clone()
         self.history = self.history.roll(-1)
         self.history[0] = 0.0
-        scale = torch.full_like(amax, self.format.max) / amax / 2.0**self.region.margin
+        scale = self.format.max / amax / 2.0**self.region.margin  # a rounded reciprocal, times
         if amax.isfinite() and amax > 0:
             self.scale = scale.clamp(max=torch.finfo(torch.float32).max)
 
 
+@dataclass(slots=True)
+class Workspace:
+    """The quantised weight that a layer keeps for later microbatches, by the dimension summed over.
+
+    both: whether it can also be used for the gradient of the input. It is refreshed in place, so a
+    backward pass reads what it holds then.
+    """
+
+    both: bool
+    copies: dict[int, Quantised] = field(default_factory=dict)
+
+    def refresh(self, quantise: Quantiser, weight: torch.Tensor) -> None:
+        """Quantise a weight [N, K] anew."""
+        with torch.no_grad():
+            for dim in (0, 1):
+                self.copies[dim] = quantise(weight.t(), dim, "weight")
+
+
 Scales = dict[Role, torch.Tensor]
+Module = tuple[int, int, int, torch.dtype, bool]
 
 
 class Layers:
@@ -83,10 +110,17 @@ class Layers:
     def __init__(self, convention: Convention) -> None:
         self.convention = convention
         self.regions: list[Region] = []
-        self.delayed: dict[tuple[int, Region], dict[Role, Delayed]] = {}
+        self.delayed: dict[tuple[Module, Region], dict[Role, Delayed]] = {}
         self.first = False  # whether the next layer is the first of the outermost region
         self.kept: list[Scales] | None = None  # scales of a checkpoint, in the order of its layers
         self.again = False  # whether these are used, instead of noted
+        self.trains = False  # whether it is the first run of a checkpoint that has gradients
+        self.shrunk = False  # whether a layer's input needed no gradient: `Convention.shrinks`
+        self.firsts: list[bool] = []  # of checkpoints, and their scales: see `Convention.queues`
+        self.queues: dict[tuple[Module, Region], deque[Scales]] = defaultdict(deque)
+        self.workspaces: dict[Module, Workspace] = {}
+        self.entered: dict[Module, Region] = {}  # where each module first had its recipe
+        self.stuck: set[Module] = set()  # those whose scales are not updated: `Convention.keeps`
 
     def names(self) -> dict[str, Any]:
         """Return the names of a case's source that stand for FP8."""
@@ -102,20 +136,84 @@ class Layers:
             yield
         finally:
             self.regions.pop()
-            if region.enabled and not self.regions and torch.is_grad_enabled() and not self.again:
+            trains = torch.is_grad_enabled() or self.trains
+            if region.enabled and not self.regions and trains and not self.again:
                 self._update("input", "weight")
 
-    def linear(self, x: Any, weight: Any, bias: Any = None, *, layer: int = 0) -> torch.Tensor:
+    def linear(
+        self,
+        x: Any,
+        weight: Any,
+        bias: Any = None,
+        *,
+        layer: int = 0,
+        is_first_microbatch: bool | None = None,
+    ) -> torch.Tensor:
         """Return a linear layer of `x` [..., K], `weight` [N, K] and `bias` [N].
 
         It quantises as the innermost region says, and not at all outside of regions.
+        is_first_microbatch: True keeps the quantised weight, and False uses the one that is kept,
+        even if the weight has changed since. Source: ``Linear.forward`` and ``quantize_weight`` of
+        Transformer Engine 2.20.
         """
         region = self.regions[-1] if self.regions else None
         if region is None or not region.enabled:
             return torch.nn.functional.linear(x, weight, bias)
+        module = layer, *weight.shape, weight.dtype, bias is None
+        region = self._changed(module, region)
+        self.shrunk |= not x.requires_grad
+
+        def wrapped(quantise: Quantiser) -> Quantiser:
+            if is_first_microbatch is None:
+                return quantise
+            return self._kept(module, quantise, x, weight, is_first_microbatch)
+
         if not RECIPES[region.recipe].delayed:
-            return linear(x, weight, bias, _stateless(region), self.convention)
-        return self._delayed(x, weight, bias, region, layer)
+            return linear(x, weight, bias, wrapped(_stateless(region)), self.convention)
+        return self._delayed(x, weight, bias, region, module, wrapped)
+
+    def _changed(self, module: Module, region: Region) -> Region:
+        """Note the region of a module's call; return the one whose recipe it uses.
+
+        A kept weight of another recipe is dropped. Source: ``init_fp8_metadata``.
+        """
+        keeps = self._documented().keeps
+        before = self.entered.get(module)
+        if before is None or before.recipe != region.recipe:
+            self.workspaces.pop(module, None)
+            self.entered[module] = region
+            if keeps and before is not None:
+                old = [key for key in self.delayed if key[0] == module]
+                for key in old:
+                    del self.delayed[key]
+                self.stuck |= {module} if old else set()
+        if not keeps:
+            return region
+        first = self.entered[module]
+        for state in self.delayed.get((module, first), {}).values():
+            state.resize(region.history)
+        return first
+
+    def _kept(
+        self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool
+    ) -> Quantiser:
+        """Return a quantiser that takes the weight from the module's workspace.
+
+        A workspace that was made where no gradient of the input was needed is made anew where one
+        is. Source: ``_is_weight_workspace_valid``.
+        """
+        checkpointed = self.kept is not None and not self.again
+        both = checkpointed or (torch.is_grad_enabled() and x.requires_grad)
+        held = self.workspaces.get(module)
+        if held is None or (both and not held.both):
+            held, first = Workspace(both), True
+            self.workspaces[module] = held
+        if first:
+            held.refresh(quantise, weight)
+        copies = held.copies
+        return lambda value, dim, role: (
+            copies[dim] if role == "weight" else quantise(value, dim, role)
+        )
 
     def checkpoint(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """Return a checkpoint whose recomputation is in the regions of the first computation.
@@ -125,41 +223,81 @@ class Layers:
         """
 
         def call(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
-            regions, kept = list(self.regions), list[Scales]()
+            regions, kept, first = list(self.regions), list[Scales](), self.first
+            queues, trains = self._documented().queues, torch.is_grad_enabled()
             runs = 0
 
             def body(*args: Any) -> Any:
-                nonlocal runs
+                nonlocal runs, first
                 runs += 1
-                before = self.regions, self.kept, self.again
-                noted = kept if runs == 1 else list(kept)
-                self.regions, self.kept, self.again = list(regions), noted, runs > 1
+                again = runs > 1
+                if queues and trains:
+                    if again:
+                        first = self.firsts.pop(0)
+                    else:
+                        self.firsts.append(first)
+                before = self.regions, self.kept, self.again, self.trains
+                self.shrunk = False
+                self.regions, self.kept = list(regions), list(kept) if again else kept
+                self.again, self.trains = again, trains and not again and not queues
+                later, self.first = self.first, first
                 try:
                     return function(*args)
                 finally:
-                    self.regions, self.kept, self.again = before
+                    self.regions, self.kept, self.again, self.trains = before
+                    if again:
+                        self.first = later
+                    if (
+                        again
+                        and queues
+                        and not self.regions
+                        and any(r.enabled for r in regions[-1:])
+                    ):
+                        self._update("input", "weight")
+                    # In place of the error by which torch ends a recomputation early, too.
+                    if again and not use_reentrant and self.shrunk and self._documented().shrinks:
+                        raise IndexError("the recomputation saved fewer tensors than the first run")
 
             return checkpoint(body, *args, use_reentrant=use_reentrant)
 
         return call
 
+    def _documented(self) -> Convention:
+        return here().semantics.fp8(self.convention)
+
     # -- delayed scaling --------------------------------------------------------------------------
 
-    def _delayed(self, x: Any, weight: Any, bias: Any, region: Region, layer: int) -> torch.Tensor:
+    def _delayed(
+        self,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        region: Region,
+        module: Module,
+        wrapped: Callable[[Quantiser], Quantiser],
+    ) -> torch.Tensor:
         roles: tuple[Role, ...] = ("input", "weight", "grad_output")
-        states = self.delayed.setdefault(
-            (layer, region), {r: Delayed(region, format_of(region.format, r)) for r in roles}
-        )
+        if (module, region) not in self.delayed:
+            with torch.inference_mode(False):  # it outlives an inference mode around the first call
+                made = {r: Delayed(region, format_of(region.format, r)) for r in roles}
+            self.delayed[module, region] = made
+        states = self.delayed[module, region]
         trains = any(t is not None and t.requires_grad for t in (x, weight, bias))
+        trains = trains and torch.is_grad_enabled()
         first, again = self.first and trains, self.again
-        if trains and not again:
+        queue = self.queues[module, region] if self._documented().queues else None
+        if trains and not (again and queue is not None):
             self.first = False
-        if again and self.kept:
+        if again and queue is not None:
+            scales = queue.popleft()
+        elif again and self.kept:
             scales = self.kept.pop(0)
         else:
             scales = {r: states[r].scale for r in roles[:2]}
             if self.kept is not None:
                 self.kept.append(scales)
+                if queue is not None:
+                    queue.append(scales)
         forward = True
 
         def quantise(value: torch.Tensor, dim: int, role: Role) -> Quantised:
@@ -170,13 +308,13 @@ class Layers:
             return scaling.given(value, scale, state.format)
 
         done = (lambda: self._update("grad_output")) if first else None
-        y = linear(x, weight, bias, quantise, self.convention, done)
+        y = linear(x, weight, bias, wrapped(quantise), self.convention, done)
         forward = False
         return y
 
     def _update(self, *roles: Role) -> None:
-        for states in self.delayed.values():
-            for role in roles:
+        for (module, _), states in self.delayed.items():
+            for role in roles if module not in self.stuck else ():
                 states[role].update()
 
 

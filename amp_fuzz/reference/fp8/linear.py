@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.nn import functional
 
 from amp_fuzz.reference.autocast import snapshot
+from amp_fuzz.reference.fp8.formats import E2M1, E4M3
 from amp_fuzz.reference.fp8.recipes import Role
 from amp_fuzz.reference.fp8.scaling import Quantised
 from amp_fuzz.reference.state import here
 
 __all__ = [
     "TORCHAO",
+    "TORCHAO_MXFP8",
     "TRANSFORMER_ENGINE",
     "Convention",
     "Pass",
@@ -31,6 +34,7 @@ __all__ = [
     "functional_scaled_mm",
     "linear",
     "scaled_mm",
+    "te_reference",
 ]
 
 
@@ -45,6 +49,10 @@ class Pass:
 Product: TypeAlias = Callable[..., torch.Tensor]
 """Multiplies two matrices: of them, the dtype of the result, the pass, and a bias or None."""
 Quantiser: TypeAlias = Callable[[torch.Tensor, int, Role], Quantised]
+Check: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.dtype | None], None
+]
+"""Refuses an input, a weight and a bias, under autocast of a dtype or none."""
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -58,27 +66,74 @@ def dequantised(
     return (y if bias is None else y + bias).to(dtype)
 
 
+def in_dtype(
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the product of what two matrices stand for, by `torch.mm` of a dtype.
+
+    A bias is added to the rounded product. Source: torchao 0.18, ``_addmm_mx_dispatch``, emulated.
+    """
+    left = a.dequantised().to(dtype).contiguous()
+    y = torch.mm(left, b.dequantised().to(dtype).t().contiguous().t())
+    return y if bias is None else y + bias
+
+
 def scaled_mm(
     a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the product by `torch._scaled_mm`, torch's own kernel for it.
 
-    A bias is added before the rounding to `dtype`; to a product of float32, after it.
+    A bias is added before the rounding to `dtype`; to a product of float32, after it. There is no
+    kernel for E2M1: see `fp4`.
     """
+    if a.format is E2M1:
+        y = fp4(a, b, dtype, which)
+        return y if bias is None else y + bias.to(y.dtype)
     left, right, first, second = _operands(a, b)
     inside = None if dtype is torch.float32 else bias
     y = torch._scaled_mm(left, right, first, second, bias=inside, out_dtype=dtype)
     return y if bias is None or inside is not None else y + bias
 
 
+def fp4(
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the product of two E2M1 matrices, block by block in float32, then rounded to `dtype`.
+
+    ValueError for a bias, and for a sum over other numbers of elements than multiples of 32.
+
+    Source: ``NVFP4QuantizerRef.qgemm`` of Transformer Engine 2.20, which stands for the tensor
+    cores' order of the sum.
+    """
+    if bias is not None:
+        raise ValueError("NVFP4 has no bias: leave it out")
+    if a.values.shape[1] % 32:
+        raise ValueError(f"{list(a.values.shape)}: NVFP4 sums over multiples of 32")
+    assert a.blocks is not None and b.blocks is not None  # noqa: PT018
+    assert a.whole is not None and b.whole is not None  # noqa: PT018
+    y = torch.zeros(a.values.shape[0], b.values.shape[1], device=a.values.device)
+    for start in range(0, a.values.shape[1], 16):
+        block = slice(start, start + 16)
+        scales = torch.outer(a.blocks[:, start], b.blocks[start])
+        y += scales * torch.mm(a.values[:, block], b.values[block])
+    return (a.whole * b.whole / (E2M1.max * E4M3.max) ** 2 * y).to(dtype)
+
+
+def te_reference(
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the product as the references in Python of Transformer Engine do."""
+    return (fp4 if a.format is E2M1 else scaled_mm)(a, b, dtype, which, bias)
+
+
 def functional_scaled_mm(
     a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: None = None
 ) -> torch.Tensor:
     """Return the product by `torch.nn.functional.scaled_mm`, whose kernel may be another one."""
-    kinds = torch.nn.functional.ScalingType
+    kinds = functional.ScalingType
     kind = kinds.RowWise if a.scale.dim() == 2 else kinds.TensorWise
     left, right, first, second = _operands(a, b)
-    return torch.nn.functional.scaled_mm(left, right, first, kind, second, kind, output_dtype=dtype)
+    return functional.scaled_mm(left, right, first, kind, second, kind, output_dtype=dtype)
 
 
 def _operands(a: Quantised, b: Quantised) -> tuple[torch.Tensor, ...]:
@@ -91,6 +146,10 @@ def _operands(a: Quantised, b: Quantised) -> tuple[torch.Tensor, ...]:
 
 
 # -- conventions ----------------------------------------------------------------------------------
+
+
+def _anything(*operands: Any) -> None:
+    """Refuse nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +167,63 @@ class Convention:
     both.
     saves: whether the input itself is saved for the backward pass, which refuses inference tensors;
     else what it is quantised to.
-    strict: whether other dtypes of weight and bias than that of the input are refused outside of
-    autocast, and rows and features that are no multiples of 8 and 16.
+    check: raises TypeError or ValueError for what the implementation documents as unsupported.
+    follows: whether the result has autocast's dtype.
+    queues: whether recomputations of checkpoints take the state of delayed scaling from queues, in
+    the order of all first runs, and update it once more.
+    shrinks: whether the recomputation of a checkpoint without reentrance fails where the input of a
+    layer needs no gradient.
+    keeps: whether a layer keeps the region in which it first had a recipe, and its scales stay 1
+    when it has delayed scaling again after another recipe.
     """
 
     product: Product = dequantised
     casts: bool = True
+    follows: bool = True
     again: bool = True
     fuses: bool = False
     weight_first: bool = False
     saves: bool = True
-    strict: bool = False
+    check: Check = _anything
+    queues: bool = False
+    shrinks: bool = False
+    keeps: bool = False
+
+
+def one_dtype(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, low: torch.dtype | None
+) -> None:
+    """Raise for what torchao's MXFP8 refuses: float16, and two dtypes outside of autocast.
+
+    AssertionError and RuntimeError, as torchao does. Source: torchao 0.18, ``to_mx``: "float16 is
+    not supported yet", and `torch.mm`.
+    """
+    if torch.float16 in (x.dtype, weight.dtype):
+        raise AssertionError("float16 is not supported: use bfloat16")
+    if low is None and weight.dtype != x.dtype:
+        raise RuntimeError(f"outside of autocast, use one dtype, not {x.dtype} and {weight.dtype}")
+
+
+def te_shapes(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, low: torch.dtype | None
+) -> None:
+    """Raise TypeError or ValueError for what Transformer Engine documents as unsupported.
+
+    Source: ``set_activation_dtype`` and ``assert_dim_for_fp8_exec``.
+    """
+    if low is None and any(p is not None and p.dtype != x.dtype for p in (weight, bias)):
+        raise TypeError("outside of autocast, input and parameters must have one dtype")
+    for name, tensor in (("input", x), ("weight", weight)):
+        *rows, features = tensor.shape
+        if math.prod(rows) % 8 or features % 16:
+            raise ValueError(f"{name} {[*rows, features]}: use multiples of 8 rows, 16 features")
 
 
 TORCHAO = Convention()
 """torchao: ``Float8Linear.forward`` duplicates "the autocast logic for F.linear"."""
+
+TORCHAO_MXFP8 = Convention(product=in_dtype, again=False, check=one_dtype)
+"""torchao's ``MXFP8Linear``, emulated. It documents nothing about autocast: as ``Float8Linear``."""
 
 TRANSFORMER_ENGINE = Convention(
     product=scaled_mm,
@@ -131,7 +232,7 @@ TRANSFORMER_ENGINE = Convention(
     fuses=True,
     weight_first=True,
     saves=False,
-    strict=True,
+    check=te_shapes,
 )
 """Transformer Engine: only the dtype of results follows autocast, ``set_activation_dtype``. The
 backward pass has that of the forward pass, ``LinearBwdArgs.activation_dtype``."""
@@ -154,11 +255,10 @@ def linear(
     backward pass.
     """
     convention = here().semantics.fp8(convention)
-    low = _autocast_dtype(x)
-    if convention.strict:
-        _check(x, weight, bias, low)
+    low = _autocast_dtype(x) if convention.follows else None
     if low is not None and convention.casts:
         x = x.to(low)
+    convention.check(x, weight, bias, low)
     with _without_autocast(x):
         inside = bias if convention.fuses else None
         pair = (weight, x) if convention.weight_first else (x, weight)
@@ -166,21 +266,6 @@ def linear(
             *pair, inside, quantise, low, convention, finished
         )
         return y if bias is None or convention.fuses else y + bias.to(y.dtype)
-
-
-def _check(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, low: torch.dtype | None
-) -> None:
-    """Raise TypeError or ValueError for what Transformer Engine documents as unsupported.
-
-    Source: ``set_activation_dtype`` and ``assert_dim_for_fp8_exec``.
-    """
-    if low is None and any(p is not None and p.dtype != x.dtype for p in (weight, bias)):
-        raise TypeError("outside of autocast, input and parameters must have one dtype")
-    for name, tensor in (("input", x), ("weight", weight)):
-        *rows, features = tensor.shape
-        if math.prod(rows) % 8 or features % 16:
-            raise ValueError(f"{name} {[*rows, features]}: use multiples of 8 rows, 16 features")
 
 
 def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:

@@ -31,18 +31,23 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 class Quantised:
     """A quantised matrix: values of a format, as float32, and the scale they were rounded with.
 
-    scale, inverse: float32, of a shape that broadcasts to that of the values.
+    scale, inverse: float32, of a shape that broadcasts to that of the values. blocks, whole: for
+    two levels of scales, the scale of each element's block in units of the tensor's, and the
+    largest magnitude of the tensor.
     """
 
     values: torch.Tensor
     scale: torch.Tensor
     inverse: torch.Tensor
     format: Format
+    blocks: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
 
     def t(self) -> Quantised:
         """Return the transposed matrix."""
         scale, inverse = (s.t() if s.dim() == 2 else s for s in (self.scale, self.inverse))
-        return replace(self, values=self.values.t(), scale=scale, inverse=inverse)
+        blocks = None if self.blocks is None else self.blocks.t()
+        return replace(self, values=self.values.t(), scale=scale, inverse=inverse, blocks=blocks)
 
     def dequantised(self) -> torch.Tensor:
         """Return the values that stand for the matrix, in float32."""
@@ -150,12 +155,15 @@ def mxfp8(x: torch.Tensor, dim: int, to: Format) -> Quantised:
     """Quantise in blocks of 32 along `dim`, with E8M0 scales.
 
     The inverse scale is the largest magnitude over the largest value of the format, rounded up to
-    a power of two; that of a block of zeros is 2**-127, and its values stay zeros.
+    a power of two; that of a block of zeros is 2**-127, and its values stay zeros. AssertionError
+    for a partial block, as in torchao: nobody pads.
 
     Source: the MX specification v1.0, section 6.3, and the rounding of
     https://docs.nvidia.com/cuda/cublas/#d-block-quantization, as in torchao 0.18,
     ``to_mx(..., ScaleCalculationMode.RCEIL)``.
     """
+    if x.shape[dim] % 32:
+        raise AssertionError(f"{list(x.shape)}: MXFP8 needs multiples of 32 in dimension {dim}")
     inverse = power_up(_blocks(x, *_tiles(dim, 32, square=False)) / to.max)
     # Only a block of zeros, or of subnormal numbers, has it: it is rounded as it is.
     scale = torch.where(inverse == 2.0**-127, 1.0, inverse.double().reciprocal().float())
@@ -172,11 +180,13 @@ def nvfp4(x: torch.Tensor, dim: int, *, square: bool) -> Quantised:
     Source: Transformer Engine 2.20, ``NVFP4BlockScaling`` with ``disable_rht`` and
     ``disable_stochastic_rounding``; ``pytorch/custom_recipes/reference_nvfp4.py``.
     """
-    whole = _divided(E4M3.max * E2M1.max, _amax(x)).clamp(max=_FLOAT32_MAX)
+    amax = _amax(x)
+    whole = _divided(E4M3.max * E2M1.max, amax).clamp(max=_FLOAT32_MAX)
     whole = torch.where(whole == 0, 1.0, whole)
     sixth = torch.tensor(E2M1.max).reciprocal()
     block = _blocks(x, *_tiles(dim, 16, square)) * (whole * sixth)
     stored = rounded(block.clamp(max=_FLOAT32_MAX), E4M3)
     inverse = stored * _divided(1.0, whole)
     scale = _divided(1.0, inverse).clamp(max=_FLOAT32_MAX)
-    return Quantised(rounded(x.float() * scale, E2M1), scale, inverse, E2M1)
+    values = rounded(x.float() * scale, E2M1)
+    return Quantised(values, scale, inverse, E2M1, stored, amax)

@@ -42,6 +42,49 @@ compiled backward pass takes the forward's autocast, wherever it runs. The scrip
 2.0020, then 2.0000, on 2.7.1 too. With `torch._functorch.config.backward_pass_autocast = "off"`,
 2.9.1 and later print 2.0020 twice.
 
+## compile-backward-again: a backward graph is cast once more when it runs
+
+```python
+import torch
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t(), x.t() @ g
+
+
+x, w = torch.full((2, 2), 1.001), torch.ones(2, 2, requires_grad=True)
+for function in Product.apply, torch.compile(Product.apply, backend="aot_eager"):
+    y = function(x, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        print(torch.autograd.grad(y, w, torch.ones_like(y))[0][0, 0])  # 2.0020, then 2.0000
+```
+
+**What torch does** (2.7.1 to 2.15.0, CPU), from stage `aot_eager` on. What AOTAutograd compiled runs
+without autocast only if some was on while it was compiled (`disable_amp`); else a backward pass under
+autocast casts the ops of the graph by the autocast around it, whatever
+``backward_pass_autocast`` says. `custom_bwd` has done its part when the graph is traced: the product
+there is of float32, and is cast. So is a backward in ``torch.autocast(enabled=False)``, and what a
+checkpoint computes again, whose recomputation restores the forward's state in eager.
+
+**What the documentation says.** `custom_bwd` "ensures that `backward` executes with the same autocast
+state as `forward`" (https://docs.pytorch.org/docs/stable/amp.html).
+
+**What the reference does.** Below autograd, it casts each op of a backward pass once more, by the
+autocast around that pass, if no autocast was on at the last call of the program.
+
+**Upstream.** [#97864](https://github.com/pytorch/pytorch/pull/97864) made it depend on the
+compilation, to save time.
+
 ## compile-checkpoint-zeros: a gradient of zeros is none
 
 Stage eager, without autocast too. All results of a reentrant checkpoint require grad in eager, and
@@ -68,14 +111,22 @@ program(w, x).requires_grad  # True; False when compiled
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast, Checkpoint
+from amp_fuzz.patching import patched
+from amp_fuzz.reference import Call, dispatch
+from amp_fuzz.reference.casts import tensors_of
 from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.reference.state import enabled_devices, here
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -89,8 +140,85 @@ def _inside(case: Case) -> Case:
 
 
 def _never_reentrant(semantics: Semantics) -> Semantics:
-    def checkpoint(function: Any, *args: Any, use_reentrant: bool) -> Any:
-        return semantics.checkpoint(function, *args, use_reentrant=False)
+    def checkpoint(function: Any, *args: Any, use_reentrant: bool, **how: Any) -> Any:
+        return semantics.checkpoint(function, *args, use_reentrant=False, **how)
+
+    return replace(semantics, checkpoint=checkpoint)
+
+
+class _Compiled:
+    """What is known of the program that ran last. It may have run in another thread.
+
+    plain: no autocast was on around it. running: it is.
+    """
+
+    plain = False
+    running = False
+
+
+def _noting(program: Any, case: Case) -> Any:
+    """Return a program that notes whether autocast is on around it."""
+
+    def run(*inputs: Any) -> Any:
+        _Compiled.plain, _Compiled.running = not enabled_devices(), True
+        try:
+            return program(*inputs)
+        finally:
+            _Compiled.running = False
+
+    return run
+
+
+def _cast_again() -> AbstractContextManager[None]:
+    """Let ops of a backward pass be cast by the autocast around it."""
+    honest = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not (_Compiled.plain and enabled_devices()):
+            return honest(*args, **kwargs)
+        with _Again():
+            return honest(*args, **kwargs)
+
+    return patched(torch.autograd, "_engine_run_backward", backward)
+
+
+class _Again(TorchDispatchMode):
+    """Casts ops below autograd by the autocast that is on where the mode is made.
+
+    Not those of the program itself, which a checkpoint of the plan may call in a backward pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        state = here()
+        around = {name: dict(getattr(state, name)) for name in ("enabled", "dtypes", "tables")}
+        self.around = {**around, "cache_enabled": False, "log": None}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, state = kwargs or {}, here()
+        if not _Compiled.running:
+            name = func.name().removeprefix("aten::")
+            tensors = tensors_of((*args, *kwargs.values()))
+            call = Call(name, func, func, args, kwargs, tensors, state, _onward, None)
+            with state.having(**self.around):
+                found = state.semantics.rule(call)
+                if found is not None:
+                    return state.semantics.call(call, found)
+        with dispatch.kept():
+            return func(*args, **kwargs)
+
+
+def _onward(call: Call) -> Any:
+    return call.function(*call.args, **call.kwargs)
+
+
+def _without_checks(semantics: Semantics) -> Semantics:
+    """Let a checkpoint compute again in other dtypes than those of its forward."""
+
+    def checkpoint(function: Any, *args: Any, **how: Any) -> Any:
+        return semantics.checkpoint(function, *args, determinism_check="none", **how)
 
     return replace(semantics, checkpoint=checkpoint)
 
@@ -126,6 +254,59 @@ BUGS = (
         backends=("compile[aot_eager*", "compile[inductor*"),
         imitation=Imitation(rewrite=_inside),
         examples=(Example("compile[aot_eager]", _ISLAND),),
+    ),
+    Bug(
+        id="compile-backward-again",
+        what="a compiled backward pass under autocast casts what custom_bwd, a disabled region or a checkpoint does without",
+        why="AOTAutograd runs its graphs without autocast only if some was on while it compiled",
+        link="https://github.com/pytorch/pytorch/pull/97864",
+        torch=">=2.7",
+        seen="2.15.0",
+        backends=("compile[aot_*", "compile[inductor*"),
+        imitation=Imitation(
+            semantics=_without_checks,
+            around=_cast_again,
+            wrap=_noting,
+            applies=lambda case: case.plan.backward in ("inside", "under"),
+        ),
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 3, 3), x("w1", 3, 3)],
+                    call("matmul_function", "x0", "w1"),
+                    contexts=(),
+                    backward="under",
+                    backward_context=BF16,
+                ),
+            ),
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("x0", 3, 3), x("w1", 3, 3)],
+                    call("linear_op", "x0", "w1", None, 1.0),
+                    backward="inside",
+                    thread="inside",
+                ),
+            ),
+            *(
+                Example(
+                    "compile[aot_eager]",
+                    case(
+                        [x("x0", 3, 3), x("x1", 3, 3), x("w2", 3, 3)],
+                        under(
+                            Checkpoint(use_reentrant=reentrant),
+                            call("mm", "x0", "x1"),
+                            call("mul", "v0", "w2", to="v1"),
+                        ),
+                        contexts=(),
+                        backward="under",
+                        backward_context=BF16,
+                    ),
+                )
+                for reentrant in (False, True)
+            ),
+        ),
     ),
     Bug(
         id="compile-checkpoint-zeros",

@@ -36,6 +36,34 @@ weight cache when the outermost context ends, and now none is the outermost.
 
 **Upstream.** [#195488](https://github.com/pytorch/pytorch/issues/195488).
 
+## compile-context-stopped: a checkpoint stops before a region ends, and the nesting depth stays
+
+```python
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+@torch.compile(backend="eager")
+def f(w):
+    with torch.autocast("cpu"):
+        return torch.mm(w, w)
+
+
+checkpoint(f, torch.ones(2, 2, requires_grad=True), use_reentrant=False).sum().backward()
+print(torch.autocast_increment_nesting())  # 2; right is 1
+```
+
+**What torch does** (2.7.1 to 2.15.0), at stage `eager`. A checkpoint that is not reentrant computes
+again until the last saved tensor is there, and stops the function by an exception. The graph's op that
+leaves the region does not run. The checkpoint restores autocast, its dtype and its cache, but not the
+nesting depth: the weight cache is not cleared any more when the outermost context ends. From stage
+`aot_eager` on a graph saves its tensors at its end.
+
+**What the entry explains.** A nesting depth after a case that is right with
+`set_checkpoint_early_stop(False)`.
+
+**Upstream.** [#195488](https://github.com/pytorch/pytorch/issues/195488), for any exception.
+
 ## compile-context-resume: a second graph break in nested contexts is a KeyError
 
 ```python
@@ -120,6 +148,32 @@ BUGS = (
                     under(BF16, under(InferenceMode(), call("unsqueeze", "x0", -1, form="method"))),
                     backward="none",
                 ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-context-stopped",
+        what="a checkpoint that is not reentrant, around a compiled program with an autocast region, leaves the nesting depth",
+        why="it stops the recomputation by an exception, which skips the graph's op that leaves the region",
+        link="https://github.com/pytorch/pytorch/issues/195488",
+        torch=">=2.7",
+        seen="2.15.0",
+        backends=("compile[eager]",),
+        kinds=("state",),
+        ops=("*",),
+        where="after the case",
+        observed=r"^nesting: 0 became \d+$",
+        without="stopped-checkpoints",
+        examples=(
+            Example(
+                "compile[eager]",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    under(BF16, call("mm", "x0", "w1")),
+                    contexts=(),
+                    checkpoint="non_reentrant",
+                ),
+                wrong="",
             ),
         ),
     ),

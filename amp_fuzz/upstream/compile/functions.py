@@ -27,15 +27,18 @@ print(torch.autograd.grad(torch.compile(program, backend="aot_eager")(w)[1], w))
 ```
 
 **What torch does** (2.7.1 to 2.15.0, CPU, without autocast too; dynamo alone is right). The two
-outputs share memory. AOTAutograd returns one of them from the graph and makes the other from it
-outside, as a view. The gradient of the view goes to the first output, around the function's own
-backward. It is right where only one of the two is returned, and where the function gives an input of
+outputs share memory. AOTAutograd returns their base from the graph and makes them from it outside, as
+views. The gradient of a view goes to the base, around the function's own backward; inside the graph
+that is used. The base need not be an output: `Scaled.apply(v)` and `Scaled.apply(Scaled.apply(v))`
+lose both. It is right where one output alone has that memory, and where the function gives an input of
 the program. A gradient reversal or a scaled gradient is silently plain.
 
 **What the documentation says.** A compiled program computes what eager computes
 (https://docs.pytorch.org/docs/stable/generated/torch.compile.html).
 
-**What the reference does.** It takes the call of such a function for a view.
+**What the reference does.** It makes such outputs from their base, too. A function that is given one
+tensor twice ends a graph since 2.13 ("duplicate tensor input"); what two graphs make is not told apart
+from inputs.
 
 **Upstream.** Not reported that we know of.
 
@@ -64,13 +67,13 @@ print(torch.compile(program, backend="eager")(w) is w)  # True, and it requires 
 
 **What torch does** (2.7.1 to 2.15.0, CPU, without autocast too), from dynamo on. In eager, a function
 called under `no_grad` returns a tensor that requires no grad. Dynamo inlines its forward, and what
-comes back is the input itself, with its gradient.
+comes back is the input itself, with its gradient. Two outputs can be one tensor then: as the forward of
+another `autograd.Function`, which runs without grad, the program gives both the gradient of the last.
 
 **What the documentation says.** In `no_grad`, "the result of every computation will have
 requires_grad=False" (https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html).
 
-**What the reference does.** It takes the call for one that returns its argument. (A strided argument
-would be copied, and is not explained.)
+**What the reference does.** It calls the forward without the function where gradients are off.
 
 **Upstream.** Not reported that we know of.
 
@@ -101,8 +104,7 @@ From `aot_eager` on, torch refuses: "does not currently support double backward"
 
 **What the documentation says.** A compiled program computes what eager computes, or is refused.
 
-**How it is told.** A second derivative that is missing or another number, without autocast too, in a
-program with such a function.
+**What the reference does.** It calls the backward of a function under `no_grad`.
 
 **Upstream.** Not reported that we know of.
 
@@ -140,48 +142,151 @@ in eager (as in Transformer Engine since its pull request 2967), returns gradien
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Node, NoGrad, Ref, Region, Statement, statements, transform
+from amp_fuzz.cases.program import Checkpoint, NoGrad, statements
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.inlining import applied_by, inlined, of_a_program
+from amp_fuzz.versions import holds
 
 __all__ = ["BUGS"]
 
 
-def _aliases(node: Statement, returned: tuple[str, ...]) -> bool:
-    """Return whether a call gives a value that the program made and returns, and is returned."""
-    (given,) = node.args if node.op == "same_function" else (None,)
-    if not isinstance(given, Ref) or given.name[0] != "v":
+def _regenerating(program: Any, case: Case) -> Any:
+    """Return a program whose outputs AOTAutograd makes outside of its graphs, if it does so."""
+
+    def run(*inputs: Any) -> Any:
+        graphs = _Graphs()
+        token = _graphs.set(graphs)
+        try:
+            outputs = program(*inputs)
+        finally:
+            _graphs.reset(token)
+        one = isinstance(outputs, torch.Tensor)
+        given = (outputs,) if one else outputs
+        tensors = isinstance(given, tuple) and all(isinstance(o, torch.Tensor) for o in given)
+        if not (tensors and torch.is_grad_enabled()):
+            return outputs
+        made = tuple(_regenerated(o, given, inputs, graphs) for o in given)
+        return made[0] if one else made
+
+    return run
+
+
+class _Graphs:
+    """Knows which values dynamo makes in one graph.
+
+    Since 2.13 it leaves a function that is given a tensor twice to eager: a graph ends before it,
+    and another begins after it.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def call(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function."""
+        given = [a for a in args if isinstance(a, torch.Tensor)]
+        twice = len({id(a) for a in given}) < len(given)
+        needed = torch.is_grad_enabled() and any(a.requires_grad for a in given)
+        if not (twice and needed and holds(">=2.13")):
+            return own(*args, **kwargs)
+        self.ends.append(torch._C._autograd._get_sequence_nr())
+        made = own(*args, **kwargs)
+        self.ends.append(torch._C._autograd._get_sequence_nr())
+        return made
+
+    def number(self, value: torch.Tensor) -> int:
+        """Return the number of the graph that makes a value."""
+        node: Any = value.grad_fn
+        return bisect_right(self.ends, -1 if node is None else node._sequence_nr())
+
+
+_graphs: ContextVar[_Graphs | None] = ContextVar("the graphs of a program that runs", default=None)
+
+
+def _in_graphs() -> AbstractContextManager[None]:
+    """Let a program's functions end graphs."""
+
+    def apply(own: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
+        graphs = _graphs.get()
+        return own(*args, **kwargs) if graphs is None else graphs.call(own, *args, **kwargs)
+
+    return applied_by(apply)
+
+
+def _regenerated(
+    output: torch.Tensor, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], graphs: _Graphs
+) -> torch.Tensor:
+    """Return an output as a view of what it is made of again, or as it is.
+
+    That is an input of the program of which it is a view, unless a function gives it, or, of
+    several outputs of one graph that share memory, their base.
+    """
+    if any(output is x for x in inputs) or not output.requires_grad:
+        return output
+    base = next((x for x in inputs if _shares(x, output)), None)
+    if base is not None:
+        given = isinstance(output.grad_fn, torch.autograd.function.BackwardCFunction)
+        base = None if given else base
+    else:
+        base, graph = output._base, graphs.number(output)
+        alike = [o for o in outputs if _shares(o, output) and graphs.number(o) == graph]
+        if base is not None and (len(alike) == 1 or graphs.number(base) != graph):
+            base = None
+    if base is None or not base.requires_grad:
+        return output
+    return base.as_strided(output.size(), output.stride(), output.storage_offset())
+
+
+def _shares(one: Any, other: torch.Tensor) -> bool:
+    """Return whether something is a tensor with the memory of another one."""
+    if not isinstance(one, torch.Tensor):
         return False
-    return given.name in returned and node.outputs[0] in returned
+    same: bool = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same
 
 
-def _view(case: Case) -> Case:
-    def statement(node: Statement) -> tuple[Statement, ...]:
-        if not _aliases(node, case.program.outputs):
-            return (node,)
-        (given,) = node.args
-        return (Statement("expand_as", "method", (given, given), (), node.outputs),)
+@contextmanager
+def _inlined_in_no_grad() -> Iterator[None]:
+    """Call a function's forward alone where gradients are off."""
 
-    return case.with_program(body=transform(case.program.body, statement=statement))
+    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return own(*args, **kwargs)
+        return inlined(cls, *args, **kwargs)
+
+    with applied_by(apply):
+        yield
 
 
-def _applies(case: Case) -> bool:
-    return any(_aliases(s, case.program.outputs) for s in statements(case.program.body))
+def _backward_once() -> AbstractContextManager[None]:
+    """Let what a function's backward computes have no graph."""
+    kind: Any = torch.autograd.function.BackwardCFunction
+    honest = kind.apply
+
+    def apply(self: Any, *args: Any) -> Any:
+        if not of_a_program(self._forward_cls):
+            return honest(self, *args)
+        with torch.no_grad():
+            return honest(self, *args)
+
+    return patched(kind, "apply", apply)
 
 
-def _given(case: Case) -> Case:
-    def same(node: Statement) -> tuple[Statement, ...]:
-        if node.op != "same_function":
-            return (node,)
-        return (Statement("contiguous", "method", node.args, (), node.outputs),)
-
-    def region(node: Region, inner: tuple[Node, ...]) -> tuple[Node, ...]:
-        inner = transform(inner, statement=same) if node.context == NoGrad() else inner
-        return (Region(node.context, inner),)
-
-    return case.with_program(body=transform(case.program.body, region=region))
+def _has_function(case: Case) -> bool:
+    ops = [s.op for s in statements(case.program.body)]
+    return any(op not in CATALOGUE or CATALOGUE[op].setup for op in ops)
 
 
 BUGS = (
@@ -193,7 +298,7 @@ BUGS = (
         seen="2.15.0",
         backends=("compile*",),
         ops=("same_function",),
-        imitation=Imitation(rewrite=_given, applies=lambda case: _given(case) != case),
+        imitation=Imitation(around=_inlined_in_no_grad, applies=_has_function),
         examples=(
             Example(
                 "compile[aot_eager]",
@@ -205,6 +310,18 @@ BUGS = (
                 ),
                 wrong="mul",
             ),
+            Example(  # two outputs are one tensor in the forward of a function, which is without grad
+                "compile[eager]",
+                case(
+                    [x("w0", 2)],
+                    call("mul", "w0", "w0"),
+                    call("same_function", "v0", to="v1"),
+                    call("same_function", "v1", to="v2"),
+                    call("exp", "w0", to="v3"),
+                    returns=("v1", "v2", "v3"),
+                    entry="cast_inputs",
+                ),
+            ),
         ),
     ),
     Bug(
@@ -215,7 +332,7 @@ BUGS = (
         seen="2.15.0",
         backends=("compile*", "!compile[eager]"),
         ops=("same_function",),
-        imitation=Imitation(rewrite=_view, applies=_applies),
+        imitation=Imitation(around=_in_graphs, wrap=_regenerating, applies=_has_function),
         examples=(
             Example(
                 "compile[aot_eager]",
@@ -227,6 +344,32 @@ BUGS = (
                 ),
                 wrong="mul",
             ),
+            Example(  # a function that is given one tensor twice is between two graphs
+                "compile[aot_eager]",
+                case(
+                    [x("w0", 2)],
+                    call("mul", "w0", "w0"),
+                    call("same_function", "v0", to="v1"),
+                    call("mul_function", "v0", "v0", to="v2"),
+                    call("same_function", "v2", to="v3"),
+                    contexts=(),
+                ),
+                wrong="mul",
+                torch=">=2.13",
+            ),
+            Example(  # their base is no output, and the graph uses one of them
+                "compile[aot_eager]",
+                case(
+                    [x("w0", 2)],
+                    call("mul", "w0", "w0"),
+                    call("same_function", "v0", to="v1"),
+                    call("same_function", "v1", to="v2"),
+                    call("exp", "v1", to="v3"),
+                    contexts=(),
+                    returns=("v1", "v2", "v3"),
+                ),
+                wrong="exp",
+            ),
         ),
     ),
     Bug(
@@ -236,10 +379,10 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("compile[eager]",),
-        ops=("*_function",),
-        kinds=("grad-missing", "grad-value"),
-        where="second.*",
-        bare="diverges",
+        imitation=Imitation(
+            around=_backward_once,
+            applies=lambda case: case.plan.second == "double" and _has_function(case),
+        ),
         examples=(
             Example(
                 "compile[eager]",
@@ -249,7 +392,16 @@ BUGS = (
                     contexts=(),
                     second="double",
                 ),
-                wrong="",
+            ),
+            Example(  # beside compile-checkpoint-zeros
+                "compile[eager]",
+                case(
+                    [x("w0", 2)],
+                    call("exp_function", "w0"),
+                    under(Checkpoint(use_reentrant=True), call("sin", "w0", to="v1")),
+                    contexts=(),
+                    second="double",
+                ),
             ),
         ),
     ),

@@ -38,9 +38,9 @@ The compiled program answers NaN: AOTAutograd drops `_linalg_check_errors`, whic
 
 ## compile-full-overflow: infinite, and not refused
 
-**What torch does** (2.13.0), on stage `inductor`; `masked_fill` from `aot_eager_decomp_partition`
-on. `torch.full([2], 65536.0, dtype=torch.float16)` raises "value cannot be converted to type
-c10::Half without overflow" in eager. Compiled it is inf.
+**What torch does** (2.9.1 to 2.15.0), on stage `inductor`; `masked_fill` since 2.7.1, from
+`aot_eager_decomp_partition` on. `torch.full([2], 65536.0, dtype=torch.float16)` raises "value
+cannot be converted to type c10::Half without overflow" in eager. Compiled it is inf.
 
 **Upstream.** Not reported that we know of.
 
@@ -166,7 +166,7 @@ BUGS = (
         id="compile-full-overflow",
         what="a number that float16 cannot hold is refused in eager, and infinite when compiled",
         why="generated code, and the decomposition of masked_fill, convert it without a check",
-        torch=">=2.9",
+        torch=">=2.7",
         seen="2.15.0",
         backends=("compile[aot_eager_decomp_partition]", "compile[inductor*", "export[decomposed]"),
         kinds=("raise",),
@@ -180,6 +180,20 @@ BUGS = (
                 case(
                     [x("x0", 2, dtype="float16")],
                     call("full_like", "x0", 65536.0),
+                    contexts=(),
+                    backward="none",
+                ),
+                torch=">=2.9",
+            ),
+            Example(
+                "compile[aot_eager_decomp_partition]",
+                case(
+                    [
+                        x("x0", 1, dtype="float16"),
+                        x("x1", 1, dtype="bool"),
+                        x("x2", values=bits_of([65536.0], "float32")),
+                    ],
+                    call("masked_fill", "x0", "x1", "x2"),
                     contexts=(),
                     backward="none",
                 ),

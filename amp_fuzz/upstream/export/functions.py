@@ -40,8 +40,10 @@ program" (https://docs.pytorch.org/docs/stable/export.html). `module()` of it ca
 2.5, where the programming model names no exception for custom functions.
 
 **What the reference does.** It calls the forward without the function, so that autograd records its
-ops. An input that the forward returns is a view in the graph, or detached if it is an input of a
-program that is exported without grad, as in the forward of a reentrant checkpoint. Nothing else changes.
+ops. A function that returns its input leaves one op in the graph, by what held while it was traced: a
+view if gradients were on; `detach` if they were off and the input required grad; nothing if it did
+not. Gradients are off in a `no_grad` or `inference_mode` region, in the forward of a reentrant
+checkpoint, and in a program that is exported without grad. Nothing else changes.
 
 **Upstream.** Not reported for `torch.export` that we know of. For the ONNX exporter, the same
 inlining was an option for inference alone (https://github.com/pytorch/pytorch/pull/74765).
@@ -49,79 +51,116 @@ inlining was an option for inference alone (https://github.com/pytorch/pytorch/p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from unittest import mock
 
 import torch
 
-from amp_fuzz.backends import custom_functions
 from amp_fuzz.backends.imitation import Imitation
-from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.program import (
+    Checkpoint,
+    InferenceMode,
+    Node,
+    NoGrad,
+    Region,
+    Statement,
+    statements,
+    uses,
+)
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.export.programs import names_of, without_grad
+from amp_fuzz.upstream.inlining import applied_by, inlined
 
 __all__ = ["BUGS"]
 
-_OURS = "amp_fuzz"
-
-
-class _Context(torch.autograd.function.FunctionCtx):
-    """The ``ctx`` of a forward that is called without its function: nobody reads it."""
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-
 
 @contextmanager
-def _inlined() -> Iterator[None]:
+def _without_functions() -> Iterator[None]:
     """Call the forward of a program's function instead of the function."""
-    owners = (vars(c) for c in torch.autograd.Function.__mro__ if "apply" in vars(c))
-    honest = next(owners)["apply"]  # the class method itself, of Python or of C++
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _of_a_program(cls):
-            return honest.__get__(None, cls)(*args, **kwargs)
-        apart = cls.setup_context is not torch.autograd.Function.setup_context
-        made = cls.forward(*(() if apart else (_Context(args),)), *args, **kwargs)
-        if not _detaches.get() or not any(made is a for a in args):
-            return made
-        return made.detach() if made.is_leaf else made  # others have no gradient while traced
+    def apply(_: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = inlined(cls, *args, **kwargs)
+        return _given(made) if _users.get() and any(made is a for a in args) else made
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    with applied_by(apply):
         yield
 
 
-_detaches = ContextVar("whether the program is exported without grad", default=False)
+_users = ContextVar("how a user's function is exported: with grad or without", default="")
 
 
-def _without_grad(program: Any, case: Case) -> Any:
-    """Return a program that detaches the inputs that its functions return, if it has to."""
-    if case.plan.checkpoint != "reentrant" and case.plan.entry not in _FORWARDS:
+def _given(made: torch.Tensor) -> torch.Tensor:
+    """Return what the trace of a user's function has of an input that a function returns."""
+    if not made.requires_grad:
+        return made
+    if _users.get() == "without grad":
+        return made.detach() if made.is_leaf else made  # others have no gradient while traced
+    return made.view_as(made) if torch.is_grad_enabled() else made.detach()
+
+
+def _wrap(program: Any, case: Case) -> Any:
+    """Return a user's function that knows how it is exported: `_returning` cannot rewrite it."""
+    if names_of(program) is not None:
         return program
 
     def run(*inputs: Any) -> Any:
-        token = _detaches.set(True)
+        token = _users.set("without grad" if without_grad(case) else "with grad")
         try:
             return program(*inputs)
         finally:
-            _detaches.reset(token)
+            _users.reset(token)
 
     return run
 
 
-_FORWARDS = ("custom_fwd", "cast_inputs", "setup_context")
+def _returning(case: Case) -> Case:
+    """Return the case with what a trace has in the place of functions that return their input."""
+    trained = (spec.name for spec in case.program.inputs if spec.requires_grad)
+    body = _Traced(trained).body(case.program.body, grad=not without_grad(case))
+    return case.with_program(body=body)
 
 
-def _of_a_program(cls: type) -> bool:
-    """Return whether a function is of a program, or a user's: not torch's, nor of the harness."""
-    if cls.__module__ == custom_functions.__name__:
-        return True
-    return cls.__module__.partition(".")[0] not in ("torch", _OURS)
+class _Traced:
+    """Follows which values require grad while a program is traced. A view of one that does, does."""
+
+    def __init__(self, trained: Iterable[str]) -> None:
+        self.trained = set(trained)
+
+    def body(self, body: tuple[Node, ...], *, grad: bool) -> tuple[Node, ...]:
+        """Return a body. grad: whether gradients are on in it."""
+        nodes: list[Node] = []
+        for node in body:
+            if isinstance(node, Region):
+                nodes.append(Region(node.context, self.region(node, grad=grad)))
+                continue
+            made = self.same(node, grad=grad) if node.op == "same_function" else node
+            nodes.append(made)
+            kept = made.op != "detach" and (grad or CATALOGUE[node.op].view)
+            if kept and not self.trained.isdisjoint(uses(node)):
+                self.trained.update(node.outputs)
+        return tuple(nodes)
+
+    def same(self, node: Statement, *, grad: bool) -> Statement:
+        """Return what is in the place of the call of a function that returns its input."""
+        if self.trained.isdisjoint(uses(node)):
+            return node  # inlined, it is that value
+        if grad:
+            return Statement("expand_as", "method", node.args * 2, (), node.outputs)
+        return Statement("detach", "method", node.args, (), node.outputs)
+
+    def region(self, node: Region, *, grad: bool) -> tuple[Node, ...]:
+        """Return the body of a region."""
+        reentrant = isinstance(node.context, Checkpoint) and node.context.use_reentrant
+        off = reentrant or isinstance(node.context, NoGrad | InferenceMode)
+        body = self.body(node.body, grad=grad and not off)
+        if reentrant and grad:  # all that such a checkpoint returns requires grad
+            self.trained.update(name for s in statements(node.body) for name in s.outputs)
+        return body
 
 
 def _applies(case: Case) -> bool:
@@ -137,7 +176,9 @@ BUGS = (
         torch=">=2.9",
         seen="2.15.0",
         backends=("export",),
-        imitation=Imitation(around=_inlined, wrap=_without_grad, applies=_applies),
+        imitation=Imitation(
+            around=_without_functions, rewrite=_returning, wrap=_wrap, applies=_applies
+        ),
         examples=(
             Example(
                 "export",
@@ -147,6 +188,33 @@ BUGS = (
                     call("mul", "v0", "v0", to="v1"),
                     contexts=(),
                 ),
+            ),
+            Example(  # a function that returns its input is a view, and detaches it in no_grad
+                "export",
+                case(
+                    [x("w0", 2)],
+                    call("same_function", "w0"),
+                    under(NoGrad(), call("same_function", "w0", to="v1")),
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+            Example(  # and so it does in the forward of a reentrant checkpoint
+                "export",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("straight_function", "w1"),
+                    under(
+                        BF16,
+                        under(
+                            Checkpoint(use_reentrant=True),
+                            call("mm", "x0", "w1", to="v1"),
+                            call("same_function", "w1", to="v2"),
+                        ),
+                    ),
+                    contexts=(),
+                ),
+                wrong="mm",
             ),
         ),
     ),

@@ -65,7 +65,7 @@ says that it needs a gradient and has none: a backward pass from it raises.
 A checkpoint that is not reentrant is right, but not inside another one. It saves values through
 the outer one's hook, which switches gradients off and back, and the export keeps the first
 switch. All later values have no gradient. The same happens where an `autograd.Function` in a
-checkpoint calls `ctx.save_for_backward`. In an autocast region grad modes are forgotten
+checkpoint saves a tensor (`ctx.save_for_backward`). In an autocast region grad modes are forgotten
 ([export-no-grad]), and the gradients are there.
 
 ## export-grad-mode-left: an error leaves gradients off
@@ -100,7 +100,7 @@ import torch
 
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import BF16, call, case, under, x
-from amp_fuzz.cases.case import Case, Entry
+from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -108,12 +108,14 @@ from amp_fuzz.cases.program import (
     InferenceMode,
     Node,
     NoGrad,
+    Ref,
     Region,
+    Statement,
     uses,
 )
 from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.export.programs import names_of
+from amp_fuzz.upstream.export.programs import names_of, without_grad
 
 __all__ = ["BUGS", "RULES", "imitation"]
 
@@ -125,17 +127,16 @@ _SAVING = frozenset(
     f"{name}_function"
     for name in ("exp", "freed", "linear", "matmul", "mul", "once", "sort", "unasked")
 )
-_FUNCTIONS: tuple[Entry, ...] = ("custom_fwd", "cast_inputs", "setup_context")
+# Of these, two save each of their first two arguments for the gradient of the other.
+_EACH_FOR_THE_OTHER = frozenset({"freed_function", "linear_function"})
 
 
 def imitation(names: frozenset[str]) -> Imitation:
     """Return what the reference does otherwise while it imitates these bugs."""
 
     def rewrite(case: Case) -> Case:
-        # A program that is the forward of an autograd.Function is exported without grad.
-        without_grad = case.plan.entry in _FUNCTIONS or case.plan.checkpoint == "reentrant"
         weights = (spec.name for spec in case.program.inputs if spec.requires_grad)
-        body = _Modes(names, weights).body(case.program.body, inside=without_grad)
+        body = _Modes(names, weights).body(case.program.body, inside=without_grad(case))
         return case.with_program(body=body)
 
     if "export-checkpoint" in names:
@@ -210,10 +211,16 @@ class _Modes:
                 continue
             nodes.append(Region(NoGrad(), (node,)) if self.off else node)
             if grad and not self.trained.isdisjoint(uses(node)):
-                self.trained.update(node.outputs)
-                if again and node.op in _SAVING and "export-checkpoint" in self.names:
+                if again and self.saves(node) and "export-checkpoint" in self.names:
                     self.off = not (inside and "export-no-grad" in self.names)
+                self.trained.update(node.outputs)
         return tuple(nodes)
+
+    def saves(self, node: Statement) -> bool:
+        """Return whether a call of a function that needs a gradient saves a tensor."""
+        if node.op in _EACH_FOR_THE_OTHER:
+            return any(isinstance(a, Ref) and a.name in self.trained for a in node.args[:2])
+        return node.op in _SAVING
 
     def region(
         self, context: Context, body: tuple[Node, ...], inside: bool, grad: bool, again: bool
@@ -358,6 +365,20 @@ BUGS = (
                     [x("x0", 2), x("w1", 2)],
                     under(Checkpoint(), call("mul_function", "w1", "w1")),
                     call("exp", "w1", to="v1"),
+                    contexts=(),
+                ),
+                torch=">=2.9",
+            ),
+            Example(  # for the gradient of a bias alone nothing is saved
+                "export",
+                case(
+                    [x("x0", 2, 2), x("w1", 2)],
+                    under(
+                        Checkpoint(),
+                        call("linear_function", "x0", "x0", "w1", 1.0),
+                        call("mul_function", "w1", "w1", to="v1"),
+                    ),
+                    call("exp", "w1", to="v2"),
                     contexts=(),
                 ),
                 torch=">=2.9",

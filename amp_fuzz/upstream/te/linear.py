@@ -1,7 +1,95 @@
 """The linear layer of Transformer Engine.
 
 Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub of its extension:
-[docs/fp8.md](../../fp8.md). It depends on no kernel; the script below was not run on a GPU.
+[docs/fp8.md](../../fp8.md). None depends on a kernel; the scripts below were not run on a GPU.
+
+## te-inference-state: a layer that was first called in inference mode cannot be trained
+
+```python
+import torch
+import transformer_engine.pytorch as te
+
+layer = te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda")
+with torch.inference_mode(), te.autocast(enabled=True):  # a check before training, say
+    layer(x)
+with te.autocast(enabled=True):
+    layer(x).sum().backward()
+# RuntimeError: Inplace update to inference tensor outside InferenceMode is not allowed
+```
+
+**What Transformer Engine does.** The first call makes the scales and the histories of delayed
+scaling. In inference mode these are inference tensors, and the end of a later region updates them
+in place. A kept weight (``is_first_microbatch=True``) of inference mode raises too: "Inference
+tensors cannot be saved for backward".
+
+**What the documentation says.** Inference mode is "analogous to `torch.no_grad`", under which both
+work. Transformer Engine's names no such limit.
+
+**What the reference does.** The same as under `torch.no_grad()`.
+
+**Upstream.** Not reported.
+
+## te-kept-custom: a kept weight of a custom recipe is lost after its first use
+
+```python
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import CustomRecipe
+from transformer_engine.pytorch.custom_recipes import reference_current_scaling as reference
+
+recipe = CustomRecipe(qfactory=reference.current_scaling_ref_factory)
+layer = te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda")
+with te.autocast(enabled=True, recipe=recipe):
+    layer(x, is_first_microbatch=True)
+    layer(x, is_first_microbatch=False)
+# RuntimeError: Cannot generate FP8 data, even from FP8 data transpose
+```
+
+**What Transformer Engine does.** `quantize_weight` sets ``quantizer.internal = False``, which gives
+a `torch.Tensor` that outlives its use: "Setting internal=True would cause the data to be removed in
+prepare_for_saving(...)". The quantisers of its references, in the folder ``custom_recipes``, return
+the same class all the same, and `prepare_for_saving` takes the data out of the kept weight. A weight
+of NVFP4 that was kept under `torch.no_grad` is transposed later, as packed pairs: "K dimension
+mismatch between qx and qw".
+
+**What the documentation says.** ``is_first_microbatch`` "allows caching of the FP8 versions of the
+weights". A custom recipe is no exception.
+
+**What the reference does.** Later microbatches use the kept weight.
+
+**Upstream.** Not reported.
+
+## te-recipe-change: a layer ignores a change of its recipe
+
+```python
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import Float8CurrentScaling, Format
+
+layer = te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda")
+with te.autocast(enabled=True, recipe=Float8CurrentScaling()):
+    layer(x)
+with te.autocast(enabled=True, recipe=Float8CurrentScaling(fp8_format=Format.E4M3)):
+    layer(x).sum().backward()  # quantises the gradient to E5M2
+```
+
+**What Transformer Engine does.** `set_meta_tensor` keeps the quantisers of a layer if the new recipe
+is of the class of the old one: the format, the margin and the algorithm stay those of the first
+region, only the length of a history follows. If the class changes, there and back, delayed scaling
+starts with new scales of 1, but the end of a region updates the old ones: the new ones stay 1.
+
+**What the documentation says.** ``recipe`` is the "recipe used for low precision quantization" in the
+region. Nested regions are allowed. A comment there: "Match built-in recipes by full config, not just
+RecipeState type, so same-class mid-training changes rebuild quantizers/workspaces correctly". If the
+class changes, a warning says that "this may affect model behavior".
+
+**What the reference does.** The innermost region's recipe counts. Delayed scales of a layer in one
+region stay what they were while it is called in another.
+
+**Upstream.** [#3157](https://github.com/NVIDIA/TransformerEngine/issues/3157), named in that comment.
 
 ## te-retained-graph: a second backward pass over a retained graph raises
 
@@ -32,11 +120,91 @@ version.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import FP8
+from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
 
+
+def _keeps(semantics: Semantics) -> Semantics:
+    return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), keeps=True))
+
+
 BUGS = (
+    Bug(
+        id="te-recipe-change",
+        what="a te.Linear keeps the format of its first region when the recipe changes",
+        why="set_meta_tensor compares the classes of recipes, and updates go to the first scales",
+        link="https://github.com/NVIDIA/TransformerEngine/issues/3157",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("te", "te-python"),
+        ops=("fp8_linear",),
+        imitation=Imitation(semantics=_keeps),
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8("current"), call("fp8_linear", "x0", "w1")),
+                    under(FP8("current", format="E4M3"), call("fp8_linear", "x0", "w1", to="v1")),
+                    contexts=(),
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="te-inference-state",
+        what="a te.Linear that was first called in inference mode raises in training",
+        why="its scales, histories and kept weight are then inference tensors",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("te", "te-python"),
+        ops=("fp8_linear",),
+        kinds=("raise", "relation"),
+        observed="RuntimeError: Inplace update to inference tensor outside InferenceMode|RuntimeError: Inference tensors cannot be saved for backward",
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8("delayed", history=4), call("fp8_linear", "x0", "w1")),
+                    contexts=(),
+                    first_pass="inference_mode",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="te-kept-custom",
+        what="a kept weight of te.Linear raises at its second use with a quantiser in Python",
+        why="that quantiser ignores internal=False, and prepare_for_saving takes the data out",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("te-python",),
+        ops=("fp8_linear",),
+        kinds=("raise", "relation"),
+        observed="RuntimeError: Cannot generate FP4 data, even from FP4 data transpose|ValueError: K dimension mismatch between qx and qw",
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 32, 32), x("w1", 32, 32)],
+                    under(
+                        FP8("nvfp4"),
+                        call("fp8_linear", "x0", "w1", is_first_microbatch=False),
+                        call("fp8_linear", "x0", "w1", to="v1", is_first_microbatch=False),
+                    ),
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+        ),
+    ),
     Bug(
         id="te-retained-graph",
         what="a second backward pass over a retained graph through te.Linear raises",

@@ -22,7 +22,8 @@ The limits of the pass are documented in `torch/csrc/jit/JIT-AUTOCAST.md` and in
 - The pass does not look into lists of tensors: it lists `cat` and `stack` in vain.
 - It lists `add`, `sub`, `mul` and `div`, which eager autocast does not.
 - The autocast around a scripted function goes on inside it. A region with `enabled=False` or
-  another dtype adds casts and takes none away.
+  another dtype adds casts and takes none away. A custom op with `register_autocast` that stands
+  where autocast is off casts its inputs by the autocast around the graph.
 - The dtype of a region is not checked. `torch.autocast("cpu", dtype=torch.float64)` warns and
   disables in eager, and casts to float64 in a scripted function.
 - A function that the program calls gets its casts before it is inlined, from the autocast around
@@ -236,6 +237,27 @@ BUGS = (
                     call("tensordot", "v0", "v0", dims=3, to="v1"),
                 ),
                 torch=">=2.9",
+            ),
+            *(
+                # A graph has a custom op whole: where it runs, the op's own rule casts.
+                Example(name, case([x("x0", 2, 2)], *body, contexts=(F16,), backward="none"))
+                for name, body in (
+                    ("trace", [under(OFF, call("linear_op", "x0", "x0", None, 1.0))]),
+                    (
+                        "trace",
+                        [
+                            call("linear_op", "x0", "x0", None, 1.0),
+                            under(BF16, call("mm", "x0", "x0", to="v1")),
+                        ],
+                    ),
+                    (
+                        "script",
+                        [
+                            call("linear_op", "x0", "x0", None, 1.0),
+                            call("exp", "v0", to="v1"),
+                        ],
+                    ),
+                )
             ),
             *(
                 # A frozen trace knows the dtypes of its weights and of nothing else.

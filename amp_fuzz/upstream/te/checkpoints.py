@@ -1,0 +1,190 @@
+"""Checkpoints of Transformer Engine.
+
+Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub of its extension:
+[docs/fp8.md](../../fp8.md). None depends on a kernel; the scripts below were not run on a GPU.
+
+## te-checkpoint-freed: a second backward pass over a non-reentrant checkpoint raises
+
+```python
+import torch
+import transformer_engine.pytorch as te
+
+x = torch.randn(16, 16, device="cuda", requires_grad=True)
+with te.autocast(enabled=True):
+    y = te.checkpoint(torch.cosh, x, use_reentrant=False)
+y.sum().backward(retain_graph=True)
+y.sum().backward()  # TypeError: Output of saved tensor unpack_hook expected to be a Tensor
+```
+
+**What Transformer Engine does.** `_checkpoint_hook` keeps the recomputed tensors, and puts None in the
+place of one that it has given away. A second backward pass gets None.
+
+**What the documentation says.** torch's: with ``retain_graph=True`` "the graph used to compute the
+grads" is not freed. `torch.utils.checkpoint` recomputes again.
+
+**What the reference does.** The second backward pass gives what the first gave.
+
+**Upstream.** Not reported.
+
+## te-checkpoint-index: a non-reentrant checkpoint raises if the input needs no gradient
+
+```python
+import torch
+import transformer_engine.pytorch as te
+
+layer = te.Linear(16, 16)
+with te.autocast(enabled=True):
+    y = te.checkpoint(layer, torch.randn(16, 16, device="cuda"), use_reentrant=False)
+y.sum().backward()  # IndexError: list index out of range
+```
+
+**What Transformer Engine does.** In the first forward pass of a checkpoint, a layer also makes the
+transposed copy of its weight, whether the gradient of the input is needed or not. In the
+recomputation it makes that copy only if it is. So fewer tensors are saved the second time, and
+`_checkpoint_hook` looks for a tensor beyond the last. A GPU whose FP8 products need transposed
+copies shows it: compute capability 8.9 or 9.0.
+
+**What the documentation says.** The first layer of a model has such an input. ``te.checkpoint``
+names no limit.
+
+**What the reference does.** It gives the gradients that it gives without a checkpoint.
+
+**Upstream.** Not reported.
+
+## te-checkpoint-state: checkpoints mix up the state of delayed scaling
+
+```python
+import torch
+import transformer_engine.pytorch as te
+
+layer = te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda", requires_grad=True)
+with te.autocast(enabled=True):
+    te.checkpoint(layer, x)  # no backward pass follows
+with te.autocast(enabled=True):
+    y = te.checkpoint(layer, x)
+y.sum().backward()  # the recomputation uses the scales of the first call
+```
+
+**What Transformer Engine does.** A checkpoint puts the scales of its layers, and whether its layers
+are the first of their region, into queues of the process or of the layer. A recomputation takes
+what has waited longest, whichever checkpoint put it there. After a forward pass without a backward
+pass, and where checkpoints of one layer are recomputed last to first, that is another's: values and
+gradients then come from different scales. A recomputation also enters the region once more: its
+end updates the forward scales again, each of its layers updates the backward ones, and so histories
+are forgotten sooner. A region inside of a reentrant checkpoint ends under `torch.no_grad`: its
+forward scales are never updated. A second backward pass over a retained graph finds the queues empty:
+"IndexError: pop from empty list". That error leaves the flag of the recomputation set, and later calls
+of the layer raise a KeyError.
+
+**What the documentation says.** The scales are copied "to ensure both forward steps are numerically
+same".
+
+**What the reference does.** A recomputation uses the scales of its own first run, and updates
+nothing. A region in a checkpoint updates its scales once.
+
+**Upstream.** Not reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from amp_fuzz.backends.imitation import Imitation
+from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.program import FP8, Checkpoint
+from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.upstream.bug import Bug, Example
+
+_DELAYED = FP8("delayed", history=4)
+_BACKENDS = ("te", "te-python")
+
+
+def _queues(semantics: Semantics) -> Semantics:
+    return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), queues=True))
+
+
+def _shrinks(semantics: Semantics) -> Semantics:
+    return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), shrinks=True))
+
+
+BUGS = (
+    Bug(
+        id="te-checkpoint-freed",
+        what="a second backward pass over te.checkpoint without reentrance raises",
+        why="its unpack hook gives each recomputed tensor away once, and None after that",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=_BACKENDS,
+        kinds=("raise",),
+        ops=("fp8_linear",),
+        observed="TypeError: Output of saved tensor unpack_hook expected to be a Tensor",
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("x1", 16, 16)],
+                    under(
+                        FP8("current"), call("cosh", "w0"), call("fp8_linear", "x1", "x1", to="v1")
+                    ),
+                    contexts=(),
+                    second="retain",
+                    checkpoint="non_reentrant",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="te-checkpoint-state",
+        what="te.checkpoint recomputes with the delayed scales of another call, and updates them again",
+        why="it keeps them in queues of all checkpoints, and its recomputation enters the region again",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=_BACKENDS,
+        ops=("fp8_linear",),
+        imitation=Imitation(semantics=_queues),
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("w1", 16, 16)],
+                    under(Checkpoint(True), under(_DELAYED, call("fp8_linear", "w0", "w1"))),
+                    contexts=(),
+                    steps=2,
+                ),
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("w1", 16, 16)],
+                    under(_DELAYED, under(Checkpoint(True), call("fp8_linear", "w0", "w1"))),
+                    contexts=(),
+                    second="retain",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="te-checkpoint-index",
+        what="te.checkpoint without reentrance raises where the input of a layer needs no gradient",
+        why="the recomputation makes no transposed copy of the weight, which the first pass saved",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=_BACKENDS,
+        ops=("fp8_linear",),
+        imitation=Imitation(semantics=_shrinks),
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8("current"), under(Checkpoint(), call("fp8_linear", "x0", "w1"))),
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+)
