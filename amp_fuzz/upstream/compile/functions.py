@@ -108,6 +108,38 @@ From `aot_eager` on, torch refuses: "does not currently support double backward"
 
 **Upstream.** Not reported that we know of.
 
+## compile-function-twice: a function that is given one tensor twice loses a gradient
+
+```python
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+
+w = torch.ones(3, requires_grad=True)
+for f in Product.apply, torch.compile(lambda x, y: Product.apply(x, y), backend="eager"):
+    print(torch.autograd.grad(f(w, w).sum(), w)[0])  # 2, then 1
+```
+
+**What torch does** (2.11.0, CPU, without autocast too; not 2.7.1, 2.9.1, 2.13.0 or 2.15.0), from dynamo
+on. It gives the function each tensor once, and the gradient of the tensor is that of its last place.
+Attention with itself, or a function that squares, trains with a wrong gradient, without an error.
+
+**What the documentation says.** A compiled program computes what eager computes
+(https://docs.pytorch.org/docs/stable/generated/torch.compile.html).
+
+**What the reference does.** It detaches such a tensor in all places but the last.
+
+**Upstream.** [#181146](https://github.com/pytorch/pytorch/issues/181146), mended by
+[#184281](https://github.com/pytorch/pytorch/pull/184281): such a call ends the graph.
+
 ## compile-freed-state: what a backward frees is there again
 
 ```python
@@ -270,6 +302,21 @@ def _inlined_in_no_grad() -> Iterator[None]:
         yield
 
 
+def _differentiated_once() -> AbstractContextManager[None]:
+    """Let a tensor that a function is given several times have the gradient of the last alone."""
+
+    def apply(own: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
+        last = {id(given): place for place, given in enumerate(args)}
+
+        def once(place: int, given: Any) -> Any:
+            again = isinstance(given, torch.Tensor) and last[id(given)] != place
+            return given.detach() if again else given
+
+        return own(*(once(*placed) for placed in enumerate(args)), **kwargs)
+
+    return applied_by(apply)
+
+
 def _backward_once() -> AbstractContextManager[None]:
     """Let what a function's backward computes have no graph."""
     kind: Any = torch.autograd.function.BackwardCFunction
@@ -401,6 +448,27 @@ BUGS = (
                     under(Checkpoint(use_reentrant=True), call("sin", "w0", to="v1")),
                     contexts=(),
                     second="double",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-function-twice",
+        what="an autograd.Function that is given one tensor twice loses a part of its gradient",
+        why="dynamo gives it each tensor once, with the gradient of the last place; no autocast needed",
+        link="https://github.com/pytorch/pytorch/issues/181146",
+        torch=">=2.11,<2.13",
+        seen="2.11.0",
+        backends=("compile*",),
+        imitation=Imitation(around=_differentiated_once, applies=_has_function),
+        examples=(
+            Example(
+                "compile[aot_eager]",
+                case(
+                    [x("w0", 2)],
+                    call("mul", "w0", "w0"),
+                    call("mul_function", "v0", "v0", to="v1"),
+                    contexts=(),
                 ),
             ),
         ),
