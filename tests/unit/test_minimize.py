@@ -548,3 +548,27 @@ def test_one_of_a_guilty_pair_may_remain_and_is_named() -> None:
     assert isinstance(last, Shrunk)
     assert last.op == "mm"
     assert [s.op for s in statements(last.case.program.body)] == ["mm"]
+
+
+def test_the_op_of_a_program_of_last_values_is_that_of_the_whole_program() -> None:
+    """Its first wrong value that is returned names an op that does nothing wrong."""
+    whole = case(
+        [x("x0", 2, 3), x("w1", 3, 2)],
+        call("mm", "x0", "w1", to="v0"),
+        call("exp", "v0", to="v1"),
+        call("relu", "v1", to="v2"),
+    )
+    last_value = whole.with_program(outputs=("v2",))
+
+    def ask(candidate: Case) -> Answer:
+        ops = {s.outputs[0]: s.op for s in statements(candidate.program.body)}
+        wrong = [ops[name] for name in candidate.program.outputs if ops[name] != "mm"]
+        if not wrong or not {"mm", "exp"} <= {*ops.values()}:
+            return Answer("agreed")
+        return Answer("diverged", "value", op=wrong[0])
+
+    target = Target("value", op="relu")
+    *_, last = shrink(last_value, target, ask, eager().reference(), seconds=30)
+    assert isinstance(last, Shrunk)
+    assert [s.op for s in statements(last.case.program.body)] == ["mm", "exp"]
+    assert last.op == "exp"

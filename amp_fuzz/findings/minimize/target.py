@@ -284,8 +284,12 @@ def shrink(
     target = replace(target, op="")
     found = guilty(case, values(case), shows, guess=guess, pairs=pairs)
     two = len(found.numbers) > 1
+    whole = msgspec.structs.replace(case, program=returning_all(case.program))
+    returned = found.case is None and whole != case and shows(whole)
     if two and found.case is not None:  # a divergence names only one op
         guess = memory.of(ask, found.case).op
+    elif returned:  # that of a program of last values is the first that it returned
+        guess = memory.of(ask, whole).op or guess
     # A gradient names no op by itself.
     named = "" if target.kind.startswith("grad") else guess
     target = replace(target, op=named if two else found.op or named)
@@ -293,8 +297,7 @@ def shrink(
     if found.case is not None and found.case != case:
         chain.append(found.case)
         yield Smaller(found.case, "guilty", len(asked), clock() - start)
-    whole = msgspec.structs.replace(case, program=returning_all(case.program))
-    if len(chain) == 1 and whole != case and shows(whole):
+    if returned:
         chain.append(whole)  # any of its statements can remain
     literal = not runtime.runtime.fake  # otherwise tensors have no values
     left = seconds - (clock() - start)
