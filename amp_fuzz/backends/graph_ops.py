@@ -19,7 +19,7 @@ __all__ = ["graph_op"]
 
 _NAMESPACE = "amp_fuzz_graphs"
 _library: list[torch.library.Library] = []
-_schemas: list[tuple[str, str]] = []
+_names: dict[tuple[str, str], str] = {}  # of an op and its schema
 _latest: dict[str, _GraphOp] = {}
 
 _running = ContextVar("whether the kernel of such an op is running", default=False)
@@ -53,11 +53,8 @@ def graph_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str]
 
 def _defined(name: str, schema: str) -> str:
     """Return the name of an op of the dispatcher, which is defined at the first call."""
-    new = (name, schema) not in _schemas
-    if new:
-        _schemas.append((name, schema))
-    own = f"{name.replace('::', '_')}_{_schemas.index((name, schema))}"
-    if new:
+    if (own := _names.get((name, schema))) is None:
+        own = _names[name, schema] = f"{name.replace('::', '_')}_{len(_names)}"
         if not _library:
             _library.append(torch.library.Library(_NAMESPACE, "DEF"))
         _library[0].define(own + schema)

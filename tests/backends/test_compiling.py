@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,9 +179,7 @@ def test_a_context_is_shared_by_so_many_modules() -> None:
     assert compiling.shared(context) is context
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="says where Linux keeps caches")
 def test_it_is_in_the_users_folder_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("platformdirs")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/u")
     assert compiling.folder() == Path("/home/u/.cache/amp-fuzz/jax")

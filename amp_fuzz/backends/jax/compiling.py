@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from amp_fuzz.config import cache_folder
+
 __all__ = ["KEPT", "folder", "frugal", "shared", "tidy", "trim"]
 
 KEPT = 256 * 2**20
@@ -59,19 +61,13 @@ def tidy() -> None:
 
 
 def _own() -> Path | None:
-    """Return `folder`, or None if the user named another or a package is missing."""
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return None
-    with suppress(ImportError):
-        return folder()
-    return None
+    """Return `folder`, or None if the user named another."""
+    return None if os.environ.get("JAX_COMPILATION_CACHE_DIR") else folder()
 
 
 def folder() -> Path:
-    """Return the folder of compiled programs: ``amp-fuzz/jax`` in the user's cache folder."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("amp-fuzz", appauthor=False) / "jax"
+    """Return the folder of compiled programs."""
+    return cache_folder() / "jax"
 
 
 def trim(path: Path, kept: int = KEPT) -> None:

@@ -33,8 +33,7 @@ from amp_fuzz.reference import fp8 as reference
 
 __all__ = ["Python", "PythonBackend", "TeBackend", "backends"]
 
-
-NAMES = ("fp8", "fp8_linear", "checkpoint")
+_NAMES = ("fp8", "fp8_linear", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class TeBackend(_Linear):
             import transformer_engine.pytorch as te
 
             made = te_layers(te, te_recipe, self.device)
-            return dict(zip(NAMES, made, strict=True))
+            return dict(zip(_NAMES, made, strict=True))
 
         return TorchBackend.runtime(self, **{"fp8": layers, **more})
 
@@ -201,7 +200,7 @@ class Python:
         self._backend = PythonBackend(process=Apart(""))
 
         def layers(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
-            return dict(zip(NAMES, te_layers(te, python_recipe, "cpu"), strict=True))
+            return dict(zip(_NAMES, te_layers(te, python_recipe, "cpu"), strict=True))
 
         self._runtime = self._backend.runtime(fp8=layers)
 
