@@ -19,6 +19,7 @@ from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.reference import fp8
+from amp_fuzz.reference.state import here
 
 __all__ = ["QuantisingBackend", "fp8_regions"]
 
@@ -103,7 +104,7 @@ class QuantisingBackend(TorchRepros, TorchBackend):
         convention = self.convention()
 
         def layers(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
-            made = fp8.Layers(convention)
+            made = here().semantics.layers(fp8.Layers)(convention)
             return {**made.names(), "checkpoint": made.checkpoint(checkpoint)}
 
         return replace(found, runtime=replace(found.runtime, fp8=layers))

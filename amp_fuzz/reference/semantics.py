@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -24,22 +24,21 @@ from amp_fuzz.reference import casts, dispatch, queries, treatments
 if TYPE_CHECKING:
     from amp_fuzz.reference.autocast import Snapshot
     from amp_fuzz.reference.calls import Call, Treatment
+    from amp_fuzz.reference.fp8.layers import Layers
     from amp_fuzz.reference.fp8.linear import Convention
     from amp_fuzz.reference.state import ForwardState, State
 
 __all__ = ["DOCUMENTED", "Semantics"]
+
+_T = TypeVar("_T")
 
 
 def _called(body: Callable[..., Any], args: Sequence[Any]) -> Any:
     return body(*args)
 
 
-def _itself(state: State) -> State:
-    return state
-
-
-def _documented(convention: Convention) -> Convention:
-    return convention
+def _itself(given: _T) -> _T:
+    return given
 
 
 def _keeper(forward: Any, args: Sequence[Any]) -> Any:
@@ -91,6 +90,7 @@ class Semantics:
     body_cache: the block in which it runs, as far as the cache is concerned.
 
     fp8: what an FP8 linear layer does, from what its implementation documents.
+    layers: what the FP8 layers of a program remember, from the class that is documented.
 
     in_autograd_thread: the state that a thread of autograd's sees, from that of the thread that
     called it.
@@ -122,7 +122,8 @@ class Semantics:
         "having", keeps_casts=False
     )
 
-    fp8: Callable[[Convention], Convention] = _documented
+    fp8: Callable[[Convention], Convention] = _itself
+    layers: Callable[[type[Layers]], type[Layers]] = _itself
 
     in_autograd_thread: Callable[[State], State] = _itself
 

@@ -11,7 +11,6 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,9 +23,8 @@ from amp_fuzz.reference.fp8.formats import Format
 from amp_fuzz.reference.fp8.linear import Convention, Quantiser, linear
 from amp_fuzz.reference.fp8.recipes import RECIPES, Role, format_of
 from amp_fuzz.reference.fp8.scaling import Quantised
-from amp_fuzz.reference.state import here
 
-__all__ = ["Delayed", "Layers", "Region"]
+__all__ = ["Checkpointed", "Delayed", "Layers", "Module", "Region", "Scales", "Workspace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +64,6 @@ class Delayed:
         """Take note of the largest magnitude of a tensor."""
         self.history[0] = torch.maximum(self.history[0], x.abs().max().float())
 
-    def resize(self, history: int) -> None:
-        """Give the history another length; its newest magnitudes stay."""
-        more = history - len(self.history)
-        self.history = torch.nn.functional.pad(self.history, (0, more))
-
     def update(self) -> None:
         """Take the next scale from the history, at the end of a step."""
         most = self.region.algorithm == "max"
@@ -102,6 +95,22 @@ class Workspace:
 
 Scales = dict[Role, torch.Tensor]
 Module = tuple[int, int, int, torch.dtype, bool]
+"""A layer: its number, N, K, the dtype of its weight, and whether it has no bias."""
+
+
+@dataclass(slots=True)
+class Checkpointed:
+    """What a checkpoint knows of its first run, and the scales of that, in the order of its layers.
+
+    first: whether its next layer was the first of the outermost region. trains: whether gradients
+    were on. reentrant: whether it is a reentrant checkpoint.
+    """
+
+    regions: list[Region]
+    first: bool
+    trains: bool
+    reentrant: bool
+    scales: list[Scales] = field(default_factory=list)
 
 
 class Layers:
@@ -115,12 +124,8 @@ class Layers:
         self.kept: list[Scales] | None = None  # scales of a checkpoint, in the order of its layers
         self.again = False  # whether these are used, instead of noted
         self.trains = False  # whether it is the first run of a checkpoint that has gradients
-        self.shrunk = False  # whether a layer's input needed no gradient: `Convention.shrinks`
-        self.firsts: list[bool] = []  # of checkpoints, and their scales: see `Convention.queues`
-        self.queues: dict[tuple[Module, Region], deque[Scales]] = defaultdict(deque)
         self.workspaces: dict[Module, Workspace] = {}
         self.entered: dict[Module, Region] = {}  # where each module first had its recipe
-        self.stuck: set[Module] = set()  # those whose scales are not updated: `Convention.keeps`
 
     def names(self) -> dict[str, Any]:
         """Return the names of a case's source that stand for FP8."""
@@ -160,8 +165,7 @@ class Layers:
         if region is None or not region.enabled:
             return torch.nn.functional.linear(x, weight, bias)
         module = layer, *weight.shape, weight.dtype, bias is None
-        region = self._changed(module, region)
-        self.shrunk |= not x.requires_grad
+        region = self._entered(module, region)
 
         def wrapped(quantise: Quantiser) -> Quantiser:
             if is_first_microbatch is None:
@@ -172,27 +176,16 @@ class Layers:
             return linear(x, weight, bias, wrapped(_stateless(region)), self.convention)
         return self._delayed(x, weight, bias, region, module, wrapped)
 
-    def _changed(self, module: Module, region: Region) -> Region:
-        """Note the region of a module's call; return the one whose recipe it uses.
+    def _entered(self, module: Module, region: Region) -> Region:
+        """Note the region of a module's call, and return it.
 
         A kept weight of another recipe is dropped. Source: ``init_fp8_metadata``.
         """
-        keeps = self._documented().keeps
         before = self.entered.get(module)
         if before is None or before.recipe != region.recipe:
             self.workspaces.pop(module, None)
             self.entered[module] = region
-            if keeps and before is not None:
-                old = [key for key in self.delayed if key[0] == module]
-                for key in old:
-                    del self.delayed[key]
-                self.stuck |= {module} if old else set()
-        if not keeps:
-            return region
-        first = self.entered[module]
-        for state in self.delayed.get((module, first), {}).values():
-            state.resize(region.history)
-        return first
+        return region
 
     def _kept(
         self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool
@@ -223,47 +216,32 @@ class Layers:
         """
 
         def call(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
-            regions, kept, first = list(self.regions), list[Scales](), self.first
-            queues, trains = self._documented().queues, torch.is_grad_enabled()
-            runs = 0
+            trains, runs = torch.is_grad_enabled(), 0
+            held = Checkpointed(list(self.regions), self.first, trains, use_reentrant)
 
             def body(*args: Any) -> Any:
-                nonlocal runs, first
+                nonlocal runs
                 runs += 1
-                again = runs > 1
-                if queues and trains:
-                    if again:
-                        first = self.firsts.pop(0)
-                    else:
-                        self.firsts.append(first)
-                before = self.regions, self.kept, self.again, self.trains
-                self.shrunk = False
-                self.regions, self.kept = list(regions), list(kept) if again else kept
-                self.again, self.trains = again, trains and not again and not queues
-                later, self.first = self.first, first
-                try:
+                with self._run(held, again=runs > 1):
                     return function(*args)
-                finally:
-                    self.regions, self.kept, self.again, self.trains = before
-                    if again:
-                        self.first = later
-                    if (
-                        again
-                        and queues
-                        and not self.regions
-                        and any(r.enabled for r in regions[-1:])
-                    ):
-                        self._update("input", "weight")
-                    # In place of the error by which torch ends a recomputation early, too.
-                    if again and not use_reentrant and self.shrunk and self._documented().shrinks:
-                        raise IndexError("the recomputation saved fewer tensors than the first run")
 
             return checkpoint(body, *args, use_reentrant=use_reentrant)
 
         return call
 
-    def _documented(self) -> Convention:
-        return here().semantics.fp8(self.convention)
+    @contextmanager
+    def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
+        """Have the regions of a checkpoint for a run of it, the first one or again."""
+        before = self.regions, self.kept, self.again, self.trains
+        self.regions, self.kept = list(held.regions), list(held.scales) if again else held.scales
+        self.again, self.trains = again, held.trains and not again
+        later, self.first = self.first, held.first
+        try:
+            yield
+        finally:
+            self.regions, self.kept, self.again, self.trains = before
+            if again:
+                self.first = later
 
     # -- delayed scaling --------------------------------------------------------------------------
 
@@ -276,28 +254,14 @@ class Layers:
         module: Module,
         wrapped: Callable[[Quantiser], Quantiser],
     ) -> torch.Tensor:
-        roles: tuple[Role, ...] = ("input", "weight", "grad_output")
         if (module, region) not in self.delayed:
             with torch.inference_mode(False):  # it outlives an inference mode around the first call
-                made = {r: Delayed(region, format_of(region.format, r)) for r in roles}
-            self.delayed[module, region] = made
+                self.delayed[module, region] = self._fresh(module, region)
         states = self.delayed[module, region]
         trains = any(t is not None and t.requires_grad for t in (x, weight, bias))
         trains = trains and torch.is_grad_enabled()
         first, again = self.first and trains, self.again
-        queue = self.queues[module, region] if self._documented().queues else None
-        if trains and not (again and queue is not None):
-            self.first = False
-        if again and queue is not None:
-            scales = queue.popleft()
-        elif again and self.kept:
-            scales = self.kept.pop(0)
-        else:
-            scales = {r: states[r].scale for r in roles[:2]}
-            if self.kept is not None:
-                self.kept.append(scales)
-                if queue is not None:
-                    queue.append(scales)
+        scales = self._scales(module, region, trains=trains)
         forward = True
 
         def quantise(value: torch.Tensor, dim: int, role: Role) -> Quantised:
@@ -312,9 +276,26 @@ class Layers:
         forward = False
         return y
 
+    def _fresh(self, module: Module, region: Region) -> dict[Role, Delayed]:
+        """Return the state of a module that has delayed scaling in a region for the first time."""
+        roles: tuple[Role, ...] = ("input", "weight", "grad_output")
+        return {role: Delayed(region, format_of(region.format, role)) for role in roles}
+
+    def _scales(self, module: Module, region: Region, *, trains: bool) -> Scales:
+        """Return the scales of a forward pass; in a checkpoint again, those of its first run."""
+        if trains:
+            self.first = False
+        if self.again and self.kept:
+            return self.kept.pop(0)
+        states = self.delayed[module, region]
+        scales: Scales = {role: states[role].scale for role in ("input", "weight")}
+        if self.kept is not None:
+            self.kept.append(scales)
+        return scales
+
     def _update(self, *roles: Role) -> None:
-        for (module, _), states in self.delayed.items():
-            for role in roles if module not in self.stuck else ():
+        for states in self.delayed.values():
+            for role in roles:
                 states[role].update()
 
 

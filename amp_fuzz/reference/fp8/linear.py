@@ -169,12 +169,6 @@ class Convention:
     else what it is quantised to.
     check: raises TypeError or ValueError for what the implementation documents as unsupported.
     follows: whether the result has autocast's dtype.
-    queues: whether recomputations of checkpoints take the state of delayed scaling from queues, in
-    the order of all first runs, and update it once more.
-    shrinks: whether the recomputation of a checkpoint without reentrance fails where the input of a
-    layer needs no gradient.
-    keeps: whether a layer keeps the region in which it first had a recipe, and its scales stay 1
-    when it has delayed scaling again after another recipe.
     """
 
     product: Product = dequantised
@@ -185,9 +179,6 @@ class Convention:
     weight_first: bool = False
     saves: bool = True
     check: Check = _anything
-    queues: bool = False
-    shrinks: bool = False
-    keeps: bool = False
 
 
 def one_dtype(

@@ -88,24 +88,85 @@ nothing. A region in a checkpoint updates its scales once.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from amp_fuzz.backends.imitation import Imitation
+import torch
+
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import FP8, Checkpoint
-from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.reference.fp8.layers import Checkpointed, Layers, Module, Region, Scales
+from amp_fuzz.reference.fp8.linear import Convention
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.layers import remembering
 
 _DELAYED = FP8("delayed", history=4)
 _BACKENDS = ("te", "te-python")
 
 
-def _queues(semantics: Semantics) -> Semantics:
-    return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), queues=True))
+def _queued(layers: type[Layers]) -> type[Layers]:
+    """Return layers whose checkpoints take their state from queues, and update it once more."""
+
+    class Queued(layers):  # type: ignore[misc, valid-type]
+        def __init__(self, convention: Convention) -> None:
+            super().__init__(convention)
+            self.firsts: deque[bool] = deque()
+            self.queues: dict[tuple[Module, Region], deque[Scales]] = defaultdict(deque)
+
+        @contextmanager
+        def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
+            if held.trains and again:
+                held.first = self.firsts.popleft()
+            elif held.trains:
+                self.firsts.append(held.first)
+            try:
+                with super()._run(held, again=again):
+                    self.trains = False
+                    yield
+            finally:
+                if again and not self.regions and held.regions and held.regions[-1].enabled:
+                    self._update("input", "weight")
+
+        def _scales(self, module: Module, region: Region, *, trains: bool) -> Scales:
+            queue = self.queues[module, region]
+            if self.again:
+                return queue.popleft()
+            scales: Scales = super()._scales(module, region, trains=trains)
+            if self.kept is not None:
+                queue.append(scales)
+            return scales
+
+    return Queued
 
 
-def _shrinks(semantics: Semantics) -> Semantics:
-    return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), shrinks=True))
+def _shrinking(layers: type[Layers]) -> type[Layers]:
+    """Return layers whose inputs need gradients, or else a checkpoint without reentrance fails."""
+
+    class Shrinking(layers):  # type: ignore[misc, valid-type]
+        def __init__(self, convention: Convention) -> None:
+            super().__init__(convention)
+            self.shrunk = False
+
+        def linear(self, x: Any, *given: Any, **options: Any) -> torch.Tensor:
+            if self.regions and self.regions[-1].enabled:
+                self.shrunk |= not x.requires_grad
+            made: torch.Tensor = super().linear(x, *given, **options)
+            return made
+
+        @contextmanager
+        def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
+            self.shrunk = False
+            try:
+                with super()._run(held, again=again):
+                    yield
+            finally:
+                # In place of the error by which torch ends a recomputation early, too.
+                if again and not held.reentrant and self.shrunk:
+                    raise IndexError("the recomputation saved fewer tensors than the first run")
+
+    return Shrinking
 
 
 BUGS = (
@@ -143,7 +204,7 @@ BUGS = (
         seen="2.13.0",
         backends=_BACKENDS,
         ops=("fp8_linear",),
-        imitation=Imitation(semantics=_queues),
+        imitation=remembering(_queued),
         examples=(
             Example(
                 "te-python",
@@ -174,7 +235,7 @@ BUGS = (
         seen="2.13.0",
         backends=_BACKENDS,
         ops=("fp8_linear",),
-        imitation=Imitation(semantics=_shrinks),
+        imitation=remembering(_shrinking),
         examples=(
             Example(
                 "te-python",

@@ -120,17 +120,56 @@ version.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import torch
 
-from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import FP8
-from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.reference.fp8.layers import Delayed, Layers, Module, Region
+from amp_fuzz.reference.fp8.linear import Convention
+from amp_fuzz.reference.fp8.recipes import Role
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.layers import remembering
 
 
-def _keeps(semantics: Semantics) -> Semantics:
-    return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), keeps=True))
+class _Unchanged(Delayed):
+    """The delayed scale of a tensor that nobody updates."""
+
+    def update(self) -> None:
+        pass
+
+
+def _keeping(layers: type[Layers]) -> type[Layers]:
+    """Return layers with the region in which they first had a recipe.
+
+    If a layer has delayed scaling again after another recipe, nobody updates its new scales.
+    """
+
+    class Keeping(layers):  # type: ignore[misc, valid-type]
+        def __init__(self, convention: Convention) -> None:
+            super().__init__(convention)
+            self.stuck: set[Module] = set()
+
+        def _entered(self, module: Module, region: Region) -> Region:
+            before = self.entered.get(module)
+            if before is not None and before.recipe != region.recipe:
+                old = [key for key in self.delayed if key[0] == module]
+                for key in old:
+                    del self.delayed[key]
+                self.stuck |= {module} if old else set()
+            super()._entered(module, region)
+            first: Region = self.entered[module]
+            for state in self.delayed.get((module, first), {}).values():
+                more = region.history - len(state.history)
+                state.history = torch.nn.functional.pad(state.history, (0, more))
+            return first
+
+        def _fresh(self, module: Module, region: Region) -> dict[Role, Delayed]:
+            states: dict[Role, Delayed] = super()._fresh(module, region)
+            if module not in self.stuck:
+                return states
+            return {role: _Unchanged(region, state.format) for role, state in states.items()}
+
+    return Keeping
 
 
 BUGS = (
@@ -143,7 +182,7 @@ BUGS = (
         seen="2.13.0",
         backends=("te", "te-python"),
         ops=("fp8_linear",),
-        imitation=Imitation(semantics=_keeps),
+        imitation=remembering(_keeping),
         examples=(
             Example(
                 "te-python",
