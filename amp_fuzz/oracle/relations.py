@@ -159,8 +159,10 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.checkpoint not in ("none", "non_reentrant") or plan.thread == "inside":
         return None
-    if _writes(case) or _keeps(case):
-        return None  # a recomputed in-place write happens twice; so does that of a kept weight
+    if _writes(case):
+        return None  # a recomputed in-place write happens twice
+    if _keeps(case):
+        return None  # in a checkpoint both copies are kept: what is made anew without one is not
     return case.with_plan(checkpoint="non_reentrant"), case.with_plan(checkpoint="none")
 
 
