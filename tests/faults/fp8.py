@@ -334,7 +334,7 @@ def _roles(*left_out: str) -> Corrupt:
 # -- kept weights --------------------------------------------------------------------------------
 
 
-_refresh, _kept = Workspace.refresh, Layers._kept
+_refresh, _wrapped = Workspace.refresh, Layers._wrapped
 
 
 def _once(self: Workspace, *arguments: Any) -> None:
@@ -354,7 +354,7 @@ def _unkept(self: Layers, module: Any, quantise: Any, *more: Any) -> Any:
 
 
 def _shared(self: Layers, module: Any, *more: Any) -> Any:
-    return _kept(self, (0, *module[1:]), *more)
+    return _wrapped(self, (0, *module[1:]), *more)
 
 
 def _one_copy(self: Workspace, *arguments: Any) -> None:
@@ -411,7 +411,7 @@ KEEPING: tuple[Seeded, ...] = tuple(
         (
             "kept-ignored",
             "each microbatch quantises the weight",
-            lambda: patched(Layers, _kept=_unkept),
+            lambda: patched(Layers, _wrapped=_unkept),
         ),
         (
             "kept-scale-alone",
@@ -421,7 +421,7 @@ KEEPING: tuple[Seeded, ...] = tuple(
         (
             "kept-for-all-layers",
             "layers of one size share the kept weight",
-            lambda: patched(Layers, _kept=_shared),
+            lambda: patched(Layers, _wrapped=_shared),
         ),
         (
             "kept-for-dgrad",

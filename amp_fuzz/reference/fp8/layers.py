@@ -168,9 +168,7 @@ class Layers:
         region = self._entered(module, region)
 
         def wrapped(quantise: Quantiser) -> Quantiser:
-            if is_first_microbatch is None:
-                return quantise
-            return self._kept(module, quantise, x, weight, is_first_microbatch)
+            return self._wrapped(module, quantise, x, weight, is_first_microbatch)
 
         if not RECIPES[region.recipe].delayed:
             return linear(x, weight, bias, wrapped(_stateless(region)), self.convention)
@@ -187,14 +185,16 @@ class Layers:
             self.entered[module] = region
         return region
 
-    def _kept(
-        self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool
+    def _wrapped(
+        self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool | None
     ) -> Quantiser:
-        """Return a quantiser that takes the weight from the module's workspace.
+        """Return the quantiser of a call; if it has a first microbatch, with the kept weight.
 
         A workspace that was made where no gradient of the input was needed is made anew where one
         is. Source: ``_is_weight_workspace_valid``.
         """
+        if first is None:
+            return quantise
         checkpointed = self.kept is not None and not self.again
         both = checkpointed or (torch.is_grad_enabled() and x.requires_grad)
         held = self.workspaces.get(module)

@@ -157,13 +157,14 @@ def _shrinking(layers: type[Layers]) -> type[Layers]:
 
         @contextmanager
         def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
-            self.shrunk = False
+            around, self.shrunk = self.shrunk, False
             try:
                 with super()._run(held, again=again):
                     yield
             finally:
+                shrunk, self.shrunk = self.shrunk, around
                 # In place of the error by which torch ends a recomputation early, too.
-                if again and not held.reentrant and self.shrunk:
+                if again and not held.reentrant and shrunk:
                     raise IndexError("the recomputation saved fewer tensors than the first run")
 
     return Shrinking

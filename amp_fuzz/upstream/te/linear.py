@@ -3,6 +3,34 @@
 Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub of its extension:
 [docs/fp8.md](../../fp8.md). None depends on a kernel; the scripts below were not run on a GPU.
 
+## te-history-length: a region with another length of history raises
+
+```python
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling
+
+layer = te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda")
+for length in 16, 4:
+    with te.autocast(enabled=True, recipe=DelayedScaling(amax_history_len=length)):
+        layer(x)  # RuntimeError at the end of the second region
+```
+
+**What Transformer Engine does.** `adjust_amax_history_length` is called for the forward history, then
+for the backward one. Each time it puts that history into both places of `FP8GlobalStateManager`,
+``for pos, buffer_key in zip((fwd_pos, bwd_pos), (fwd_key, bwd_key))``. So the place of the forward
+history ends with the backward one, which is of two tensors, not three. The end of the region then
+updates three scales from two columns: "The size of tensor a (2) must match the size of tensor b (3)".
+
+**What the documentation says.** ``amax_history_len`` is "the length of the amax history window used
+for scaling factor computation". The method is there to "increase or decrease size of amax history".
+
+**What the reference does.** The layer's scales in a region with another history are its own.
+
+**Upstream.** Not reported. [#2044](https://github.com/NVIDIA/TransformerEngine/pull/2044) mended
+pointers to reallocated histories in the fusible operations.
+
 ## te-inference-state: a layer that was first called in inference mode cannot be trained
 
 ```python
@@ -50,14 +78,17 @@ with te.autocast(enabled=True, recipe=recipe):
 **What Transformer Engine does.** `quantize_weight` sets ``quantizer.internal = False``, which gives
 a `torch.Tensor` that outlives its use: "Setting internal=True would cause the data to be removed in
 prepare_for_saving(...)". The quantisers of its references, in the folder ``custom_recipes``, return
-the same class all the same, and `prepare_for_saving` takes the data out of the kept weight. A weight
-of NVFP4 that was kept under `torch.no_grad` is transposed later, as packed pairs: "K dimension
-mismatch between qx and qw".
+the same class all the same, and `prepare_for_saving` takes the data out of the kept weight, until the
+backward pass puts it back. The largest magnitude of a weight of NVFP4 stays: if the weight was
+quantised anew since (``is_first_microbatch=True``), the backward pass multiplies the old values by the
+new magnitude, and gradients are wrong. A weight of NVFP4 that was kept where no gradient of the input
+was needed is transposed later, as packed pairs: "K dimension mismatch between qx and qw". It keeps the
+quantiser of its first recipe object, so quantising it anew does not help under another one.
 
 **What the documentation says.** ``is_first_microbatch`` "allows caching of the FP8 versions of the
 weights". A custom recipe is no exception.
 
-**What the reference does.** Later microbatches use the kept weight.
+**What the reference does.** Later microbatches use the kept weight. It is quantised anew in place.
 
 **Upstream.** Not reported.
 
@@ -120,13 +151,17 @@ version.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import FP8
-from amp_fuzz.reference.fp8.layers import Delayed, Layers, Module, Region
-from amp_fuzz.reference.fp8.linear import Convention
+from amp_fuzz.reference.fp8.layers import Delayed, Layers, Module, Region, Workspace
+from amp_fuzz.reference.fp8.linear import Convention, Quantiser
 from amp_fuzz.reference.fp8.recipes import Role
+from amp_fuzz.reference.fp8.scaling import Quantised
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.layers import remembering
 
@@ -170,6 +205,85 @@ def _keeping(layers: type[Layers]) -> type[Layers]:
             return {role: _Unchanged(region, state.format) for role, state in states.items()}
 
     return Keeping
+
+
+@dataclass(slots=True, eq=False)
+class _Usage:
+    """A weight's quantiser: it lives as long as its layer stays in one region.
+
+    both: whether it last quantised for the gradient of the input, too.
+    """
+
+    region: Region
+    both: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lent(Workspace):
+    """A kept weight that gives its data away in a forward pass, and has it back in the backward.
+
+    usage: its first quantiser, which it keeps. here: whether it has its data.
+    """
+
+    usage: _Usage
+    here: bool = True
+
+
+def _losing(layers: type[Layers]) -> type[Layers]:
+    """Return layers whose kept weights of NVFP4 are empty between a forward and its backward."""
+
+    class Losing(layers):  # type: ignore[misc, valid-type]
+        def __init__(self, convention: Convention) -> None:
+            super().__init__(convention)
+            self.usages: dict[Module, _Usage] = {}
+
+        def _usage(self, module: Module, x: Any) -> _Usage:
+            """Return the quantiser of a module, and note what the call uses it for."""
+            checkpointed = self.kept is not None and not self.again
+            usage = self.usages.get(module)
+            if usage is None or usage.region is not self.regions[-1]:
+                usage = self.usages[module] = _Usage(self.regions[-1])
+            usage.both = checkpointed or (torch.is_grad_enabled() and x.requires_grad)
+            return usage
+
+        def _wrapped(
+            self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool | None
+        ) -> Quantiser:
+            if self.entered[module].recipe != "nvfp4":
+                usual: Quantiser = super()._wrapped(module, quantise, x, weight, first)
+                return usual
+            usage = self._usage(module, x)
+            if first is None:
+                return quantise
+            held = self.workspaces.get(module)
+            if held is None:
+                held, first = _Lent(both=False, usage=usage), True
+                self.workspaces[module] = held
+            if first:
+                held.copies = {}  # not in place: earlier passes have saved what was there
+                held.refresh(quantise, weight)
+                held.both = held.usage.both
+            elif not held.here:
+                raise RuntimeError("the data of the kept weight was taken out")
+            copies: dict[int, Quantised] = held.copies
+            both, wanted = held.both, x.requires_grad
+            held.here = not torch.is_grad_enabled()
+
+            def lent(value: torch.Tensor, dim: int, role: Role) -> Quantised:
+                if role != "weight":
+                    return quantise(value, dim, role)
+                if dim == 1:  # the backward pass
+                    whole = held.copies[1].whole
+                    held.copies = {at: replace(copy, whole=whole) for at, copy in copies.items()}
+                    held.here, held.both = True, both
+                    if wanted and not both:
+                        raise ValueError("packed pairs were transposed")
+                    return replace(copies[1], whole=whole)
+                return copies[dim]
+
+            return lent
+
+    return Losing
 
 
 BUGS = (
@@ -226,8 +340,7 @@ BUGS = (
         seen="2.13.0",
         backends=("te-python",),
         ops=("fp8_linear",),
-        kinds=("raise", "relation"),
-        observed="RuntimeError: Cannot generate FP4 data, even from FP4 data transpose|ValueError: K dimension mismatch between qx and qw",
+        imitation=remembering(_losing),
         examples=(
             Example(
                 "te-python",
@@ -238,6 +351,52 @@ BUGS = (
                         call("fp8_linear", "x0", "w1", is_first_microbatch=False),
                         call("fp8_linear", "x0", "w1", to="v1", is_first_microbatch=False),
                     ),
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 32, 32), x("w1", 32, 32), x("w2", 32, 32)],
+                    under(
+                        FP8("nvfp4"),
+                        call("fp8_linear", "w0", "w1", is_first_microbatch=True),
+                        call("fp8_linear", "w0", "w2", to="v1", is_first_microbatch=True),
+                    ),
+                    contexts=(),
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 32, 32), x("x1", 32, 32)],
+                    under(FP8("nvfp4"), call("fp8_linear", "w0", "x1", is_first_microbatch=True)),
+                    contexts=(),
+                    first_pass="inference_mode",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="te-history-length",
+        what="a te.Linear raises in a region whose delayed scaling has another length of history",
+        why="adjust_amax_history_length puts the backward history in the place of the forward one",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("te", "te-python"),
+        ops=("fp8_linear",),
+        kinds=("raise", "relation"),
+        observed=r"RuntimeError: The size of tensor a \(2\) must match the size of tensor b \(3\)",
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8("delayed", history=4), call("fp8_linear", "x0", "w1")),
+                    under(FP8("delayed", history=2), call("fp8_linear", "x0", "w1", to="v1")),
                     contexts=(),
                 ),
                 wrong="",

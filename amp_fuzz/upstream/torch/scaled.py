@@ -43,6 +43,7 @@ from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import FP8
 from amp_fuzz.reference.autocast import torch_answers
 from amp_fuzz.reference.fp8 import Convention, Pass, Product, Quantised
+from amp_fuzz.reference.fp8.formats import E2M1
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
 
@@ -60,7 +61,7 @@ def _under_autocast(product: Product) -> Product:
         a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: Any
     ) -> torch.Tensor:
         device = a.values.device.type
-        low = which.autocast
+        low = None if a.format is E2M1 else which.autocast  # NVFP4 is not multiplied by scaled_mm
         with torch_answers(), torch.autocast(device, low) if low else nullcontext():
             return product(a, b, dtype, which, bias)
 
@@ -91,6 +92,15 @@ BUGS = (
                 case(
                     [x("x0", 16, 16), x("w1", 16, 16)],
                     under(FP8("current"), call("fp8_linear", "x0", "w1")),
+                    backward="inside",
+                ),
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 32, 32), x("w1", 32, 32)],
+                    under(FP8("nvfp4"), call("fp8_linear", "x0", "w1")),
+                    under(FP8("current"), call("fp8_linear", "x0", "w1", to="v1")),
                     backward="inside",
                 ),
             ),
