@@ -9,14 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from amp_fuzz.backends import backends
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.program import FP8, statements
 from amp_fuzz.findings.minimize.target import Answer
 from amp_fuzz.findings.supervision.worker import Job
 from amp_fuzz.interfaces.cli.minimize import _journal
 from amp_fuzz.records.store import Store
 from tests.cli.conftest import Done
-from tests.helpers import BF16, call, case, x
+from tests.helpers import BF16, call, case, under, x
 
 BIG = case(
     [x("x0", 3, 4), x("w1", 4, 5), x("x2", 3, 5, domain="ties", layout="strided")],
@@ -65,6 +66,30 @@ def kept(folder: Path, done: Done) -> Case:
 
 def ops(case: Case) -> list[str]:
     return [s.op for s in statements(case.program.body)]
+
+
+def test_a_case_that_the_backend_would_not_draw_is_minimised_as_it_runs(
+    amp_fuzz: Callable[..., Done], tmp_path: Path
+) -> None:
+    """A layer of NVFP4 runs without its bias, so no smaller case has it either."""
+    if backends()["te-python"].availability().status != "ready":
+        pytest.skip("te-python is not installed")
+    path = tmp_path / "case.json"
+    kept = {"is_first_microbatch": False}
+    biased = case(
+        [x("x0", 32, 32), x("w1", 32, 32), x("x2", 32)],
+        call("cos", "x0", to="v0"),
+        under(
+            FP8("nvfp4"),
+            call("fp8_linear", "v0", "w1", "x2", to="v1", **kept),
+            call("fp8_linear", "v0", "w1", "x2", to="v2", **kept),
+        ),
+        contexts=(),
+    )
+    path.write_bytes(biased.json())
+    done = amp_fuzz("minimize", path, "--backend=te-python", "--seconds=60")
+    assert done.code == 0, done.err
+    assert re.search(r"^  3 statements, [\d,]+ elements -> 2 statements", done.out, re.MULTILINE)
 
 
 def test_a_finding_becomes_small_and_is_kept_with_its_fingerprint(

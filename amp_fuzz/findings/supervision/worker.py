@@ -256,6 +256,8 @@ def _search(
     seconds: float,
 ) -> None:
     judge = _judge(job)
+    if not job.check:  # a case from a file may not be as the backend draws them
+        job = replace(job, case=judge.backend.fit(job.case))
     record = job.finding or _record(job, target)
     if target is None:
         found = _target(job, judge)
