@@ -102,13 +102,12 @@ Module = tuple[int, int, int, torch.dtype, bool]
 class Checkpointed:
     """What a checkpoint knows of its first run, and the scales of that, in the order of its layers.
 
-    first: whether its next layer was the first of the outermost region. trains: whether gradients
-    were on. reentrant: whether it is a reentrant checkpoint.
+    first: whether its next layer was the first of the outermost region. reentrant: whether it is a
+    reentrant checkpoint.
     """
 
     regions: list[Region]
     first: bool
-    trains: bool
     reentrant: bool
     scales: list[Scales] = field(default_factory=list)
 
@@ -216,8 +215,12 @@ class Layers:
         """
 
         def call(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
-            trains, runs = torch.is_grad_enabled(), 0
-            held = Checkpointed(list(self.regions), self.first, trains, use_reentrant)
+            tensors = (arg for arg in args if isinstance(arg, torch.Tensor))
+            wanted = not use_reentrant or any(tensor.requires_grad for tensor in tensors)
+            if not (wanted and torch.is_grad_enabled()):  # it will not be recomputed
+                return checkpoint(function, *args, use_reentrant=use_reentrant)
+            runs = 0
+            held = Checkpointed(list(self.regions), self.first, use_reentrant)
 
             def body(*args: Any) -> Any:
                 nonlocal runs
@@ -234,7 +237,7 @@ class Layers:
         """Have the regions of a checkpoint for a run of it, the first one or again."""
         before = self.regions, self.kept, self.again, self.trains
         self.regions, self.kept = list(held.regions), list(held.scales) if again else held.scales
-        self.again, self.trains = again, held.trains and not again
+        self.again, self.trains = again, not again
         later, self.first = self.first, held.first
         try:
             yield

@@ -276,9 +276,9 @@ class _Linear(torch.autograd.Function):
         convention, _ = how
         x, weight = (b, a) if convention.weight_first else (a, b)
         flat = x.reshape(-1, x.shape[-1])
-        ctx.save_for_backward(weight, *([x] if convention.saves else []))
-        ctx.kept = None if convention.saves else quantise(flat, 0, "input")
-        ctx.how = x.shape, bias is not None, quantise, *how
+        kept = None if convention.saves else quantise(flat, 0, "input")
+        ctx.save_for_backward(weight, *([x] if kept is None else kept.tensors()))
+        ctx.how = x.shape, bias is not None, quantise, kept and kept.format, *how
         dtype = low or x.dtype
         left = quantise(flat, 1, "input")
         right = quantise(weight.t(), 0, "weight")
@@ -290,14 +290,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         weight, *saved = ctx.saved_tensors
-        shape, biased, quantise, convention, finished = ctx.how
+        shape, biased, quantise, form, convention, finished = ctx.how
         low = _autocast_dtype(grad)
         dtype = low if low is not None and convention.again else grad.dtype
         g = grad.reshape(-1, grad.shape[-1])
         with _without_autocast(grad):
             left, right = quantise(g, 1, "grad_output"), quantise(weight.t(), 1, "weight").t()
             dx = convention.product(left, right, dtype, Pass("dgrad", low), None)
-            right = quantise(saved[0].reshape(-1, shape[-1]), 0, "input") if saved else ctx.kept
+            if form is None:
+                right = quantise(saved[0].reshape(-1, shape[-1]), 0, "input")
+            else:
+                right = Quantised.of(form, *saved)
             left = quantise(g, 0, "grad_output").t()
             dw = convention.product(left, right, dtype, Pass("wgrad", low), None)
             db = g.contiguous().sum(0) if biased else None

@@ -43,6 +43,17 @@ class Quantised:
     blocks: torch.Tensor | None = None
     whole: torch.Tensor | None = None
 
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Return all tensors of it, for `of`."""
+        return self.values, self.scale, self.inverse, self.blocks, self.whole
+
+    @classmethod
+    def of(cls, form: Format, *tensors: torch.Tensor | None) -> Quantised:
+        """Return the quantised matrix that has these tensors."""
+        values, scale, inverse, blocks, whole = tensors
+        assert values is not None and scale is not None and inverse is not None  # noqa: PT018
+        return cls(values, scale, inverse, form, blocks, whole)
+
     def t(self) -> Quantised:
         """Return the transposed matrix."""
         scale, inverse = (s.t() if s.dim() == 2 else s for s in (self.scale, self.inverse))

@@ -67,15 +67,17 @@ y.sum().backward()  # the recomputation uses the scales of the first call
 ```
 
 **What Transformer Engine does.** A checkpoint puts the scales of its layers, and whether its layers
-are the first of their region, into queues of the process or of the layer. A recomputation takes
-what has waited longest, whichever checkpoint put it there. After a forward pass without a backward
-pass, and where checkpoints of one layer are recomputed last to first, that is another's: values and
-gradients then come from different scales. A recomputation also enters the region once more: its
-end updates the forward scales again, each of its layers updates the backward ones, and so histories
-are forgotten sooner. A region inside of a reentrant checkpoint ends under `torch.no_grad`: its
-forward scales are never updated. A second backward pass over a retained graph finds the queues empty:
-"IndexError: pop from empty list". That error leaves the flag of the recomputation set, and later calls
-of the layer raise a KeyError.
+are the first of their region, into queues of the process or of the layer. A recomputation takes what
+has waited longest, whichever checkpoint put it there. After a forward pass without a backward pass,
+and where checkpoints of one layer are recomputed last to first, that is another's: values and
+gradients then come from different scales. A recomputation calls `prepare_forward`, which then leaves
+out `init_fp8_metadata`: the layer quantises by the recipe of its last call, whatever region the
+recomputation is in, and raises if that has another length of history. A recomputation also enters the
+region once more: its end updates the forward scales again, each of its layers counts as the first one
+and updates the backward ones, and so histories are forgotten sooner. A region inside of a reentrant
+checkpoint ends under `torch.no_grad`: its forward scales are never updated. A second backward pass
+over a retained graph finds the queues empty: "IndexError: pop from empty list". That error leaves the
+flag of the recomputation set, and later calls of the layer raise a KeyError.
 
 **What the documentation says.** The scales are copied "to ensure both forward steps are numerically
 same".
@@ -110,32 +112,51 @@ def _queued(layers: type[Layers]) -> type[Layers]:
     """Return layers whose checkpoints take their state from queues, and update it once more."""
 
     class Queued(layers):  # type: ignore[misc, valid-type]
+        first: bool
+
         def __init__(self, convention: Convention) -> None:
             super().__init__(convention)
             self.firsts: deque[bool] = deque()
-            self.queues: dict[tuple[Module, Region], deque[Scales]] = defaultdict(deque)
+            self.queues: dict[Module, deque[tuple[int, Scales]]] = defaultdict(deque)
+            self.last: dict[Module, Region] = {}  # of its last call that was no recomputation
 
         @contextmanager
         def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
-            if held.trains and again:
+            if again:
                 held.first = self.firsts.popleft()
-            elif held.trains:
+            else:
                 self.firsts.append(held.first)
+            outside, first = not self.regions, self.first
             try:
                 with super()._run(held, again=again):
                     self.trains = False
+                    self.first |= again and outside  # it enters an outermost region
                     yield
+                    first = self.first
             finally:
-                if again and not self.regions and held.regions and held.regions[-1].enabled:
+                if again:
+                    self.first = first
+                if again and outside and held.regions and held.regions[-1].enabled:
                     self._update("input", "weight")
 
+        def _entered(self, module: Module, region: Region) -> Region:
+            if not self.again:
+                self.last[module] = super()._entered(module, region)
+            return self.last[module]
+
         def _scales(self, module: Module, region: Region, *, trains: bool) -> Scales:
-            queue = self.queues[module, region]
+            queue = self.queues[module]
+            length = len(self.delayed[module, region]["input"].history)
             if self.again:
-                return queue.popleft()
+                noted, used = queue.popleft()
+                if noted != length:
+                    raise RuntimeError("a history of another length was kept")
+                if self.kept:  # what this run saves is what the first run's backward pass reads
+                    self.kept.pop(0).update(used)
+                return used
             scales: Scales = super()._scales(module, region, trains=trains)
             if self.kept is not None:
-                queue.append(scales)
+                queue.append((length, dict(scales)))
             return scales
 
     return Queued
@@ -150,8 +171,11 @@ def _shrinking(layers: type[Layers]) -> type[Layers]:
             self.shrunk = False
 
         def linear(self, x: Any, *given: Any, **options: Any) -> torch.Tensor:
-            if self.regions and self.regions[-1].enabled:
-                self.shrunk |= not x.requires_grad
+            region = self.regions[-1] if self.regions else None
+            if region is not None and region.enabled:
+                # The quantiser of a kept weight still makes both copies, but for that of NVFP4.
+                fresh = options.get("is_first_microbatch") is None or region.recipe == "nvfp4"
+                self.shrunk |= fresh and not x.requires_grad
             made: torch.Tensor = super().linear(x, *given, **options)
             return made
 
@@ -225,6 +249,41 @@ BUGS = (
                     second="retain",
                 ),
                 wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(_DELAYED, call("fp8_linear", "x0", "w1", is_first_microbatch=False)),
+                    contexts=(),
+                    calls=2,
+                    checkpoint="non_reentrant",
+                ),
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8("current"), call("fp8_linear", "x0", "w1")),
+                    under(_DELAYED, call("fp8_linear", "x0", "w1", to="v1")),
+                    contexts=(),
+                    checkpoint="reentrant",
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("x1", 16, 16), x("x2", 16, 16), x("w3", 16, 16)],
+                    under(
+                        _DELAYED,
+                        call("fp8_linear", "w0", "x1"),
+                        under(Checkpoint(True), call("fp8_linear", "x2", "w3", to="v1")),
+                    ),
+                    contexts=(),
+                    returns=("v1",),
+                    steps=2,
+                ),
             ),
         ),
     ),
