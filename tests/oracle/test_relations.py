@@ -13,7 +13,7 @@ import torch
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.cases.case import Case, Plan, bare, map_autocast
-from amp_fuzz.cases.program import Autocast, InferenceMode, NoGrad, regions, returning_last
+from amp_fuzz.cases.program import FP8, Autocast, InferenceMode, NoGrad, regions, returning_last
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, within
 from amp_fuzz.oracle.judge import Judge, confirmed
 from amp_fuzz.oracle.trial import Trial
@@ -210,6 +210,10 @@ def test_checkpoint_pairs_differ_in_the_checkpoint_alone() -> None:
         ("entry", case(W, call("mm", "x0", "w1"), backward="inside")),
         ("entry", case(W, call("mm", "x0", "w1"), entry="cast_inputs")),
         ("entry", case(W, call("mm", "x0", "w1"), entry="register_autocast")),
+        (
+            "entry",
+            case(W, under(FP8("delayed"), call("fp8_linear", "x0", "w1")), entry="custom_op"),
+        ),
         ("entry", TRANSFORMED),
         ("checkpoint", TRANSFORMED),
         ("transform", CASE),

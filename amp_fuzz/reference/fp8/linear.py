@@ -59,23 +59,21 @@ Check: TypeAlias = Callable[
 
 
 def dequantised(
-    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: None = None
 ) -> torch.Tensor:
     """Return the product of what two matrices stand for, accumulated in float32."""
-    y = torch.mm(a.values / a.scale, b.values / b.scale)
-    return (y if bias is None else y + bias).to(dtype)
+    return torch.mm(a.values / a.scale, b.values / b.scale).to(dtype)
 
 
 def in_dtype(
-    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: torch.Tensor | None = None
+    a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: None = None
 ) -> torch.Tensor:
     """Return the product of what two matrices stand for, by `torch.mm` of a dtype.
 
-    A bias is added to the rounded product. Source: torchao 0.18, ``_addmm_mx_dispatch``, emulated.
+    Source: torchao 0.18, ``_addmm_mx_dispatch``, emulated.
     """
     left = a.dequantised().to(dtype).contiguous()
-    y = torch.mm(left, b.dequantised().to(dtype).t().contiguous().t())
-    return y if bias is None else y + bias
+    return torch.mm(left, b.dequantised().to(dtype).t().contiguous().t())
 
 
 def scaled_mm(
