@@ -25,7 +25,7 @@ from fsspec import AbstractFileSystem
 
 
 class ObjectFiles(AbstractFileSystem):
-    """The file system, over HTTP."""
+    """The file system, over HTTP. As that of S3 does, it remembers what it listed."""
 
     protocol = "objects"
 
@@ -43,13 +43,15 @@ class ObjectFiles(AbstractFileSystem):
             raise OSError(said) from error
 
     def find(self, path: str, *_: Any, detail: bool = False, **__: Any) -> Any:
-        host, bucket, *inside = self._strip_protocol(path).split("/", 2)
-        prefix = quote("".join(inside))
-        told = json.loads(self._asked("GET", f"{host}/{bucket}", query=f"?list={prefix}"))
-        found = {
-            f"{host}/{bucket}/{name}": {"name": name, "size": size, "mtime": at, "type": "file"}
-            for name, size, at in told
-        }
+        found = self.dircache.get(path)
+        if found is None:
+            host, bucket, *inside = self._strip_protocol(path).split("/", 2)
+            prefix = quote("".join(inside))
+            told = json.loads(self._asked("GET", f"{host}/{bucket}", query=f"?list={prefix}"))
+            found = self.dircache[path] = {
+                f"{host}/{bucket}/{name}": {"name": name, "size": size, "mtime": at, "type": "file"}
+                for name, size, at in told
+            }
         return found if detail else list(found)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
@@ -72,15 +74,17 @@ class ObjectFiles(AbstractFileSystem):
 
     def pipe_file(self, path: str, value: bytes, *_: Any, **__: Any) -> None:
         self._asked("PUT", path, value)
+        self.invalidate_cache()
 
     def put_file(self, here: str, path: str, *_: Any, **__: Any) -> None:
         self.pipe_file(path, Path(here).read_bytes())
 
     def rm_file(self, path: str) -> None:
         self._asked("DELETE", path)
+        self.invalidate_cache()
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        pass
+        self.dircache.clear()
 
 
 def _fine(name: str) -> str:

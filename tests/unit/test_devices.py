@@ -58,6 +58,18 @@ def test_two_backends_are_compared_by_kernel_and_dtypes(tmp_path: Path, compacte
     assert found.measured == 2
 
 
+def test_a_pair_has_the_mixes_that_both_reached(tmp_path: Path) -> None:
+    both, cat = (MM, CAT), (CAT,)
+    found = of(tmp_path, [one(1, ops=both), one(2, "eager-cpu"), one(3, "trace", ops=cat)])
+    assert found.columns == ("script", "eager-cpu", "trace")
+    assert found.shared == 2
+    assert {pair: own.mixes for pair, own in found.pairs.items()} == {
+        (0, 1): 1,
+        (0, 2): 1,
+        (1, 2): 0,
+    }
+
+
 def test_what_chance_explains_is_uneven_and_does_not_differ(tmp_path: Path) -> None:
     found = of(tmp_path, [*several(5), bad(9, MM), *several(5, 20, backend="eager-cpu")])
     assert (found.uneven, found.differ) == (1, 0)

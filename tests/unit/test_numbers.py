@@ -77,6 +77,14 @@ def test_device_against_device_has_its_numbers(shown: dict[str, Any]) -> None:
     assert devices["apart"] == [{"op": CAT, "ratio": 1e9 / 2, "excess": [1e9, 2.0]}]
 
 
+def test_an_excess_that_was_not_measured_is_null(tmp_path: Path) -> None:
+    two = [one(1, excess=0.5, by=MM), one(2, "trace", excess=0.5, by=MM)]
+    store = store_of(tmp_path, [*two, one(3, "eager-cpu"), EndRecord("", "", 3, 1.0)])
+    devices = json.loads(as_json(view_of(store)))["pictures"]["devices"]
+    assert devices["backends"] == ["script", "eager-cpu", "trace"]
+    assert devices["apart"] == [{"op": MM, "ratio": 1.0, "excess": [0.5, None, 0.5]}]
+
+
 def test_the_excess_has_its_numbers(shown: dict[str, Any]) -> None:
     excess = shown["excess"]
     assert excess["threshold"] == 4.0

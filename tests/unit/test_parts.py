@@ -113,6 +113,21 @@ def test_an_interrupted_process_goes_on_where_it_was_on_the_same_machine(
     assert len(bucket.names("json")) == 2  # the head and one index
 
 
+def test_of_what_an_interrupted_process_sent_the_last_part_alone_is_sent_again(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    one = Machine(bucket, tmp_path)
+    one.judge(1)
+    one.shipper.ship()
+    one.judge(2)
+    one.shipper.ship()
+    one.begin()
+    one.judge(3)
+    one.shipper.ship()
+    assert judged(bucket) == [1, 2, 3]
+    assert [bucket.puts[name] for name in bucket.names(".jsonl")] == [1, 2]
+
+
 def test_a_part_that_was_cut_short_is_sent_again(bucket: Bucket, tmp_path: Path) -> None:
     """On a file system that is no object store, a kill leaves half a file."""
     one = Machine(bucket, tmp_path)

@@ -24,7 +24,7 @@ from amp_fuzz.records.parts import Shipper, Superseded
 from amp_fuzz.records.remote import RemoteStore, located, store_at
 from amp_fuzz.records.store import Store, StoreError, find_run
 from tests.helpers import one_line
-from tests.objects import Bucket
+from tests.objects import Bucket, ObjectFiles
 from tests.unit.test_compaction import ALL
 from tests.unit.test_reports import store_of
 from tests.unit.test_store import FINDING
@@ -238,6 +238,25 @@ def test_new_runs_and_records_are_seen_after_a_look(
     assert len(found.lines("r1")) == len(before) + 1
 
 
+def test_what_others_write_is_listed(bucket: Bucket) -> None:
+    objects = Objects(bucket.url)
+    assert objects.names() == {}
+    bucket.files["run.json"] = b"{}", 0.0
+    assert [*objects.names()] == ["run.json"]
+
+
+def test_records_are_read_once_that_were_compacted_since_they_were_read(
+    store: Store, bucket: Bucket, tmp_path: Path
+) -> None:
+    swept(store, bucket, tmp_path / "spare")
+    found = RemoteStore(bucket.url)
+    assert len([*found.records("r1")]) == len(ALL)
+    compact(RemoteStore(bucket.url), "r1")
+    found.look_again("r1")
+    assert len([*found.records("r1")]) == len(ALL)
+    assert found.lines("r1") == []
+
+
 def test_the_copy_is_removed_with_the_store_but_not_by_a_fork(bucket: Bucket) -> None:
     found = RemoteStore(bucket.url)
     root = found.root
@@ -265,6 +284,13 @@ def test_a_file_system_with_folders_has_them_made(store: Store, tmp_path: Path) 
     shipper.ship()
     assert RemoteStore(objects.url).run("r1") == store.run("r1")
     assert Objects(f"file://{tmp_path}/there/runs").names() != {}
+
+
+def test_the_folder_of_a_url_is_not_made(tmp_path: Path) -> None:
+    """A disk that is not mounted there, or a bucket, would seem to have been written."""
+    with pytest.raises(StoreError, match=r"cannot write \(FileNotFoundError: "):
+        Objects(f"file://{tmp_path}/nothing").check()
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_the_memory_of_a_process_is_one() -> None:
@@ -330,10 +356,21 @@ def test_a_store_that_cannot_be_written_is_found_out_first(bucket: Bucket) -> No
         RemoteStore(bucket.url).create()
 
 
+def test_a_store_that_reads_back_something_else_is_found_out_first(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectFiles, "cat_file", lambda *_: b"")
+    with pytest.raises(StoreError, match="what was written reads back as something else") as caught:
+        RemoteStore(bucket.url).create()
+    assert str(caught.value).startswith(bucket.url)
+    assert one_line(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "url"),
-    [("s3://b/x", True), ("zip://::file:///x.zip", True), ("gs://b", True), ("here/there", False),
-     ("/abs", False), ("C:\\x", False), ("s3:/b", False)],
+    [("s3://b/x", True), ("zip://::file:///x.zip", True), ("gs://b", True),
+     ("zip::/x.zip", True), ("here/there", False), ("/abs", False), ("C:\\x", False),
+     ("s3:/b", False), ("./s3://b", False)],
 )  # fmt: skip
 def test_a_place_is_a_url_or_a_folder(text: str, url: bool) -> None:
     assert is_url(text) == url

@@ -239,6 +239,22 @@ def test_functions_that_forget_hide_no_tensor_that_overrides_them() -> None:
             assert torch.overrides.has_torch_function((weight, weight.data.as_subclass(Other)))
 
 
+def test_a_function_that_is_given_one_tensor_twice_gives_the_gradient_of_its_last_place() -> None:
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+            return sum(given)  # type: ignore[return-value]
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:
+            return g, 10 * g, 100 * g
+
+    one, two = (torch.ones((), requires_grad=True) for _ in range(2))
+    with quirks(["compile-function-twice"]), current().around():
+        made: Any = Sum.apply(one, two, one)
+    assert torch.autograd.grad(made, (one, two)) == (100, 10)
+
+
 def test_a_custom_op_hides_what_compilers_do_only() -> None:
     def zero(made: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(made)

@@ -471,6 +471,15 @@ BUGS = (
                     contexts=(),
                 ),
             ),
+            Example(  # the gradients of the two places differ
+                "compile[aot_eager]",
+                case(
+                    [x("w0", 2, 2)],
+                    call("mul", "w0", "w0"),
+                    call("matmul_function", "v0", "v0", to="v1"),
+                    contexts=(),
+                ),
+            ),
         ),
     ),
     Bug(
