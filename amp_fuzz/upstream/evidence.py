@@ -15,7 +15,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
-from amp_fuzz.oracle import RELATIONS, Divergence, check_relation
+from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, compare
 from amp_fuzz.oracle.judge import Judge, broken
 from amp_fuzz.oracle.labels import Named, guilty_op, named, tainted
 from amp_fuzz.oracle.trial import Trial
@@ -243,10 +243,10 @@ class Remedied:
         "": not all is explained.
         """
         with _without(self.entry.without, trial) as again:
-            if found.kind == "nondeterminism":
-                more = "" if _steady(again) else None
-            elif found.kind == "relation":
+            if found.kind == "relation":
                 more = "" if _agrees(again, found) else None
+            elif found.kind == "nondeterminism" and not _repeats(again):
+                more = None
             else:
                 rest = again.compare()
                 more = "" if rest is None else self.explain(again, rest) or None
@@ -261,7 +261,13 @@ def _agrees(trial: Trial, found: Divergence) -> bool:
     return related and trial.compare() is None
 
 
-def _steady(trial: Trial) -> bool:
-    """Return whether both sides agree, again and again."""
-    sides = (lambda case: trial.observed, trial.refer, trial.run)
-    return all(replace(trial, observed=side(trial.case)).compare() is None for side in sides)
+def _repeats(trial: Trial) -> bool:
+    """Return whether each side gives again what it gave, or the backend what the reference gave."""
+    if replace(trial, observed=trial.refer(trial.case)).compare() is not None:
+        return False
+    seen = trial.run(trial.case)
+    values = trial.backend.values
+    return (
+        compare(trial.observed, seen, values=values) is None
+        or replace(trial, observed=seen).compare() is None
+    )

@@ -34,6 +34,7 @@ READY = [
     if isinstance(backend, Quantises) and backend.availability().status == "ready"
 ]
 every = pytest.mark.parametrize("name", READY)
+caching = pytest.mark.parametrize("name", [n for n in READY if caches(backends()[n])])
 INPUTS = [x("x0", 32, 32), x("w1", 32, 32), x("w2", 32)]
 LINEAR = call("fp8_linear", "x0", "w1", "w2")
 
@@ -204,7 +205,7 @@ def test_a_region_changes_the_result(name: str) -> None:
     assert torch.allclose(first, second, rtol=0.1, atol=1.0)
 
 
-@pytest.mark.parametrize("name", [n for n in READY if caches(backends()[n])])
+@caching
 @pytest.mark.parametrize("first", [True, False])
 def test_a_kept_weight_is_used_again(name: str, first: bool) -> None:
     """The first microbatch of each step quantises the weight; the others use what is kept."""
@@ -214,6 +215,22 @@ def test_a_kept_weight_is_used_again(name: str, first: bool) -> None:
     assert before is not None
     assert after is not None
     assert torch.equal(before, after) != first
+
+
+@caching
+def test_a_kept_weight_of_another_recipe_is_dropped(name: str) -> None:
+    keeps = under(FP8("current"), call("fp8_linear", "x0", "w1", is_first_microbatch=True))
+    uses = call("fp8_linear", "x0", "w1", to="v1", is_first_microbatch=False)
+    scaled = under(FP8("delayed", history=4), uses)
+    assert judged(name, case(INPUTS, keeps, scaled, contexts=())).outcome == "agreed"
+
+
+@caching
+def test_the_largest_magnitude_of_a_step_is_that_of_all_calls(name: str) -> None:
+    inputs = [x("w0", 32, 32), x("w1", 32, 32), x("w2", 32, 32, domain="zeros")]
+    calls = call("fp8_linear", "w0", "w1"), call("fp8_linear", "w2", "w1", to="v1")
+    one = case(inputs, under(FP8("delayed", history=4), *calls), contexts=(), steps=3)
+    assert judged(name, one).outcome == "agreed"
 
 
 # -- scripts --------------------------------------------------------------------------------------

@@ -307,6 +307,16 @@ BUGS = (
                     contexts=(),
                 ),
             ),
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(FP8("delayed", history=4), call("fp8_linear", "x0", "w1")),
+                    under(FP8("current"), call("fp8_linear", "x0", "w1", to="v1")),
+                    contexts=(),
+                    steps=3,
+                ),
+            ),
         ),
     ),
     Bug(
